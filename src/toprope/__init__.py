@@ -1,0 +1,21 @@
+"""toprope takes PyTorch programs to Huawei Ascend NPUs and keeps them working on CUDA and on the CPU.
+
+Importing it imports no torch, patches nothing and prints nothing: the parts are loaded when they are named.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["__version__", "chips", "errors", "settings", "sim"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f"toprope.{name}")
+    raise AttributeError(f"module 'toprope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
