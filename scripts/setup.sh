@@ -1,0 +1,45 @@
+#!/bin/sh
+# Makes .venv with everything that toprope's demo, tests and checks need. Called by `make setup`.
+#   PYTHON  the interpreter to build on         (python3)
+#   TORCH   what pip is asked for to get torch  (torch==2.13.0)
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+torch=${TORCH:-torch==2.13.0}
+
+stop() {
+    echo "setup: $1" >&2
+    echo "  do  $2" >&2
+    exit 3
+}
+
+# Everything that can be missing is asked for first, so that nothing is left half done.
+command -v "$python" >/dev/null 2>&1 ||
+    stop "there is no $python." "install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3.12"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    stop "$python is $("$python" --version 2>&1), toprope needs 3.11 or newer." \
+        "install a newer one, or name it: make setup PYTHON=/path/to/python3.12"
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    stop "$python has no venv module." "install it (Debian, Ubuntu: apt install python3-venv)"
+command -v g++ >/dev/null 2>&1 ||
+    stop "there is no g++, which compiles the simulated card on its first use." \
+        "install it (Debian, Ubuntu: apt install g++; Fedora, openEuler: dnf install gcc-c++)"
+
+[ -d .venv ] || echo "setup: making .venv and filling it; this takes a few minutes, once"
+"$python" -m venv .venv
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+
+# torch first and alone: asked for together with the rest, pip may choose another build of it (CUDA instead of CPU).
+# $torch is split into words on purpose, so that it may carry pip's own options.
+set -f
+# shellcheck disable=SC2086
+pip install --quiet $torch
+set +f
+
+# From here on torch stays as it is, also where TORCH named another version than constraints.txt does.
+grep -v '^torch==' constraints.txt >.venv/constraints.txt
+.venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>.venv/constraints.txt
+pip install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
+
+touch .venv/.ready
+echo "setup: .venv is ready"
