@@ -1,0 +1,56 @@
+"""What all tests share: the two sizes of a run (`make test`, `make soak`) and what a soak leaves behind."""
+
+import datetime
+import os
+import pathlib
+import platform
+import time
+
+import hypothesis
+import pytest
+
+SOAK = os.environ.get("TOPROPE_SOAK") == "1"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR")  # the cache holds what can be made again, but making it takes a while
+STARTED = time.monotonic()
+
+# A loaded machine must not fail a test: no deadline on one example. What `make test` tries is the same every time.
+hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, deadline=None, database=None)
+hypothesis.settings.register_profile("soak", max_examples=5000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("soak" if SOAK else "default")
+
+
+def pytest_configure(config):
+    # Tests choose their own variables: what this shell has set for toprope must not decide what they see.
+    for name in [name for name in os.environ if name.startswith("TOPROPE_") and name not in KEPT]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(config, items):
+    if not SOAK:
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(pytest.mark.skip(reason="a full count, run by `make soak`"))
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """After a soak of everything, add one line to docs/soak.md and say so."""
+    if not SOAK or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    if any(config.getoption(name) for name in ("keyword", "markexpr", "collectonly", "lf", "failedfirst")):
+        return
+    import torch
+
+    counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
+    line = "| {} | Python {}, torch {}, {} {} cores | {} | {:.0f} min |".format(
+        datetime.datetime.now(datetime.UTC).date(),
+        platform.python_version(),
+        torch.__version__,
+        os.cpu_count(),
+        platform.machine(),
+        ", ".join(f"{count} {kind}" for kind, count in counts.items() if count or kind == "passed"),
+        (time.monotonic() - STARTED) / 60,
+    )
+    page = ROOT / "docs" / "soak.md"
+    page.write_text(page.read_text(encoding="utf-8").rstrip("\n") + "\n" + line + "\n", encoding="utf-8")
+    terminalreporter.write_line(f"soak: added to docs/soak.md\n  {line}")
