@@ -5,6 +5,7 @@
     │   ├── SizeError             a size such as "256MB" cannot be read
     │   ├── SettingError          an environment variable or a table in pyproject.toml cannot be read
     │   ├── UnknownChipError      no chip of that name is described in toprope/chips
+    │   ├── ChipDataError         the description of a chip in toprope/chips is not valid
     │   └── ProgramError          the program given to `toprope run` is not there
     ├── EnvironmentProblem        the machine lacks something
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
@@ -23,6 +24,7 @@ from typing import ClassVar
 __all__ = [
     "BuildError",
     "CardError",
+    "ChipDataError",
     "EnvironmentProblem",
     "InstallError",
     "ProgramError",
@@ -89,6 +91,12 @@ class UnknownChipError(UsageError):
     """No chip of that name is described in toprope/chips."""
 
     page = "docs/errors/unknown-chip.md"
+
+
+class ChipDataError(UsageError):
+    """The description of a chip in toprope/chips is not valid, such as a figure without a source."""
+
+    page = "docs/errors/chip-data.md"
 
 
 class ProgramError(UsageError):
