@@ -89,9 +89,8 @@ def test_any_text_gives_a_size_or_a_size_error(text):
 @given(BYTES)
 def test_printed_sizes_read_back_as_nearly_the_same(size):
     for text in (decimal(size), gibibytes(size)):
-        read = parse_size(text)
-        number = float(text.split()[0])
-        assert abs(read - size) <= size * 0.05 / number + 1
+        unit = parse_size(f"1 {text.split()[1]}")
+        assert abs(parse_size(text) - size) <= (0 if unit == 1 else 0.05001 * unit)
 
 
 @pytest.mark.parametrize(
