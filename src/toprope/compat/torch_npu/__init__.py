@@ -1,0 +1,46 @@
+"""toprope's stand-in for torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
+
+It is importable as `torch_npu` where toprope's finder serves it. What is not here raises AttributeError with the name
+of the API that is missing; nothing is a stub.
+"""
+
+from typing import Any
+
+import torch
+
+from toprope.sim import _autoload
+
+from . import optim
+from ._door import alias_npu, current_npu, version
+from ._missing import missing
+from ._operators import OPERATORS, register
+
+_autoload()
+register()
+alias_npu(__name__)
+
+__version__ = version()
+
+npu_add_rms_norm = torch.ops.npu.npu_add_rms_norm
+npu_dtype_cast = torch.ops.npu.npu_dtype_cast
+npu_fast_gelu = torch.ops.npu.npu_fast_gelu
+npu_format_cast = torch.ops.npu.npu_format_cast
+npu_fusion_attention = torch.ops.npu.npu_fusion_attention
+npu_geglu = torch.ops.npu.npu_geglu
+npu_gelu = torch.ops.npu.npu_gelu
+npu_rms_norm = torch.ops.npu.npu_rms_norm
+npu_rotary_mul = torch.ops.npu.npu_rotary_mul
+npu_silu = torch.ops.npu.npu_silu
+npu_swiglu = torch.ops.npu.npu_swiglu
+
+__all__ = ["npu", "optim", *OPERATORS]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "npu":
+        return current_npu()  # asked each time: a card may be installed later
+    return missing(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

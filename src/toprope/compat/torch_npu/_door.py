@@ -1,0 +1,43 @@
+"""What the facade does when it is imported: `torch.npu` under its other name, and the version it stands for."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import torch
+
+from toprope.compat import no_npu
+
+__all__ = ["alias_npu", "current_npu", "version"]
+
+_NAME = "torch_npu"
+
+
+def version() -> str:
+    """The version of torch that the facade goes with, without a local part: torch_npu is numbered by it."""
+    return torch.__version__.partition("+")[0]
+
+
+def current_npu() -> ModuleType:
+    """`torch.npu` as it is now; where there is none, the one that says that there is no card is installed first."""
+    if not hasattr(torch, "npu"):
+        no_npu.install()
+    module: ModuleType = vars(torch)["npu"]
+    return module
+
+
+def alias_npu(package: str) -> None:
+    """Make `torch_npu.npu` and the modules in it importable: they are `torch.npu` and those in it.
+
+    Args:
+        package: name under which the facade is being imported; only as "torch_npu" is anything aliased.
+    """
+    npu = current_npu()
+    if package != _NAME:
+        return
+    sys.modules[f"{_NAME}.npu"] = npu
+    for name, member in list(vars(npu).items()):
+        # A module is in torch.npu if its own name, or the name it is registered under, says so.
+        if isinstance(member, ModuleType) and member.__name__ in (f"{npu.__name__}.{name}", f"torch.npu.{name}"):
+            sys.modules[f"{_NAME}.npu.{name}"] = member

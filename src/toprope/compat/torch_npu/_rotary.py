@@ -1,0 +1,94 @@
+"""Rotary position embedding: the mathematics of npu_rotary_mul."""
+
+from __future__ import annotations
+
+import torch
+
+from ._check import compute_dtype, floating, refuse
+
+__all__ = ["npu_rotary_mul", "turned"]
+
+_LONGEST_HEAD = 896
+_OPERATOR = "npu_rotary_mul"
+
+# Axes (of the leading ones) along which r1 and r2 may have size 1 where the input does not, by number of dimensions.
+# half: 11SD, 1S1D, S11D; B1SD, BS1D and SB1D; no broadcast. T1D and TND with three dimensions.
+_HALF = {4: ({0, 1}, {0, 2}, {1, 2}, {1}, {2}, set[int]()), 3: ({1}, set[int]())}
+_INTERLEAVE = {4: ({0, 1}, {0, 2}, {1, 2}), 3: ({1},)}
+
+
+def turned(x: torch.Tensor, mode: str) -> torch.Tensor:
+    """The quarter turn of `x` in its last axis, which the sine multiplies.
+
+    Args:
+        x: the last axis has an even size.
+        mode: "half" pairs element i with element i + D/2, "interleave" pairs neighbours.
+    """
+    if mode == "half":
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), dim=-1)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((-odd, even), dim=-1).flatten(-2)
+
+
+def _check(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, mode: str) -> None:
+    floating(_OPERATOR, input=x, r1=r1, r2=r2)
+    if mode not in ("half", "interleave"):
+        refuse(_OPERATOR, f"rotary_mode should be half or interleave, but got {mode!r}")
+    if x.dim() not in (3, 4) or r1.dim() != x.dim():
+        refuse(_OPERATOR, f"the input has {x.dim()} dimensions and r1 {r1.dim()}; both must have 4 (or 3, for TND)")
+    if r1.shape != r2.shape:
+        refuse(_OPERATOR, f"r1 {list(r1.shape)} and r2 {list(r2.shape)} must have one shape")
+    head = x.shape[-1]
+    if head % 2 or head > _LONGEST_HEAD:
+        refuse(_OPERATOR, f"the last axis has {head} elements; the kernel takes an even number up to {_LONGEST_HEAD}")
+    if r1.shape[-1] != head:
+        refuse(_OPERATOR, f"r1 has {r1.shape[-1]} elements along the last axis, the input {head}")
+    _check_broadcast(x, r1, mode)
+
+
+def _check_broadcast(x: torch.Tensor, r1: torch.Tensor, mode: str) -> None:
+    patterns = (_HALF if mode == "half" else _INTERLEAVE)[x.dim()]
+    leading = range(x.dim() - 1)
+    # An axis where both have size 1 fits either way: it may count as broadcast or not.
+    fits = any(all(r1.shape[i] == (1 if i in pattern else x.shape[i]) for i in leading) for pattern in patterns)
+    if not fits:
+        known = "11SD, B1SD, BNSD; 1S1D, BS1D, BSND; S11D, SB1D, SBND; T1D, TND"
+        if mode == "interleave":
+            known = "11SD, 1S1D, S11D, T1D"
+        refuse(_OPERATOR, f"r1 {list(r1.shape)} does not fit the input {list(x.shape)}; {mode} mode takes {known}")
+
+
+def npu_rotary_mul(
+    self: torch.Tensor,
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    rotary_mode: str = "half",
+    rotate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotary position embedding, r1 * x + r2 * turned(x).
+
+    Args:
+        self: x, as BNSD, BSND or SBND (or TND); float16, bfloat16 or float32; the last axis is even, at most 896.
+        r1: cosines, of one shape with r2; cast to the dtype of `self` as on the card.
+        r2: sines.
+        rotary_mode: "half" or "interleave".
+        rotate: matrix that turns x (x @ rotate) instead of the mode; then there is no gradient.
+
+    Returns:
+        a tensor like `self`.
+
+    Raises:
+        RuntimeError: the kernel would not take the input, or a gradient is asked for with `rotate`.
+    """
+    _check(self, r1, r2, rotary_mode)
+    wide = self.to(compute_dtype(self))
+    cosine, sine = (part.to(self.dtype).to(wide.dtype) for part in (r1, r2))
+    if rotate is None:
+        return (cosine * wide + sine * turned(wide, rotary_mode)).to(self.dtype)
+    head = self.shape[-1]
+    if list(rotate.shape) != [head, head]:
+        refuse(_OPERATOR, f"rotate has shape {list(rotate.shape)}; it must be a matrix of {head} x {head}")
+    if torch.is_grad_enabled() and (self.requires_grad or r1.requires_grad or r2.requires_grad):
+        refuse(_OPERATOR, "there is no gradient when rotate is given; leave rotate out or use torch.no_grad()")
+    return (cosine * wide + sine * (wide @ rotate.to(wide.dtype))).to(self.dtype)
