@@ -5,7 +5,9 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 
 import pytest
 
@@ -141,6 +143,19 @@ def test_the_contract_is_skipped_aloud_and_never_run_whole(tmp_path):
     assert "skipped, CONTRACT_PARTS" in contract(clone).stdout
     ran = contract(clone, "sim", "device")
     assert (ran.stdout, ran.returncode) == ("ran ['sim', 'device']\n", 1)
+
+
+def test_the_wheel_has_every_file_of_the_package(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel('.')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("toprope-*.whl")
+    built = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("toprope/")}
+    source = tmp_path / "src"
+    assert built == {str(file.relative_to(source)) for file in source.glob("toprope/**/*") if file.is_file()}
 
 
 FORBIDDEN = {
