@@ -1,0 +1,218 @@
+"""The finders on sys.meta_path that make foreign module names importable.
+
+A facade is a file or folder of this folder that is importable under a foreign name. `FacadeFinder` stands at the end
+of sys.meta_path, so a real package always wins. In a process that is to have the simulated card, `CardFinder` stands
+in front, for two names only: a real torch_npu and the simulated card cannot live in one process.
+
+This file is read at the start of every Python process of a run: it imports nothing but the import system.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from toprope.compat.torch_import import TorchFinder
+from toprope.errors import InstallError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, DistributionFinder
+
+__all__ = ["CARD_NAMES", "FACADES", "CardFinder", "Facade", "FacadeFinder", "install", "real_spec", "uninstall"]
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class FacadeLoader(SourceFileLoader):
+    """Loads a facade and marks it, `__toprope__`, as the simulator asks before it refuses a real package."""
+
+    __toprope__ = True
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Mark the module, then run its code."""
+        vars(module)["__toprope__"] = True
+        super().exec_module(module)
+
+
+class Facade:
+    """A foreign module name that toprope can stand in for.
+
+    Attributes:
+        name: the foreign top-level name.
+        path: the file or folder with the code.
+        distribution: the distribution that installs the real one, shown by importlib.metadata; empty for none.
+        version_from: the distribution whose version (without a local part) the facade carries.
+    """
+
+    __slots__ = ("distribution", "name", "path", "version_from")
+
+    def __init__(self, name: str, place: str, distribution: str = "", version_from: str = "") -> None:
+        self.name = name
+        self.path = os.path.join(HERE, place)
+        self.distribution = distribution
+        self.version_from = version_from
+
+    def spec(self) -> ModuleSpec | None:
+        """What the import system needs to load it; None when its code is not there."""
+        folder = os.path.isdir(self.path)
+        code = os.path.join(self.path, "__init__.py") if folder else self.path
+        if not os.path.isfile(code):
+            return None
+        return spec_from_file_location(
+            self.name,
+            code,
+            loader=FacadeLoader(self.name, code),
+            submodule_search_locations=[self.path] if folder else None,
+        )
+
+    def is_loaded(self) -> bool:
+        """Whether the module of this name in this process is the facade and not a real package."""
+        spec = getattr(sys.modules.get(self.name), "__spec__", None)
+        return spec is not None and (spec.origin or "").startswith(self.path)
+
+
+FACADES: dict[str, Facade] = {
+    facade.name: facade
+    for facade in (Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),)
+}
+"""Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""
+
+CARD_NAMES = ("torch_npu", "torchair")
+"""The names that `CardFinder` serves even where a real package is installed."""
+
+
+class FacadeFinder:
+    """Finds facades, and their distributions, where no finder before it on sys.meta_path finds the name."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The facade of this name.
+
+        Raises:
+            ModuleNotFoundError: an import statement names a submodule that a loaded facade does not have.
+        """
+        facade = FACADES.get(fullname.partition(".")[0])
+        if facade is None:
+            return None
+        if fullname == facade.name:
+            return facade.spec()
+        if facade.is_loaded() and _asked_by_import():
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: toprope's {facade.name} does not have this API", name=fullname
+            )
+        return None
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
+        """The distributions of facades whose real package is not there, for importlib.metadata."""
+        return _distributions((facade for facade in FACADES.values() if not _found_elsewhere(facade, self)), context)
+
+
+class CardFinder:
+    """Finds, in front of real packages, the facades that belong to the simulated card."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The facade of this name; never a submodule, which the facade's own folder gives."""
+        return FACADES[fullname].spec() if fullname in CARD_NAMES and fullname in FACADES else None
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
+        """The distributions of these facades; importlib.metadata then leaves out real ones of the same name."""
+        return _distributions((FACADES[name] for name in CARD_NAMES if name in FACADES), context)
+
+
+_OURS = (FacadeFinder, CardFinder, TorchFinder)
+
+
+def real_spec(name: str) -> ModuleSpec | None:
+    """Where a real package of this top-level name is installed; None when there is none. Imports nothing."""
+    return _first_spec(name, (finder for finder in sys.meta_path if not isinstance(finder, _OURS)))
+
+
+def install(*, simulated_card: bool = False) -> None:
+    """Make the facades importable in this process; a second call changes nothing.
+
+    Args:
+        simulated_card: whether this process is to have the simulated card: torch_npu and torchair are then served
+            even where real ones are installed, and `import torch` installs the card that TOPROPE_SIM describes.
+
+    Raises:
+        InstallError: the simulated card is asked for after a real torch_npu was loaded; nothing is installed.
+    """
+    if simulated_card:
+        for name in CARD_NAMES:
+            if name in sys.modules and not (name in FACADES and FACADES[name].is_loaded()):
+                raise InstallError(
+                    f"a real {name} is already loaded in this process.",
+                    do="call toprope.compat.install(simulated_card=True) before it is imported, or use `toprope run`",
+                )
+        if not any(isinstance(finder, CardFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, CardFinder())
+        if not any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, TorchFinder(simulated_card=True))
+    if not any(isinstance(finder, FacadeFinder) for finder in sys.meta_path):
+        sys.meta_path.append(FacadeFinder())
+
+
+def install_for_run() -> None:
+    """Install what the variables that `toprope run` set for this process ask for.
+
+    TOPROPE_SIM: the facades and the simulated card. TOPROPE_DEVICE=cpu or cuda: the facades and a `torch.npu` that
+    says there is no card. Otherwise the facades.
+    """
+    # a process that outlives the run finds the folder for counters gone
+    if not os.path.isdir(os.environ.get("TOPROPE_RUN_DIR", "")):
+        os.environ.pop("TOPROPE_RUN_DIR", None)
+    simulated = bool(os.environ.get("TOPROPE_SIM"))
+    install(simulated_card=simulated)
+    kind = os.environ.get("TOPROPE_DEVICE", "").partition(":")[0]
+    # a real torch_npu gives torch.npu itself, and refuses to when there is one already
+    if not simulated and kind in ("cpu", "cuda") and real_spec("torch_npu") is None:
+        sys.meta_path.insert(0, TorchFinder(simulated_card=False))
+
+
+def uninstall() -> None:
+    """Take the finders away again. Facades that were imported stay imported."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OURS)]
+
+
+def _first_spec(name: str, finders: Iterable[object]) -> ModuleSpec | None:
+    for finder in finders:
+        find_spec = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find_spec(name, None) if find_spec else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _found_elsewhere(facade: Facade, finder: FacadeFinder) -> bool:
+    others = (other for other in sys.meta_path if other is not finder and not isinstance(other, TorchFinder))
+    return _first_spec(facade.name, others) is not None
+
+
+def _distributions(facades: Iterable[Facade], context: DistributionFinder.Context) -> Iterator[Distribution]:
+    # "path" is there when one folder is asked about (as pip does): a facade is installed in none
+    if "path" in vars(context):
+        return
+    from toprope.compat.distribution import distribution, same_name
+
+    for facade in facades:
+        if facade.distribution and (context.name is None or same_name(context.name, facade.distribution)):
+            found = distribution(facade)
+            if found is not None:
+                yield found
+
+
+def _asked_by_import() -> bool:
+    """Whether the finder was asked by an import and not by importlib.util.find_spec, which wants None, no error.
+
+    The import system offers no other place to say why a submodule is not there. Where the frames look different, the
+    answer is no, and Python's own message is shown.
+    """
+    try:
+        frame = sys._getframe(3)
+    except ValueError:
+        return False
+    return frame.f_code.co_name == "_find_and_load_unlocked"

@@ -1,0 +1,113 @@
+"""`torch.npu` where there is no card, real or simulated: it says so, as torch_npu does on a machine without a card.
+
+Questions have an answer (no card, not initialised, nothing in memory), seeds and caches have nothing to do, and what
+needs a card raises RuntimeError. `install` makes this file `torch.npu`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+__all__ = [
+    "Event",
+    "Stream",
+    "device_count",
+    "empty_cache",
+    "install",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "uninstall",
+]
+
+_NEED_A_CARD = frozenset((
+    "current_device", "current_stream", "default_stream", "device", "device_of", "get_device_limit", "get_device_name",
+    "get_device_properties", "get_rng_state", "get_rng_state_all", "get_stream_limit", "init", "initial_seed",
+    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
+    "memory_stats", "memory_summary", "reset_peak_memory_stats", "reset_stream_limit", "set_device",
+    "set_device_limit", "set_rng_state", "set_rng_state_all", "set_stream", "set_stream_limit", "stream",
+    "synchronize", "utilization",
+))  # fmt: skip
+
+
+def install() -> None:
+    """Make this file `torch.npu`, unless torch has one. Imports torch."""
+    import torch
+
+    if not hasattr(torch, "npu"):
+        sys.modules["torch.npu"] = sys.modules[__name__]
+        vars(torch)["npu"] = sys.modules[__name__]
+
+
+def uninstall() -> None:
+    """Undo `install`, so that a card can be installed; nothing is done where `torch.npu` is another module."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "npu", None) is sys.modules[__name__]:
+        del vars(torch)["npu"]
+        sys.modules.pop("torch.npu", None)
+
+
+def is_available() -> bool:
+    """False: there is no card."""
+    return False
+
+
+def device_count() -> int:
+    """0: there is no card."""
+    return 0
+
+
+def is_initialized() -> bool:
+    """False: there is no card to initialise."""
+    return False
+
+
+def is_bf16_supported() -> bool:
+    """False: there is no card."""
+    return False
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def manual_seed(seed: int) -> None:
+    """Do nothing: there is no generator to seed."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Do nothing: there is no generator to seed."""
+
+
+def empty_cache() -> None:
+    """Do nothing: there is no cache."""
+
+
+class Stream:
+    """Stands for the type in annotations and isinstance; making one needs a card."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse("Stream")
+
+
+class Event:
+    """Stands for the type in annotations and isinstance; making one needs a card."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse("Event")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise RuntimeError(
+        f"torch.npu.{name} needs an NPU and there is none. `toprope run --chip 910B3 PROGRAM` gives a program a "
+        "simulated one; torch.npu.is_available() says whether there is a card."
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_A_CARD:
+        return lambda *args, **kwargs: _refuse(name)
+    raise AttributeError(f"torch.npu has no attribute {name!r} where there is no NPU")
