@@ -1,0 +1,85 @@
+"""The frame of the command line: the table of verbs, `--version`, and how errors end a command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import toprope
+from toprope.errors import TopropeError
+
+__all__ = ["VERBS", "main"]
+
+VERBS = {
+    "run": "Run a program on a simulated or a real card, and report what it did to it.",
+}
+"""Every verb with its line in `toprope --help`. The verb `x` is the typer application `app` in toprope/cli/x.py."""
+
+
+class VerbGroup(TyperGroup):
+    """The verbs of the table. A verb's file is imported when the verb is used, never for `toprope --help`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a verb; None when there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = typer.main.get_command(import_module(f"toprope.cli.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of verbs into the help."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+app = typer.Typer(
+    cls=VerbGroup,
+    # rich would triple the time of `toprope --help`, and a traceback of ours should look like any other
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    subcommand_metavar="VERB ...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"toprope {toprope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _toprope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Rehearse PyTorch programs on a simulated Ascend NPU, then run them on the real one, on CUDA or on the CPU."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 ok, 1 findings, 2 usage, 3 environment.
+
+    Args:
+        arguments: the words after `toprope`; those of this process when left out.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="toprope")
+    except TopropeError as error:
+        sys.stderr.write(f"toprope: {error}\n")
+        return error.exit_status
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

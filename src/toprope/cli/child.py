@@ -1,0 +1,122 @@
+"""A program as a child: its variables, its signals, its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from toprope.cli.choose import Choice
+from toprope.errors import ProgramError
+
+__all__ = ["SITE", "end_as", "environment_for", "run_program", "without_run"]
+
+SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
+"""The folder with our sitecustomize.py."""
+
+_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR")
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
+
+
+def environment_for(
+    choice: Choice, base: Mapping[str, str], folder: str, *, real_installed: bool = False
+) -> dict[str, str]:
+    """The variables of a program that gets this card.
+
+    Args:
+        choice: the card.
+        base: the variables of the user, which are otherwise handed on as they are.
+        folder: where the processes of the run keep their counters.
+        real_installed: whether a real torch_npu is there, from which cpu and cuda hide the cards.
+    """
+    environment = without_run(base)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [SITE, *([environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else [])]
+    )
+    kind = "npu" if choice.device == "sim" else choice.device
+    named = base.get("TOPROPE_DEVICE", "")
+    environment["TOPROPE_DEVICE"] = named if named.partition(":")[0] == kind else kind
+    if choice.spec is not None:
+        environment["TOPROPE_SIM"] = choice.spec.format()
+        environment["TOPROPE_RUN_DIR"] = folder
+    elif real_installed and choice.device in ("cpu", "cuda"):
+        # torch.npu.is_available() is then False, as these devices promise
+        environment["ASCEND_RT_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def without_run(base: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that an outer `toprope run` set."""
+    environment = {name: value for name, value in base.items() if name not in _SET_BY_RUN}
+    entries = environment.pop("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(entry for entry in entries if entry != SITE)
+    if kept:
+        environment["PYTHONPATH"] = kept
+    return environment
+
+
+def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program with this process's input and output, and wait for it.
+
+    SIGTERM and SIGHUP are handed on to it. Ctrl-C and Ctrl-\\ reach it from the terminal, and it decides what they
+    mean: here they are not heeded while it runs.
+
+    Returns:
+        Its exit status; the negative number of the signal that killed it.
+
+    Raises:
+        ProgramError: it cannot be started.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        """Do nothing; unlike SIG_IGN a function is not inherited by the program."""
+
+    # what this process was told to ignore (nohup) the program ignores too
+    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_LEFT_TO_CHILD, leave)
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        try:
+            child = subprocess.Popen(list(command), env=dict(environment))
+        except OSError as error:
+            raise ProgramError(
+                f"{command[0]!r} cannot be started: {error.strerror}.",
+                do="check that it is a program for this machine (a script needs #! in its first line)",
+            ) from error
+        for number in early:
+            child.send_signal(number)
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_as(status: int) -> int:
+    """The exit status for a program's end; where a signal killed the program, this process ends by it too."""
+    if status >= 0:
+        return status
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # one core dump, the program's own, is enough
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if -status not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    return 128 - status

@@ -1,0 +1,138 @@
+"""Which card a program is to have: what was asked for, weighed against what the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from toprope.cli.probe import Probe
+from toprope.errors import CardError, SettingError, UsageError
+from toprope.settings import Settings
+from toprope.sim.spec import SimSpec
+
+__all__ = ["Asked", "Choice", "choose"]
+
+
+class Asked(StrEnum):
+    """The values of --device."""
+
+    AUTO = "auto"
+    NPU = "npu"
+    SIM = "sim"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The card that a program gets.
+
+    Attributes:
+        device: "sim" for the simulated card, "npu" for the real one, "cuda" or "cpu" for none.
+        spec: the simulated cards; None without.
+        probe: what the search for a real card found; None where nothing was searched for.
+        automatic: whether toprope chose, and not the user.
+    """
+
+    device: str
+    spec: SimSpec | None = None
+    probe: Probe | None = None
+    automatic: bool = False
+
+
+def choose(
+    asked: Asked | None,
+    *,
+    chip: str | None,
+    count: int | None,
+    hbm: str | None,
+    settings: Settings,
+    probe: Callable[[], Probe],
+) -> Choice:
+    """The card for a program.
+
+    Args:
+        asked: --device; None leaves it to the settings.
+        chip: --chip, which implies the simulated card.
+        count: --count.
+        hbm: --hbm.
+        settings: what the options leave open: the device, and the simulated card.
+        probe: the search for a real card; called only where its answer matters.
+
+    Raises:
+        UsageError: the options contradict each other, or one of them, or a setting, cannot be read.
+        CardError: a real card was asked for and there is none that works.
+    """
+    described = {"--chip": chip, "--count": count, "--hbm": hbm}
+    given = [option for option, value in described.items() if value is not None]
+    if asked is None:
+        asked = Asked.AUTO if given else _from_settings(settings)
+    if asked is Asked.AUTO and chip is not None:
+        asked = Asked.SIM
+    if asked not in (Asked.SIM, Asked.AUTO):
+        if given:
+            raise UsageError(
+                f"{' and '.join(given)} and --device {asked.value} contradict each other: "
+                f"{'they describe' if len(given) > 1 else 'it describes'} the simulated card.",
+                do=f"leave out --device, or {' and '.join(given)}",
+            )
+        if asked is not Asked.NPU:
+            return Choice(asked.value)
+        found = probe()
+        if found.state != "works":
+            raise CardError(
+                "there is no Ascend card that works.",
+                looked_at=found.text,
+                do=_advice(found, "rehearse with --device sim"),
+            )
+        return Choice("npu", probe=found)
+    spec = _spec(chip, count, hbm, settings)
+    if asked is Asked.SIM:
+        return Choice("sim", spec)
+    found = probe()
+    if found.state != "works":
+        return Choice("sim", spec, found, automatic=True)
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} can only be had of the simulated card, and this machine has a real one.",
+            looked_at=found.text,
+            do=f"add --device sim, or leave out {' and '.join(given)}",
+        )
+    return Choice("npu", probe=found, automatic=True)
+
+
+def _from_settings(settings: Settings) -> Asked:
+    """The device that the settings name. They say "npu" for a simulated card too, so that is left to the machine."""
+    kind = (settings.device or "auto").partition(":")[0]
+    if kind not in list(Asked):
+        raise SettingError(
+            f"{settings.device!r} is not a device for a program.",
+            looked_at=settings.origins.get("device", ""),
+            do=f"use {', '.join(Asked)}, or give --device",
+        )
+    return Asked.AUTO if kind == "npu" else Asked(kind)
+
+
+def _spec(chip: str | None, count: int | None, hbm: str | None, settings: Settings) -> SimSpec:
+    base = SimSpec.parse(settings.sim) if settings.sim else SimSpec()
+    if chip is not None and hbm is None:
+        base = replace(base, hbm=None)  # the memory in the settings goes with the chip there
+    spec = SimSpec.make(
+        base.chip if chip is None else chip,
+        base.count if count is None else count,
+        base.hbm if hbm is None else hbm,
+        force=True,  # the user, or the search for a real card, has decided: nothing is left to refuse
+    )
+    spec.capacity  # noqa: B018  raises where no public figure is known and none was given
+    return spec
+
+
+def _advice(found: Probe, otherwise: str) -> str:
+    if found.state == "broken" and "libatb" in found.reason:
+        return f"load NNAL's environment (source .../nnal/atb/set_env.sh), or {otherwise}"
+    if found.state == "broken" and "is missing" in found.reason:
+        return f"load CANN's environment (source .../ascend-toolkit/set_env.sh), or {otherwise}"
+    if found.state == "no card":
+        return f"check npu-smi info, the driver, /dev/davinci* and ASCEND_RT_VISIBLE_DEVICES, or {otherwise}"
+    return otherwise

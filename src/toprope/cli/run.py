@@ -1,0 +1,117 @@
+"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from toprope.cli.choose import Asked, Choice, choose
+from toprope.errors import UsageError
+
+__all__ = ["app"]
+
+
+class RunCommand(TyperCommand):
+    """Stops reading options at PROGRAM, and takes `-m` for the beginning of PROGRAM."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after `toprope run` in the usage line."""
+        return ["[OPTIONS]", "PROGRAM [ARGS]..."]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Set `--` before PROGRAM, so that what follows is the program's."""
+        takes_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+            if args[place].startswith("-m"):
+                break
+            place += 2 if args[place] in takes_value else 1
+        if place < len(args) and args[place] != "--":
+            args = [*args[:place], "--", *args[place:]]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(
+    cls=RunCommand,
+    options_metavar="[OPTIONS]",
+    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+)
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM",
+            show_default=False,
+            help="A Python file, -m MODULE, or a command, with its own arguments.",
+        ),
+    ],
+    device: Annotated[
+        Asked | None,
+        typer.Option(
+            help="auto: a real card, else the simulated one. npu: a real card or an error. sim: the simulated card "
+            "beside a real one. cuda, cpu: no simulated card. [default: auto]",
+        ),
+    ] = None,
+    chip: Annotated[
+        str | None, typer.Option(metavar="CHIP", help="Chip of the simulated card, such as 910B3; implies sim.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(metavar="N", help="Number of simulated cards. [default: 1]")] = None,
+    hbm: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of a simulated card, such as 256MB. [default: the chip's own]"),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one line of JSON.")] = False,
+) -> None:
+    """Run PROGRAM where Ascend exists: on a real card or on a simulated one, with torch_npu importable.
+
+    The exit status is the program's. The report goes to stderr. Docs: docs/run.md.
+    """
+    if quiet and as_json:
+        raise UsageError("--quiet and --json contradict each other.", do="leave out one of them")
+    # imported here: `toprope run --help` needs none of it
+    from toprope.cli.child import end_as
+    from toprope.cli.probe import probe
+    from toprope.cli.program import command_line
+    from toprope.settings import Settings
+
+    command = command_line(program)
+    choice = choose(device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe)
+    status, report = _run(command, choice, as_json=as_json)
+    if not quiet:
+        try:
+            sys.stderr.write(report)
+            sys.stderr.flush()
+        except OSError:
+            pass  # nobody listens any more; the program's exit status still counts
+    raise typer.Exit(end_as(status))
+
+
+def _run(command: list[str], choice: Choice, *, as_json: bool) -> tuple[int, str]:
+    """Run the program, and give its exit status and the report."""
+    from toprope.cli.child import environment_for, run_program
+    from toprope.cli.probe import installed_version
+    from toprope.cli.report import Outcome, as_json_line, as_text
+    from toprope.sim.counters import read_run
+
+    folder = tempfile.mkdtemp(prefix="toprope-")
+    try:
+        environment = environment_for(choice, os.environ, folder, real_installed=installed_version() is not None)
+        start = time.monotonic()
+        status = run_program(command, environment)
+        outcome = Outcome(choice, time.monotonic() - start, status, tuple(read_run(Path(folder))))
+    finally:
+        # a process that outlives the program keeps its mapping and loses nothing
+        shutil.rmtree(folder, ignore_errors=True)
+    return status, as_json_line(outcome) if as_json else as_text(outcome)
