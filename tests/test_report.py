@@ -1,0 +1,202 @@
+"""The report of a run, from counters made by hand."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.cli.choose import Choice
+from toprope.cli.probe import Probe
+from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
+from toprope.sim.counters import CardCounters, Counters
+from toprope.sim.spec import SimSpec
+
+GIB = 2**30
+SIM = Choice("sim", SimSpec("910B3"))
+
+
+def card(index: int = 0, physical: int | None = None, peak: int = 40 * 2**20, **changes: int) -> CardCounters:
+    figures = {
+        "capacity": 64 * GIB, "allocated": 0, "peak_allocated": peak, "reserved": 0, "peak_reserved": peak,
+        "allocations": 5, "oom_retries": 0, "ooms": 0,
+    } | changes  # fmt: skip
+    return CardCounters(index=index, physical=index if physical is None else physical, **figures)
+
+
+def process(*cards: CardCounters, **changes: object) -> Counters:
+    plain = Counters(
+        pid=1, chip="910B3", torch_version="2.13.0+cpu", hbm_by_user=False, cards=cards or (card(),),
+        copies_to_card=58, bytes_to_card=11_300_000, copies_from_card=14, bytes_from_card=2_100,
+        copies_between=0, bytes_between=0, synchronisations=14, operator_calls=6310,
+        operators={"aten::add": 6300, "aten::mm": 10},
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+def idle(**changes: object) -> Counters:
+    nothing = {
+        "copies_to_card": 0, "bytes_to_card": 0, "copies_from_card": 0, "bytes_from_card": 0, "synchronisations": 0,
+        "operator_calls": 0, "operators": {},
+    }  # fmt: skip
+    return process(card(peak=0), **(nothing | changes))
+
+
+def text(*processes: Counters, choice: Choice = SIM) -> str:
+    return as_text(Outcome(choice, 8.44, 0, processes))
+
+
+def test_a_program_on_one_card() -> None:
+    assert text(process()) == (
+        "toprope: ran on npu:0, a simulated Ascend 910B3 (20 cube / 40 vector cores, 64.0 GiB), 1 card, torch 2.13.0\n"
+        "  time          8.4 s here (the card's own time is not simulated)\n"
+        "  memory        peak 40.0 MiB of 64.0 GiB, 0 out-of-memory retries\n"
+        "  copies        58 to the card (11.3 MB), 14 back (2.1 kB), 0 between cards\n"
+        "  operators     6 310 (2 kinds)\n"
+        "  waits         14 synchronisations\n"
+    )
+
+
+def test_memory_set_by_the_user_is_marked() -> None:
+    seen = text(process(card(capacity=256 * 2**20), hbm_by_user=True))
+    assert "(20 cube / 40 vector cores, 256.0 MiB, set by the user)" in seen
+
+
+def test_several_cards_have_a_line_each_and_unused_ones_have_none() -> None:
+    seen = text(process(card(0), card(1, peak=GIB), card(2, peak=0), copies_between=3, bytes_between=12))
+    assert "ran on npu:0 and npu:1, a simulated" in seen
+    assert "3 cards" in seen
+    assert "  memory        npu:0 peak 40.0 MiB of 64.0 GiB" in seen
+    assert "                npu:1 peak 1.0 GiB of 64.0 GiB" in seen
+    assert "npu:2" not in seen
+    assert "3 between cards (12 B)" in seen
+
+
+def test_processes_are_added_up_and_peaks_are_those_of_one_process() -> None:
+    seen = text(process(), process(card(peak=GIB, oom_retries=2, ooms=1), operators={"aten::mm": 5}, operator_calls=5))
+    assert "1 card, 2 processes, torch" in seen
+    assert "peak 1.0 GiB of 64.0 GiB, 2 out-of-memory retries, 1 allocation failed" in seen
+    assert "each peak is the largest of any one of the 2 processes" in seen
+    assert "116 to the card (22.6 MB), 28 back (4.2 kB)" in seen
+    assert "6 315 (2 kinds)" in seen
+    assert "28 synchronisations" in seen
+
+
+def test_masked_processes_are_merged_by_the_machines_own_numbers() -> None:
+    seen = text(process(card(0, physical=2)), process(card(0, physical=3)))
+    assert "ran on card 2 and card 3, a simulated" in seen
+    assert "npu:" not in seen
+
+
+def test_a_card_that_no_process_installed() -> None:
+    seen = text(choice=Choice("sim", SimSpec("910B3", 2, hbm=GIB)))
+    assert seen.startswith("toprope: the program did not touch the card: no process of it imported torch\n")
+    assert "910B3 (20 cube / 40 vector cores, 1.0 GiB, set by the user), 2 of it" in seen
+    assert "8.4 s" in seen
+
+
+def test_a_card_that_was_installed_and_not_used() -> None:
+    seen = text(idle())
+    assert seen.startswith(
+        "toprope: the program did not use its card, a simulated Ascend 910B3, 1 card, torch 2.13.0\n"
+    )
+    assert "memory" not in seen
+    assert "8.4 s" in seen
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (Probe("not installed"), "  chosen        by itself: torch_npu is not installed\n"),
+        (
+            Probe("broken", "2.13.0", reason="libhccl.so is missing"),
+            "  chosen        by itself: torch_npu 2.13.0 is installed but cannot be loaded: libhccl.so is missing\n",
+        ),
+        (Probe("no card", "2.13.0"), "  chosen        by itself: torch_npu 2.13.0 works but sees no card\n"),
+    ],
+)
+def test_an_automatic_choice_says_why(found: Probe, line: str) -> None:
+    choice = Choice("sim", SimSpec("910B3"), found, automatic=True)
+    assert line in text(process(), choice=choice)
+    assert line in text(choice=choice)
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "the CPU"), ("cuda", "CUDA")])
+def test_without_a_simulated_card_one_line_says_where_it_ran(device: str, name: str) -> None:
+    assert text(choice=Choice(device)) == (
+        f"toprope: ran with {name} (--device {device}), 8.4 s; there was no NPU, real or simulated\n"
+    )
+
+
+def test_a_real_card() -> None:
+    seen = text(choice=Choice("npu", probe=Probe("works", "2.13.0", 2, "Ascend910B3")))
+    assert seen.startswith("toprope: ran with the real card, 2 x Ascend910B3 (torch_npu 2.13.0), 8.4 s")
+    assert len(seen.splitlines()) == 1
+
+
+def test_json_is_one_line_with_the_same_facts() -> None:
+    line = as_json_line(Outcome(SIM, 8.4449, -15, (process(),)))
+    assert line.count("\n") == 1
+    facts = json.loads(line)
+    assert facts["device"] == "sim"
+    assert facts["chosen_by"] == "user"
+    assert facts["exit_status"] == -15
+    assert facts["seconds"] == 8.445
+    (simulated,) = facts["simulated"]
+    assert simulated["chip"] == "910B3"
+    assert (simulated["cube_cores"], simulated["vector_cores"]) == (20, 40)
+    assert simulated["used_cards"][0]["peak_allocated"] == 40 * 2**20
+    assert simulated["copies"]["to_card"] == {"number": 58, "bytes": 11_300_000}
+    assert simulated["operators"] == {"calls": 6310, "kinds": 2, "by_name": {"aten::add": 6300, "aten::mm": 10}}
+
+
+def test_json_of_a_failed_search_for_a_real_card() -> None:
+    choice = Choice("sim", SimSpec(), Probe("broken", "2.13.0", reason="libatb.so is missing"), automatic=True)
+    facts = as_dict(Outcome(choice, 1.0, 0))
+    assert facts["chosen_by"] == "toprope"
+    assert facts["real_card"]["state"] == "broken"
+    assert facts["real_card"]["reason"] == "libatb.so is missing"
+    assert facts["simulated"] == []
+
+
+def test_two_chips_are_reported_apart() -> None:
+    seen = text(process(), process(chip="310P3"))
+    assert "a simulated Ascend 310P3" in seen
+    assert "a simulated Ascend 910B3" in seen
+    assert seen.count("  time ") == 1
+
+
+CARDS = st.builds(
+    lambda physical, peak, retries: card(0, physical, peak, oom_retries=retries),
+    st.integers(0, 3), st.integers(0, 64 * GIB), st.integers(0, 5),
+)  # fmt: skip
+PROCESSES = st.lists(
+    st.builds(
+        lambda one, copies, operators: process(
+            one, copies_to_card=copies, operators=operators, operator_calls=sum(operators.values())
+        ),
+        CARDS, st.integers(0, 10**6), st.dictionaries(st.sampled_from("abc"), st.integers(1, 99)),
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@given(PROCESSES)
+def test_merging_loses_nothing_and_does_not_depend_on_the_order(processes: list[Counters]) -> None:
+    (merged,) = as_dict(Outcome(SIM, 1.0, 0, tuple(processes)))["simulated"]
+    assert merged["processes"] == len(processes)
+    assert merged["operators"]["calls"] == sum(merged["operators"]["by_name"].values())
+    assert merged["copies"]["to_card"]["number"] == sum(one.copies_to_card for one in processes)
+    for one in merged["used_cards"]:
+        seen = [each.cards[0] for each in processes if each.cards[0].physical == one["card"] and each.cards[0].used]
+        assert one["peak_allocated"] == max(each.peak_allocated for each in seen)
+        assert one["oom_retries"] == sum(each.oom_retries for each in seen)
+    assert text(*processes) == text(*reversed(processes))
+
+
+@given(PROCESSES)
+def test_every_report_is_whole_lines(processes: list[Counters]) -> None:
+    seen = text(*processes)
+    assert seen.endswith("\n")
+    assert all(line.strip() and line == line.rstrip() for line in seen.splitlines())
