@@ -1,0 +1,272 @@
+"""Builds the simulator's native part once for each torch, and keeps it in the user's cache directory.
+
+A build is two shared objects (the core without torch, and the torch glue), found again by a hash of the sources,
+torch's version and the compiler. It needs nothing but g++: no Python headers, no ninja.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from toprope.errors import BuildError
+from toprope.settings import Settings
+
+__all__ = ["CORE", "GLUE", "Build", "check", "ensure"]
+
+CORE = "libtoprope_core.so"
+GLUE = "libtoprope_torch.so"
+_NOTE = "build.json"
+_SOURCES = Path(__file__).parent / "csrc"
+_FLAGS = (
+    "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden"
+    " -Wno-psabi -Wno-interference-size -Wno-unknown-warning-option"
+).split()
+_LOCK_LIMIT = 900.0  # seconds to wait for another process that builds the same
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch that a build is for.
+
+    Attributes:
+        version: torch.__version__.
+        revision: the commit it was made from.
+        folder: where its headers and libraries lie.
+    """
+
+    version: str
+    revision: str
+    folder: Path
+
+    @classmethod
+    def imported(cls) -> Torch:
+        """The torch of this process."""
+        import torch
+
+        return cls(torch.__version__, str(torch.version.git_version), Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A finished build: the folder that holds CORE and GLUE."""
+
+    folder: Path
+
+    @property
+    def core(self) -> Path:
+        """The shared object without torch."""
+        return self.folder / CORE
+
+    @property
+    def glue(self) -> Path:
+        """The shared object that registers the device with torch."""
+        return self.folder / GLUE
+
+
+def ensure() -> Build:
+    """The build for the torch of this process, made now where there is none.
+
+    Raises:
+        BuildError: no compiler, a compiler that fails, a cache directory that cannot be written, or another
+            process that does not get done with the same build.
+    """
+    torch = Torch.imported()
+    cache = Settings.load().cache_dir / "sim"
+    stem = f"torch-{torch.version}-{_digest(torch.version, torch.revision, *_source_texts())}"
+    compiler = _compiler()
+    if compiler is None:
+        # A finished build needs no compiler, whichever made it.
+        for folder in sorted(cache.glob(f"{stem}-*")):
+            if (folder / _NOTE).exists():
+                return check(folder, torch)
+        raise BuildError(
+            "the simulated card has to be built once, and there is no C++ compiler.",
+            f"the variable CXX ({os.environ.get('CXX') or 'not set'}), g++ and clang++ on PATH; no build for torch"
+            f" {torch.version} in {cache}",
+            "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
+        )
+    folder = cache / f"{stem}-{_digest(*_identity(compiler))}"
+    if (folder / _NOTE).exists():
+        return check(folder, torch)
+    with _lock(folder):
+        if not (folder / _NOTE).exists():
+            _build(folder, torch, compiler)
+    return check(folder, torch)
+
+
+def check(folder: Path, torch: Torch | None = None) -> Build:
+    """The build in a folder, if it was made for the torch of this process.
+
+    Raises:
+        BuildError: it was made for another torch. Loading it would not fail but misbehave, since torch's C++
+            interfaces differ from one version to the next.
+    """
+    torch = torch or Torch.imported()
+    try:
+        note = json.loads((folder / _NOTE).read_text())
+    except (OSError, ValueError) as error:
+        raise BuildError(
+            "the simulator's build cannot be read.", f"{folder / _NOTE}: {error}", f"remove {folder}; it is made anew"
+        ) from error
+    if (note.get("torch"), note.get("revision")) != (torch.version, torch.revision):
+        raise BuildError(
+            f"the simulator's build was made for torch {note.get('torch')}, this is torch {torch.version}.",
+            str(folder),
+            f"remove {folder}; it is made anew",
+        )
+    return Build(folder)
+
+
+def _source_files() -> list[Path]:
+    return sorted(path for path in _SOURCES.rglob("*") if path.suffix in (".cpp", ".h"))
+
+
+def _source_texts() -> Iterator[str]:
+    for path in _source_files():
+        yield path.name
+        yield path.read_text()
+    yield from _FLAGS
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _compiler() -> list[str] | None:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["clang++"]]:
+        path = shutil.which(command[0])
+        if path is not None:
+            return [path, *command[1:]]
+    return None
+
+
+def _identity(compiler: list[str]) -> Iterator[str]:
+    """Tells one compiler from another without starting it."""
+    program = Path(compiler[0]).resolve()
+    facts = program.stat()
+    yield from (str(program), str(facts.st_size), str(facts.st_mtime_ns), *compiler[1:])
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Holds off other processes that would make the same build."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _not_writable(folder.parent, error) from error
+    try:
+        _wait_for(lock)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _wait_for(lock: int) -> None:
+    end = time.monotonic() + _LOCK_LIMIT
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        if not told:
+            _tell("waiting for another process that builds the simulated card")
+            told = True
+        if time.monotonic() > end:
+            raise BuildError(
+                f"another process has been building the simulated card for {_LOCK_LIMIT:.0f} s.",
+                do="see whether it hangs and end it; the lock goes with it",
+            )
+        time.sleep(0.1)
+
+
+def _not_writable(folder: Path, error: OSError) -> BuildError:
+    return BuildError(
+        "the simulated card has to be built once, and the cache directory cannot be written.",
+        f"{folder}: {error.strerror}",
+        "make it writable, or name another one in TOPROPE_CACHE_DIR",
+    )
+
+
+def _tell(text: str) -> None:
+    """A line of progress, on stderr: stdout belongs to the user's program."""
+    sys.stderr.write(f"toprope: {text}\n")
+    sys.stderr.flush()
+
+
+def _build(folder: Path, torch: Torch, compiler: list[str]) -> None:
+    """Makes the build aside and moves it into place whole, so that nobody ever sees half of one."""
+    try:
+        aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise _not_writable(folder.parent, error) from error
+    begin = time.monotonic()
+    _tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about half a minute")
+    try:
+        _compile(aside, torch, compiler)
+        note = {"torch": torch.version, "revision": torch.revision, "compiler": compiler}
+        (aside / _NOTE).write_text(json.dumps(note))
+        shutil.rmtree(folder, ignore_errors=True)  # what a crash may have left
+        aside.rename(folder)
+    except OSError as error:
+        raise _not_writable(folder.parent, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
+
+
+def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
+    include = torch.folder / "include"
+    define = f'-DTOPROPE_TORCH_VERSION="{torch.version}"'
+    torch_flags = [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+
+    def compile_one(source: Path) -> str:
+        target = folder / f"{source.parent.name}-{source.stem}.o"
+        flags = torch_flags if source.parent.name == "torch" else []
+        _run([*compiler, *_FLAGS, define, *flags, "-c", str(source), "-o", str(target)], source.name)
+        return str(target)
+
+    # The largest first, so that no core idles at the end.
+    sources = sorted(_SOURCES.rglob("*.cpp"), key=lambda path: -path.stat().st_size)
+    workers = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        objects = list(pool.map(compile_one, sources))
+    core = [path for path in objects if Path(path).name.startswith("core-")]
+    glue = [path for path in objects if path not in core]
+    shared = [*compiler, "-shared", "-s", "-pthread"]
+    _run([*shared, *core, "-o", str(folder / CORE), f"-Wl,-soname,{CORE}"], CORE)
+    _run(
+        [*shared, *glue, "-o", str(folder / GLUE), f"-L{folder}", "-ltoprope_core", f"-L{torch.folder / 'lib'}",
+         "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
+        GLUE,
+    )  # fmt: skip
+    for path in objects:
+        os.unlink(path)
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        raise BuildError(
+            f"the C++ compiler failed on {what}.",
+            f"{' '.join(command[:1])}, exit status {done.returncode}: " + "; ".join(lines[:3]),
+            "g++ 11 or newer is needed (C++20); name another compiler in CXX",
+        )

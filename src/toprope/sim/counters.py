@@ -1,0 +1,139 @@
+"""What the simulated cards of a process did: reading of the file that the C++ core keeps while it runs.
+
+The layout is that of `struct Counters` in csrc/core/counters.h; the core maps the file into memory, so it is up to
+date even when the process was killed.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CardCounters", "Counters", "read", "read_run"]
+
+MAGIC = b"TOPROPE\x01"
+MAX_CARDS = 16
+MAX_KINDS = 2048
+_HEADER = struct.Struct("<8sQ32s32sQQ")
+_TOTALS = struct.Struct("<8Q")
+_CARD = struct.Struct("<10Q")
+_KIND_COUNT = struct.Struct("<Q")
+_KIND = struct.Struct("<56sQ")
+SIZE = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
+"""Bytes of a counters file."""
+
+
+@dataclass(frozen=True)
+class CardCounters:
+    """Figures of one card as one process saw it; sizes in bytes.
+
+    Attributes:
+        index: the card's number in the program (`npu:0`).
+        physical: the card's number on the simulated machine, before ASCEND_RT_VISIBLE_DEVICES.
+        capacity: device memory of the card.
+        allocated: bytes in use by tensors when the file was read.
+        peak_allocated: most bytes in use at once.
+        reserved: bytes taken from the card, in use or cached, when the file was read.
+        peak_reserved: most bytes taken at once.
+        allocations: blocks handed out so far.
+        oom_retries: allocations that fitted only after cached memory was given back.
+        ooms: allocations that failed.
+        used: whether the process ever took memory on this card.
+    """
+
+    index: int
+    physical: int
+    capacity: int
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    peak_reserved: int
+    allocations: int
+    oom_retries: int
+    ooms: int
+
+    @property
+    def used(self) -> bool:
+        """Whether the process ever took memory on this card."""
+        return self.peak_reserved > 0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Figures of one process.
+
+    Attributes:
+        pid: the process.
+        chip: name of the chip.
+        torch_version: torch.__version__ of the process.
+        hbm_by_user: whether the capacity was set by the user and is not the chip's own.
+        cards: one entry for each visible card.
+        copies_to_card: copies from the host to a card.
+        bytes_to_card: their bytes.
+        copies_from_card: copies from a card to the host.
+        bytes_from_card: their bytes.
+        copies_between: copies from one card to another.
+        bytes_between: their bytes.
+        synchronisations: times the host waited for a card (synchronize, item, blocking copies).
+        operator_calls: operators run on the cards.
+        operators: operators by name with their number of calls.
+    """
+
+    pid: int
+    chip: str
+    torch_version: str
+    hbm_by_user: bool
+    cards: tuple[CardCounters, ...]
+    copies_to_card: int
+    bytes_to_card: int
+    copies_from_card: int
+    bytes_from_card: int
+    copies_between: int
+    bytes_between: int
+    synchronisations: int
+    operator_calls: int
+    operators: dict[str, int]
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def parse(data: bytes) -> Counters | None:
+    """The figures in the bytes of a counters file; None when it is not one or was never filled in."""
+    if len(data) < SIZE:
+        return None
+    magic, pid, chip, torch_version, flags, count = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        return None
+    place = _HEADER.size
+    to_n, to_b, from_n, from_b, between_n, between_b, waits, calls = _TOTALS.unpack_from(data, place)
+    place += _TOTALS.size
+    cards = tuple(
+        CardCounters(index, *_CARD.unpack_from(data, place + index * _CARD.size)[:9])
+        for index in range(min(count, MAX_CARDS))
+    )
+    place += MAX_CARDS * _CARD.size
+    kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
+    place += _KIND_COUNT.size
+    operators: dict[str, int] = {}
+    for index in range(kinds):
+        name, number = _KIND.unpack_from(data, place + index * _KIND.size)
+        if number:
+            operators[_text(name)] = operators.get(_text(name), 0) + number
+    return Counters(
+        pid, _text(chip), _text(torch_version), bool(flags & 1), cards,
+        to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
+    )  # fmt: skip
+
+
+def read(path: Path) -> Counters | None:
+    """The figures in a counters file; None when it is not one or was never filled in."""
+    return parse(path.read_bytes())
+
+
+def read_run(folder: Path) -> list[Counters]:
+    """The figures of all processes that kept their counters in this folder, by process number."""
+    found = (read(path) for path in sorted(folder.glob("*.counters")))
+    return sorted((counters for counters in found if counters is not None), key=lambda counters: counters.pid)

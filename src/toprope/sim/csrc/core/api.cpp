@@ -1,0 +1,75 @@
+// The core's functions for callers that speak C: Python through ctypes, tools without torch.
+#include <cstring>
+
+#include <unistd.h>
+
+#include "counters.h"
+#include "device.h"
+#include "memory.h"
+#include "stream.h"
+
+using namespace toprope::sim;
+
+#define EXPORT extern "C" TOPROPE_API
+
+EXPORT const char* ts_torch_version() { return TOPROPE_TORCH_VERSION; }
+
+EXPORT int ts_configure(int cards, uint64_t capacity, uint64_t padding, int wait_limit_s) {
+  return configure({cards, capacity, padding, wait_limit_s});
+}
+
+EXPORT void ts_describe(const char* chip, const char* torch_version, int capacity_by_user) {
+  counters->pid = static_cast<uint64_t>(getpid());
+  strncpy(counters->chip, chip, sizeof(Counters::chip) - 1);
+  strncpy(counters->torch_version, torch_version, sizeof(Counters::torch_version) - 1);
+  counters->flags = capacity_by_user ? 1 : 0;
+  memcpy(counters->magic, "TOPROPE\x01", sizeof(Counters::magic));
+}
+
+EXPORT int ts_keep_counters_in(const char* path) { return keep_counters_in(path); }
+EXPORT const void* ts_counters() { return counters; }
+
+EXPORT int ts_device_count() { return device_count(); }
+EXPORT int ts_is_initialised() { return is_initialised(); }
+EXPORT int ts_physical_id(int device) { return physical_id(device); }
+EXPORT int ts_current_device() { return current_device(); }
+EXPORT int ts_set_device(int device) { return set_device(device); }
+EXPORT int ts_exchange_device(int device) { return exchange_device(device); }
+EXPORT int ts_forked_after_use() { return forked_after_use(); }
+
+EXPORT int ts_allocate(int device, int64_t stream, uint64_t bytes, void** data) {
+  Shortage shortage;
+  return allocate(device, stream, bytes, data, &shortage);
+}
+EXPORT void ts_release(void* data) { release(data); }
+EXPORT int ts_device_of(const void* data) { return device_of(data); }
+EXPORT void ts_empty_cache(int device) { empty_cache(device); }
+EXPORT void ts_reset_peaks(int device) { reset_peaks(device); }
+EXPORT void ts_reset_totals(int device) { reset_totals(device); }
+EXPORT void ts_set_fraction(int device, double value) { set_fraction(device, value); }
+EXPORT double ts_fraction(int device) { return fraction(device); }
+
+// 9 groups (in the order of MemoryStats) x 3 (all, small, large) x 4 (current, peak, allocated, freed), then the
+// number of retries and of failures.
+EXPORT void ts_memory_stats(int device, int64_t* out) {
+  MemoryStats stats = memory_stats(device);
+  for (const Figure* group :
+       {stats.allocation, stats.segment, stats.active, stats.inactive_split, stats.allocated_bytes,
+        stats.reserved_bytes, stats.active_bytes, stats.inactive_split_bytes, stats.requested_bytes}) {
+    for (int i = 0; i < 3; i++) {
+      *out++ = group[i].current;
+      *out++ = group[i].peak;
+      *out++ = group[i].allocated;
+      *out++ = group[i].freed;
+    }
+  }
+  *out++ = stats.retries;
+  *out++ = stats.ooms;
+}
+
+// Queues a function on a stream; what it returns is the status of the work (0, or the code of its failure).
+EXPORT int ts_launch(int device, int64_t id, int (*function)(void*), void* argument) {
+  if (!is_device(device)) return kInvalidDevice;
+  stream(device, id).push([function, argument] { return function(argument); });
+  return kOk;
+}

@@ -1,0 +1,100 @@
+#include "device.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "memory.h"
+
+namespace toprope::sim {
+
+namespace {
+
+Machine the_machine;
+std::vector<int> visible;
+std::atomic<int> visible_count{-1};
+std::atomic<bool> in_fork{false};
+std::mutex setup;
+thread_local int chosen = 0;
+
+// The rules of the vendor's runtime: reading stops at the first character that is neither digit nor comma; an order
+// that does not rise leaves no card; the first number that is not there ends the list.
+std::vector<int> read_mask(const char* mask, int cards) {
+  std::vector<int> ids;
+  const char* at = mask;
+  while (*at >= '0' && *at <= '9') {
+    char* end = nullptr;
+    long id = strtol(at, &end, 10);
+    if (!ids.empty() && id <= ids.back()) return {};
+    if (id >= cards) break;
+    ids.push_back(static_cast<int>(id));
+    if (*end != ',') break;
+    at = end + 1;
+  }
+  return ids;
+}
+
+void initialise() {
+  std::lock_guard<std::mutex> guard(setup);
+  if (visible_count.load() >= 0) return;
+  const char* mask = getenv("ASCEND_RT_VISIBLE_DEVICES");
+  if (mask != nullptr) {
+    visible = read_mask(mask, the_machine.cards);
+  } else {
+    for (int i = 0; i < the_machine.cards; i++) visible.push_back(i);
+  }
+  int count = std::min<int>(static_cast<int>(visible.size()), kMaxCards);
+  count = reserve_address_space(count, the_machine.capacity) ? count : 0;
+  counters->card_count = count;
+  for (int i = 0; i < count; i++) {
+    counters->cards[i].physical = visible[i];
+    counters->cards[i].capacity = the_machine.capacity;
+  }
+  pthread_atfork(nullptr, nullptr, [] { in_fork = true; });
+  visible_count = count;
+}
+
+}  // namespace
+
+int configure(const Machine& machine) {
+  std::lock_guard<std::mutex> guard(setup);
+  if (the_machine.cards != 0 || visible_count.load() >= 0) return kInvalidParameter;
+  if (machine.cards < 1 || machine.cards > kMaxCards || machine.capacity == 0) return kInvalidParameter;
+  the_machine = machine;
+  return kOk;
+}
+
+const Machine& machine() { return the_machine; }
+
+bool is_initialised() { return visible_count.load(std::memory_order_relaxed) >= 0; }
+
+int device_count() {
+  int count = visible_count.load(std::memory_order_acquire);
+  if (count >= 0) [[likely]] return count;
+  initialise();
+  return visible_count.load();
+}
+
+int physical_id(int device) { return is_device(device) ? visible[device] : -1; }
+
+int current_device() { return chosen; }
+
+int set_device(int device) {
+  if (!is_device(device)) return kInvalidDevice;
+  chosen = device;
+  return kOk;
+}
+
+int exchange_device(int device) {
+  int former = chosen;
+  if (is_device(device)) chosen = device;
+  return former;
+}
+
+bool forked_after_use() { return in_fork.load(std::memory_order_relaxed); }
+
+}  // namespace toprope::sim

@@ -1,0 +1,45 @@
+// The simulated machine: which cards there are, which of them the process sees, which one a thread has chosen.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "counters.h"
+
+namespace toprope::sim {
+
+// Codes of the vendor's runtime (aclError).
+enum Status : int {
+  kOk = 0,
+  kInvalidParameter = 107000,
+  kInvalidDevice = 107001,
+  kWaitTimeout = 107019,
+  kOutOfMemory = 207001,
+};
+
+struct Machine {
+  int cards = 0;             // cards of the machine, before the mask
+  uint64_t capacity = 0;     // bytes of device memory of a card
+  uint64_t padding = 0;      // bytes added to a request before it is rounded
+  int wait_limit_s = 0;      // longest wait for a stream
+};
+
+// Describes the machine; later calls and calls after first use change nothing and return kInvalidParameter.
+TOPROPE_API int configure(const Machine& machine);
+TOPROPE_API const Machine& machine();
+
+// Cards that the process sees. The first call reads ASCEND_RT_VISIBLE_DEVICES; the answer never changes after that.
+TOPROPE_API int device_count();
+TOPROPE_API bool is_initialised();
+
+// Number of a card on the machine, -1 for one that is not there.
+TOPROPE_API int physical_id(int device);
+
+TOPROPE_API int current_device();
+TOPROPE_API int set_device(int device);             // kOk or kInvalidDevice
+TOPROPE_API int exchange_device(int device);        // the former device; a negative number changes nothing
+inline bool is_device(int device) { return device >= 0 && device < device_count(); }
+
+// Whether this process was forked from one that had already used a card: its streams' threads are gone.
+TOPROPE_API bool forked_after_use();
+
+}  // namespace toprope::sim

@@ -1,0 +1,77 @@
+// Device memory: one range of addresses per card, handed out by a caching allocator with the vendor's block rules.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "device.h"
+
+namespace toprope::sim {
+
+struct Figure {
+  int64_t current = 0, peak = 0, allocated = 0, freed = 0;
+};
+
+enum Group { kAll = 0, kSmall = 1, kLarge = 2 };
+
+// The figures that torch.npu.memory_stats shows; each for all blocks, the small ones and the large ones.
+struct MemoryStats {
+  Figure allocation[3], segment[3], active[3], inactive_split[3];
+  Figure allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3], requested_bytes[3];
+  int64_t retries = 0, ooms = 0;
+};
+
+struct Block;
+
+// What a failed allocation found, in bytes.
+struct Shortage {
+  uint64_t capacity = 0, allocated = 0, reserved = 0;
+};
+
+// Reserves the addresses of all cards. Called once, by the device layer.
+bool reserve_address_space(int cards, uint64_t capacity);
+
+// Memory of a card for work on one of its streams. kOk, kInvalidDevice or kOutOfMemory (then `shortage` says why).
+// Zero bytes give a null pointer.
+TOPROPE_API int allocate(int device, int64_t stream, size_t bytes, void** data, Shortage* shortage);
+TOPROPE_API void release(void* data);
+
+// The card that an address belongs to, -1 for host memory.
+TOPROPE_API int device_of(const void* data);
+
+// Keeps a block from reuse, once it is freed, until the work queued on that stream so far is done.
+TOPROPE_API void used_by_stream(void* data, int64_t stream);
+
+// Gives cached memory back to the card. A negative device means all.
+TOPROPE_API void empty_cache(int device);
+
+TOPROPE_API MemoryStats memory_stats(int device);
+TOPROPE_API void reset_peaks(int device);
+TOPROPE_API void reset_totals(int device);
+TOPROPE_API void set_fraction(int device, double fraction);
+TOPROPE_API double fraction(int device);
+
+// ---- memory that host kernels take on behalf of a card
+//
+// While a kernel runs for a card, what it allocates comes from that card. What it keeps for itself after the call
+// (scratch memory of a library, say) is no tensor of the program: it stays where it is and no longer counts.
+
+constexpr int kNoDevice = -1;
+TOPROPE_API extern thread_local int kernel_device;
+
+TOPROPE_API void* allocate_for_kernel(size_t bytes, int* status, Shortage* shortage);
+TOPROPE_API void adopt(void* data);  // the block became a tensor's
+
+class TOPROPE_API KernelScope {
+ public:
+  explicit KernelScope(int device);
+  ~KernelScope();
+  KernelScope(const KernelScope&) = delete;
+  KernelScope& operator=(const KernelScope&) = delete;
+
+ private:
+  int former_device_;
+  size_t former_mark_;
+};
+
+}  // namespace toprope::sim

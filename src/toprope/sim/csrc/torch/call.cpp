@@ -1,0 +1,143 @@
+#include "call.h"
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <typeinfo>
+
+#include "random.h"
+
+namespace toprope::glue {
+
+namespace {
+
+// Storages that torch makes itself (torch.load, UntypedStorage) are not ours and have no shadow to keep.
+c10::Storage shadow_of(c10::StorageImpl* storage) {
+  if (typeid(*storage) == typeid(NpuStorage)) [[likely]] return static_cast<NpuStorage*>(storage)->shadow();
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+      c10::DataPtr(const_cast<void*>(storage->data()), c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+      /*resizable=*/true));
+}
+
+void copy_shape(c10::TensorImpl* to, c10::TensorImpl* from) {
+  to->set_storage_offset(from->storage_offset());
+  to->set_sizes_and_strides(from->sizes(), from->strides());
+}
+
+void copy_bits(const at::Tensor& to, const at::Tensor& from) {
+  if (from.is_conj()) [[unlikely]] to._set_conj(true);
+  if (from.is_neg()) [[unlikely]] to._set_neg(true);
+}
+
+}  // namespace
+
+at::Tensor host_alias(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
+      shadow_of(impl->unsafe_storage().unsafeGetStorageImpl()), kHostKeys, impl->dtype());
+  copy_shape(alias.unsafeGetTensorImpl(), impl);
+  if (impl->is_wrapped_number()) [[unlikely]] alias.unsafeGetTensorImpl()->set_wrapped_number(true);
+  copy_bits(alias, tensor);
+  return alias;
+}
+
+at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), like.dtype());
+  copy_shape(tensor.unsafeGetTensorImpl(), like.unsafeGetTensorImpl());
+  copy_bits(tensor, like);
+  return tensor;
+}
+
+at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original) {
+  if (!tensor.defined()) return tensor;
+  if (tensor.device().type() != kNpu) {
+    if (tensor.dim() != 0 && tensor.device().is_cpu()) saw_host_ = true;
+    return tensor;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage() && tensor.layout() == c10::kStrided, kind_->name,
+                              ": tensors of layout ", tensor.layout(), " are not supported on npu.");
+  int device = tensor.device().index();
+  if (device_ == sim::kNoDevice) {
+    device_ = device;
+  } else if (device != device_) {
+    other_device_ = device;
+  }
+  at::Tensor alias = host_alias(tensor);
+  operands_.push_back({std::move(original), alias});
+  return alias;
+}
+
+at::Generator Call::in_generator(const std::optional<at::Generator>& generator) {
+  int device = device_ == sim::kNoDevice ? sim::current_device() : device_;
+  if (!generator.has_value() || !generator->defined()) return host_twin(default_generator(device));
+  TORCH_CHECK(generator->device().type() == kNpu, "Expected a 'npu' device type for generator but found '",
+              generator->device().type(), "'");
+  return host_twin(*generator);
+}
+
+void Call::on(c10::Device device) {
+  if (device_ == sim::kNoDevice) device_ = device_index(device);
+}
+
+void Call::refuse_devices(c10::Device other) const {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, npu:", device_,
+              " and ", other, "! (when executing ", kind_->name, ")");
+}
+
+void Call::begin() {
+  if (device_ == sim::kNoDevice) device_ = device_index(npu(sim::current_device()));
+  if (other_device_ != sim::kNoDevice) [[unlikely]] refuse_devices(npu(other_device_));
+  if (saw_host_ && !host_operands_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
+  if (sim::forked_after_use()) [[unlikely]] raise_forked();
+  wait_for_current_stream(device_);
+  sim::add(sim::counters->operators);
+  sim::add(kind_->calls);
+}
+
+void Call::finish() {
+  for (Operand& operand : operands_) {
+    c10::TensorImpl* alias = operand.alias.unsafeGetTensorImpl();
+    c10::TensorImpl* original = operand.original->unsafeGetTensorImpl();
+    c10::StorageImpl* from = alias->unsafe_storage().unsafeGetStorageImpl();
+    c10::StorageImpl* to = original->unsafe_storage().unsafeGetStorageImpl();
+    if (from->data() != to->data()) [[unlikely]] {
+      size_t bytes = from->nbytes();
+      c10::DataPtr data = from->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+      to->set_data_ptr_noswap(into_device(std::move(data), bytes, device_));
+      to->set_nbytes(bytes);
+    }
+    if (alias->sizes() != original->sizes() || alias->strides() != original->strides() ||
+        alias->storage_offset() != original->storage_offset()) [[unlikely]] {
+      copy_shape(original, alias);
+    }
+  }
+}
+
+at::Tensor Call::out(const at::Tensor& result) {
+  if (!result.defined() || !result.device().is_cpu()) return result;
+  for (Operand& operand : operands_) {
+    if (operand.alias.is_same(result)) return *operand.original;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized(), kind_->name,
+                              ": a result of layout ", result.layout(), result.is_quantized() ? ", quantized," : "",
+                              " is not supported on npu.");
+  c10::StorageImpl* storage = result.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (Operand& operand : operands_) {
+    if (operand.alias.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage) {
+      return device_tensor(operand.original->storage(), result);
+    }
+  }
+  for (auto& [from, to] : moved_) {
+    if (from == storage) return device_tensor(to, result);
+  }
+  size_t bytes = storage->nbytes();
+  c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+  storage->set_nbytes(0);
+  c10::Storage moved = make_storage(into_device(std::move(data), bytes, device_), bytes);
+  moved_.emplace_back(storage, moved);
+  return device_tensor(std::move(moved), result);
+}
+
+}  // namespace toprope::glue

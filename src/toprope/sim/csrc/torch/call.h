@@ -1,0 +1,193 @@
+// One operator run for a card by a host kernel: operands become host tensors over the same bytes, results move to the
+// card without a copy.
+#pragma once
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Generator.h>
+#include <c10/util/MaybeOwned.h>
+
+#include "glue.h"
+
+namespace toprope::glue {
+
+constexpr c10::DispatchKeySet kHostKeys(c10::DispatchKey::CPU);
+
+// A host tensor over the bytes of a device tensor.
+at::Tensor host_alias(const at::Tensor& tensor);
+
+// A device tensor with this storage and the shape of `like`.
+at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
+
+class Call {
+ public:
+  // `kind` counts the operator. Operands from the host are refused unless `host_operands`; scalars always pass.
+  explicit Call(sim::Kind* kind, bool host_operands = false) : kind_(kind), host_operands_(host_operands) {}
+
+  at::Tensor in(const at::Tensor& tensor) { return take(tensor, c10::MaybeOwned<at::Tensor>::borrowed(tensor)); }
+  at::Tensor in_owned(at::Tensor tensor) {
+    at::Tensor kept = tensor;
+    return take(tensor, c10::MaybeOwned<at::Tensor>::owned(std::move(kept)));
+  }
+  std::optional<at::Tensor> in(const std::optional<at::Tensor>& tensor) {
+    return tensor.has_value() ? std::optional<at::Tensor>(in(*tensor)) : std::nullopt;
+  }
+  at::Generator in_generator(const std::optional<at::Generator>& generator);
+  void on(c10::Device device);  // the card, where no operand says it
+
+  // All operands are in: checks that they agree, waits for the card's stream, counts.
+  void begin();
+  int device() const { return device_; }
+  bool has_operands() const { return !operands_.empty(); }
+
+  // All results are there: storages that a kernel resized go back to their tensors.
+  void finish();
+
+  // The device tensor for a result of the host kernel.
+  at::Tensor out(const at::Tensor& result);
+
+ private:
+  struct Operand {
+    c10::MaybeOwned<at::Tensor> original;
+    at::Tensor alias;
+  };
+  at::Tensor take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original);
+  [[noreturn]] void refuse_devices(c10::Device other) const;
+
+  sim::Kind* kind_;
+  bool host_operands_;
+  bool saw_host_ = false;
+  int device_ = sim::kNoDevice;
+  int other_device_ = sim::kNoDevice;
+  c10::SmallVector<Operand, 4> operands_;
+  c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
+};
+
+// ---- Host<Op>::call: the kernel of an operator, from its schema alone.
+
+namespace convert {
+
+// Argument of the operator -> what the host kernel is given. By default the argument itself.
+template <class A>
+struct In {
+  using type = A;
+  static A make(Call&, A argument) { return std::forward<A>(argument); }
+};
+template <>
+struct In<const at::Tensor&> {
+  using type = at::Tensor;
+  static at::Tensor make(Call& call, const at::Tensor& tensor) { return call.in(tensor); }
+};
+template <>
+struct In<at::Tensor&> {
+  using type = at::Tensor;
+  static at::Tensor make(Call& call, at::Tensor& tensor) { return call.in(tensor); }
+};
+template <>
+struct In<const std::optional<at::Tensor>&> {
+  using type = std::optional<at::Tensor>;
+  static type make(Call& call, const std::optional<at::Tensor>& tensor) { return call.in(tensor); }
+};
+template <>
+struct In<at::TensorList> {
+  using type = c10::SmallVector<at::Tensor, 8>;
+  static type make(Call& call, at::TensorList tensors) {
+    type out;
+    out.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) out.push_back(call.in(tensor));
+    return out;
+  }
+};
+template <>
+struct In<const at::ITensorListRef&> {
+  using type = std::vector<at::Tensor>;
+  static type make(Call& call, const at::ITensorListRef& tensors) {
+    type out;
+    out.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) out.push_back(call.in(tensor));
+    return out;
+  }
+};
+template <>
+struct In<const c10::List<std::optional<at::Tensor>>&> {
+  using type = c10::List<std::optional<at::Tensor>>;
+  static type make(Call& call, const c10::List<std::optional<at::Tensor>>& tensors) {
+    type out;
+    out.reserve(tensors.size());
+    for (std::optional<at::Tensor> tensor : tensors) {
+      out.push_back(tensor.has_value() ? std::optional<at::Tensor>(call.in_owned(*std::move(tensor))) : std::nullopt);
+    }
+    return out;
+  }
+};
+template <>
+struct In<std::optional<at::Generator>> {
+  using type = std::optional<at::Generator>;
+  static type make(Call& call, const std::optional<at::Generator>& generator) { return call.in_generator(generator); }
+};
+
+template <class R>
+struct Out {
+  static R make(Call&, R result) { return result; }
+};
+template <>
+struct Out<at::Tensor> {
+  static at::Tensor make(Call& call, const at::Tensor& result) { return call.out(result); }
+};
+template <class... R>
+struct Out<std::tuple<R...>> {
+  static std::tuple<R...> make(Call& call, const std::tuple<R...>& results) {
+    return std::apply([&](const auto&... result) { return std::tuple<R...>{Out<R>::make(call, result)...}; }, results);
+  }
+};
+template <>
+struct Out<std::vector<at::Tensor>> {
+  static std::vector<at::Tensor> make(Call& call, std::vector<at::Tensor> results) {
+    for (at::Tensor& result : results) result = call.out(result);
+    return results;
+  }
+};
+
+// The tensor among the arguments that an in-place or out= operator returns.
+template <class... A>
+at::Tensor& returned(A&... arguments) {
+  at::Tensor* found = nullptr;
+  auto look = [&]<class T>(T& argument) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      if (found == nullptr) found = &argument;
+    }
+  };
+  (look(arguments), ...);
+  return *found;
+}
+
+}  // namespace convert
+
+template <class Op, bool host_operands = false, class Schema = typename Op::schema>
+struct Host;
+
+template <class Op, bool host_operands, class R, class... A>
+struct Host<Op, host_operands, R(A...)> {
+  static R call(A... arguments) {
+    static sim::Kind* const kind = sim::kind(Op::name);
+    Call call(kind, host_operands);
+    std::tuple<typename convert::In<A>::type...> host{convert::In<A>::make(call, std::forward<A>(arguments))...};
+    call.begin();
+    sim::KernelScope scope(call.device());
+    auto run = [&host]() -> R {
+      return std::apply([](auto&... argument) -> R { return Op::redispatch(kHostKeys, argument...); }, host);
+    };
+    if constexpr (std::is_void_v<R>) {
+      run();
+      call.finish();
+    } else if constexpr (std::is_reference_v<R>) {
+      run();
+      call.finish();
+      return convert::returned(arguments...);
+    } else {
+      return convert::Out<R>::make(call, run());
+    }
+  }
+};
+
+}  // namespace toprope::glue

@@ -1,0 +1,178 @@
+// Devices, streams, events and torch's hooks for them.
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <cstring>
+
+#include "glue.h"
+#include "random.h"
+
+namespace toprope::glue {
+
+at::HostAllocator* pinned_allocator();
+bool is_pinned(const void* data);
+void register_memory();
+
+int device_index(c10::Device device) {
+  int index = device.has_index() ? device.index() : sim::current_device();
+  if (!sim::is_device(index)) [[unlikely]] {
+    raise_status(sim::kInvalidDevice, "SetDevice", "c10_npu::SetDevice(device)");
+  }
+  return index;
+}
+
+void wait_for_stream_slowly(sim::Stream& stream) {
+  check(stream.wait(), "synchronize", "aclrtSynchronizeStream(stream)");
+}
+
+namespace {
+
+void choose(int device, const char* function) {
+  if (sim::forked_after_use()) raise_forked();
+  check(sim::set_device(device), function, "c10_npu::SetDevice(device)");
+}
+
+int exchange(int device) {
+  int former = sim::current_device();
+  if (device >= 0 && device != former) choose(device, "exchangeDevice");
+  return former;
+}
+
+void count_wait() { sim::add(sim::counters->synchronisations); }
+
+c10::Stream to_torch(int device, int64_t id) { return c10::Stream(c10::Stream::UNSAFE, npu(device), id); }
+sim::Stream& to_core(const c10::Stream& stream) { return sim::stream(device_index(stream.device()), stream.id()); }
+
+sim::EventPointer& to_event(void* event) { return *static_cast<sim::EventPointer*>(event); }
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  static constexpr c10::DeviceType static_type = kNpu;
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+
+  c10::DeviceType type() const override { return kNpu; }
+  c10::Device exchangeDevice(c10::Device device) const override { return npu(exchange(device.index())); }
+  c10::Device getDevice() const override { return npu(sim::current_device()); }
+  void setDevice(c10::Device device) const override { choose(device.index(), "setDevice"); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { sim::exchange_device(device.index()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(sim::device_count()); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+
+  c10::Stream getStream(c10::Device device) const override {
+    int index = device_index(device);
+    return to_torch(index, sim::current_stream(index));
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return to_torch(device_index(device), sim::kDefaultStream);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
+    int index = device_index(device);
+    return to_torch(index, sim::stream_from_pool(index, high_priority));
+  }
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    return getStreamFromGlobalPool(device, priority < 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    int index = device_index(stream.device());
+    return to_torch(index, sim::exchange_stream(index, stream.id()));
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &to_core(stream); }
+  bool queryStream(const c10::Stream& stream) const override { return to_core(stream).is_idle(); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    count_wait();
+    wait_for_stream_slowly(to_core(stream));
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    count_wait();
+    int index = device_index(npu(device < 0 ? sim::current_device() : device));
+    check(sim::wait_for_device(index), "synchronize", "aclrtSynchronizeDevice()");
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    allocator()->recordStream(data, stream);
+  }
+
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<sim::EventPointer*>(event);
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new sim::EventPointer(std::make_shared<sim::Event>());
+    sim::record(to_event(*event), to_core(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) sim::wait_for(to_event(event), to_core(stream));
+  }
+  bool queryEvent(void* event) const override { return event == nullptr || sim::has_passed(to_event(event)); }
+  void synchronizeEvent(void* event) const override {
+    count_wait();
+    if (event != nullptr) check(sim::wait_for(to_event(event)), "synchronize", "aclrtSynchronizeEvent(event)");
+  }
+  double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
+    TORCH_CHECK(begin != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
+    TORCH_CHECK(queryEvent(begin) && queryEvent(end), "Both events must be completed before calculating elapsed time.");
+    return static_cast<double>(to_event(end)->time_ns - to_event(begin)->time_ns) / 1e6;
+  }
+};
+
+class Hooks final : public at::PrivateUse1HooksInterface {
+ public:
+  void init() const override {
+    if (sim::forked_after_use()) raise_forked();
+    sim::device_count();
+  }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return sim::device_count() > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex device) const override {
+    return sim::is_initialised() && sim::is_device(device);
+  }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(sim::device_count()); }
+  void setCurrentDevice(c10::DeviceIndex device) const override { choose(device, "setDevice"); }
+  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(sim::current_device()); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    return static_cast<c10::DeviceIndex>(exchange(device));
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return static_cast<c10::DeviceIndex>(sim::is_device(device) ? exchange(device) : sim::current_device());
+  }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  c10::Device getDeviceFromPtr(void* data) const override {
+    int device = sim::device_of(data);
+    TORCH_CHECK(device >= 0, "The address ", data, " is not in the memory of an NPU.");
+    return npu(device);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
+    return default_generator(device_index(npu(device < 0 ? sim::current_device() : device)));
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex device) const override {
+    return new_generator(device_index(npu(device < 0 ? sim::current_device() : device)));
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+    wait_for_current_stream(impl->device().index());
+    c10::DataPtr data = allocate(impl->device().index(), bytes);
+    if (size_t kept = std::min(bytes, impl->nbytes()); kept > 0) memcpy(data.get(), impl->data(), kept);
+    impl->set_data_ptr_noswap(std::move(data));
+    impl->set_nbytes(bytes);
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+struct Registration {
+  Registration() {
+    register_memory();
+    at::RegisterPrivateUse1HooksInterface(new Hooks());
+  }
+} registration;
+
+}  // namespace
+}  // namespace toprope::glue
+
+// Milliseconds between two events. torch's own elapsed_time refuses subclasses of torch.Event.
+extern "C" TOPROPE_API double tsg_elapsed_ms(void* begin, void* end) {
+  using toprope::sim::EventPointer;
+  return static_cast<double>((*static_cast<EventPointer*>(end))->time_ns -
+                             (*static_cast<EventPointer*>(begin))->time_ns) / 1e6;
+}

@@ -1,0 +1,84 @@
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "glue.h"
+
+namespace toprope::glue {
+
+namespace {
+
+std::mutex mutex;
+
+std::map<int, std::string>& texts() {
+  static auto* all = new std::map<int, std::string>();
+  return *all;
+}
+
+std::string text_of(int status) {
+  std::lock_guard<std::mutex> guard(mutex);
+  auto found = texts().find(status);
+  return found == texts().end() ? "Unknown error." : found->second;
+}
+
+// "[ERROR] 2025-04-10-11:26:58 (PID:1828121, Device:0, RankID:-1) ERR00100 PTA call acl api failed", as torch_npu
+// ends its messages.
+std::string trailer(const char* code) {
+  char date[32];
+  std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  strftime(date, sizeof date, "%Y-%m-%d-%H:%M:%S", &parts);
+  const char* rank = getenv("RANK");
+  return c10::str("\n[ERROR] ", date, " (PID:", getpid(), ", Device:", sim::current_device(),
+                  ", RankID:", rank != nullptr ? rank : "-1", ") ", code);
+}
+
+std::string binary_size(uint64_t bytes) {
+  char text[48];
+  if (bytes >= (uint64_t{1} << 30)) {
+    snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  } else if (bytes >= (1 << 20)) {
+    snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  } else if (bytes >= (1 << 10)) {
+    snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / (1 << 10));
+  } else {
+    snprintf(text, sizeof text, "%llu bytes", static_cast<unsigned long long>(bytes));
+  }
+  return text;
+}
+
+}  // namespace
+
+void raise_status(int status, const char* function, const char* call) {
+  TORCH_CHECK(false, function, ": NPU function error: ", call, ", error code is ", status,
+              trailer("ERR00100 PTA call acl api failed"), "\n[Error]: ", text_of(status));
+}
+
+void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage) {
+  uint64_t free = shortage.capacity - std::min(shortage.capacity, shortage.reserved);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(bytes), " (NPU ",
+                   device, "; ", binary_size(shortage.capacity), " total capacity; ", binary_size(shortage.allocated),
+                   " already allocated; ", binary_size(shortage.allocated), " current active; ", binary_size(free),
+                   " free; ", binary_size(shortage.reserved),
+                   " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
+                   " max_split_size_mb to avoid fragmentation.");
+}
+
+void raise_forked() {
+  TORCH_CHECK(false,
+              "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the"
+              " 'spawn' start method");
+}
+
+}  // namespace toprope::glue
+
+extern "C" TOPROPE_API void tsg_set_error_text(int status, const char* text) {
+  std::lock_guard<std::mutex> guard(toprope::glue::mutex);
+  toprope::glue::texts()[status] = text;
+}

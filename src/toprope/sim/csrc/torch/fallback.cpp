@@ -1,0 +1,121 @@
+// Every operator without a kernel of its own: its host kernel runs over the card's bytes.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "call.h"
+
+namespace toprope::glue {
+
+namespace {
+
+struct Operator {
+  std::string name;
+  sim::Kind* kind = nullptr;
+  bool host_operands = false;  // takes index tensors from the host, as on a real card
+  int host_result = -1;        // a result that stays on the host
+  bool waits = false;              // the host learns something from the data: a value, or the size of a result
+  std::vector<size_t> generators;  // places of arguments named "generator"
+};
+
+bool takes_host_operands(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::index",              "aten::index_put",   "aten::index_put_",  "aten::_index_put_impl_",      "aten::_unsafe_index",
+      "aten::_unsafe_index_put",  "aten::repeat_interleave", "aten::tensor_split", "aten::_pack_padded_sequence"};
+  return names.count(name) > 0;
+}
+
+bool has_size_from_data(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::nonzero",      "aten::masked_select", "aten::_unique",
+                                                        "aten::_unique2",     "aten::unique_dim",    "aten::bincount",
+                                                        "aten::unique_consecutive"};
+  return names.count(name) > 0;
+}
+
+Operator describe(const c10::FunctionSchema& schema) {
+  Operator op;
+  op.name = schema.name();
+  op.kind = sim::kind(op.name.c_str());
+  op.host_operands = takes_host_operands(op.name);
+  if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
+  op.waits = has_size_from_data(op.name);
+  for (const c10::Argument& result : schema.returns()) {
+    auto type = result.type()->kind();
+    op.waits |= type != c10::TypeKind::TensorType && type != c10::TypeKind::ListType;
+  }
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    if (schema.arguments()[i].name() == "generator") op.generators.push_back(i);
+  }
+  return op;
+}
+
+const Operator& known(const c10::FunctionSchema& schema) {
+  static thread_local std::unordered_map<const c10::FunctionSchema*, Operator> all;
+  Operator& op = all[&schema];
+  // A library that was taken down may have left its place to another operator.
+  if (op.name != schema.name()) [[unlikely]] op = describe(schema);
+  return op;
+}
+
+void take(Call& call, c10::IValue& value) {
+  if (value.isTensor()) {
+    value = call.in_owned(std::move(value).toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> host;
+    for (const at::Tensor& tensor : value.toTensorList()) host.push_back(call.in_owned(tensor));
+    value = std::move(host);
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> host;
+    for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+      host.push_back(tensor.has_value() ? std::optional<at::Tensor>(call.in_owned(*tensor)) : std::nullopt);
+    }
+    value = std::move(host);
+  } else if (value.isDevice() && value.toDevice().type() == kNpu) {
+    call.on(value.toDevice());
+    value = c10::Device(c10::kCPU);
+  }
+}
+
+void give(Call& call, c10::IValue& value) {
+  if (value.isTensor()) {
+    value = call.out(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> results;
+    for (const at::Tensor& tensor : value.toTensorList()) results.push_back(call.out(tensor));
+    value = std::move(results);
+  }
+}
+
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const Operator& op = known(handle.schema());
+  TORCH_CHECK_NOT_IMPLEMENTED(handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
+                              " has no kernel for the simulated npu, because torch has none for the CPU.");
+  const size_t count = handle.schema().arguments().size();
+  const size_t begin = stack->size() - count;
+  Call call(op.kind, op.host_operands);
+  for (size_t i = begin; i < stack->size(); i++) take(call, (*stack)[i]);
+  for (size_t i : op.generators) {
+    c10::IValue& value = (*stack)[begin + i];
+    value = call.in_generator(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
+  }
+  call.begin();
+  if (op.waits) sim::add(sim::counters->synchronisations);
+  sim::KernelScope scope(call.device());
+  handle.redispatchBoxed(kHostKeys, stack);
+  call.finish();
+  const size_t results = handle.schema().returns().size();
+  for (size_t i = 0; i < results; i++) {
+    if (static_cast<int>(i) != op.host_result) give(call, (*stack)[stack->size() - results + i]);
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+}  // namespace toprope::glue

@@ -1,0 +1,64 @@
+// The torch side of the simulated card: what every file of it needs.
+#pragma once
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <atomic>
+
+#include "../core/device.h"
+#include "../core/memory.h"
+#include "../core/stream.h"
+
+namespace toprope::glue {
+
+constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
+
+// ---- errors.cpp: the vendor's texts
+
+// Raises what torch_npu raises when a call of the runtime returns this code.
+[[noreturn]] void raise_status(int status, const char* function, const char* call);
+[[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
+[[noreturn]] void raise_forked();
+
+inline void check(int status, const char* function, const char* call) {
+  if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);
+}
+
+// ---- memory.cpp
+
+c10::DataPtr allocate(int device, size_t bytes);
+c10::DeviceAllocator* allocator();
+
+// Makes memory that a host kernel allocated the card's own; copies it there where it lies elsewhere.
+c10::DataPtr into_device(c10::DataPtr data, size_t bytes, int device);
+
+// Storage of a device tensor. Host kernels see the same bytes through its shadow, a host storage that owns nothing.
+class NpuStorage final : public c10::StorageImpl {
+ public:
+  using c10::StorageImpl::StorageImpl;
+  ~NpuStorage() override;
+  c10::Storage shadow();
+  void release_resources() override;
+
+ private:
+  std::atomic<c10::StorageImpl*> shadow_{nullptr};
+};
+
+c10::Storage make_storage(c10::DataPtr data, size_t bytes);
+
+// ---- device.cpp
+
+// The card that a device argument names; 107001 where there is none.
+int device_index(c10::Device device);
+
+inline c10::Device npu(int index) { return {kNpu, static_cast<c10::DeviceIndex>(index)}; }
+
+// Host waits for the work queued on the card's current stream, so that a host kernel may touch its memory.
+void wait_for_stream_slowly(sim::Stream& stream);
+inline void wait_for_current_stream(int device) {
+  sim::Stream& stream = sim::stream(device, sim::current_stream(device));
+  if (!stream.is_idle()) [[unlikely]] wait_for_stream_slowly(stream);
+}
+
+}  // namespace toprope::glue

@@ -1,0 +1,228 @@
+// Allocators and storages: torch's device allocator over the core's memory, the host allocator's redirect while a host
+// kernel runs for a card, pinned host memory.
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "glue.h"
+
+namespace toprope::glue {
+
+namespace {
+
+// Frees by owner, whatever happens to be running: blocks wander between torch's allocators and the card's.
+c10::DeleterFnPtr host_free = nullptr;
+
+void free_block(void* data) { sim::release(data); }
+
+void free_by_owner(void* data) {
+  if (data == nullptr) return;
+  if (sim::device_of(data) >= 0) {
+    sim::release(data);
+  } else {
+    host_free(data);
+  }
+}
+
+c10::CachingAllocator::Stat to_stat(const sim::Figure& figure) {
+  c10::CachingAllocator::Stat stat;
+  stat.current = figure.current;
+  stat.peak = figure.peak;
+  stat.allocated = figure.allocated;
+  stat.freed = figure.freed;
+  return stat;
+}
+
+void fill(c10::CachingAllocator::StatArray& out, const sim::Figure* group) {
+  for (size_t i = 0; i < 3; i++) out[i] = to_stat(group[i]);
+}
+
+class DeviceAllocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override { return glue::allocate(sim::current_device(), bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
+  bool initialized() override { return sim::is_initialised(); }
+  void emptyCache(c10::MempoolId_t) override { sim::empty_cache(-1); }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    if (data.get() != nullptr) sim::used_by_stream(data.get(), stream.id());
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    sim::MemoryStats from = sim::memory_stats(device_index(npu(device)));
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    fill(stats.allocation, from.allocation);
+    fill(stats.segment, from.segment);
+    fill(stats.active, from.active);
+    fill(stats.inactive_split, from.inactive_split);
+    fill(stats.allocated_bytes, from.allocated_bytes);
+    fill(stats.reserved_bytes, from.reserved_bytes);
+    fill(stats.active_bytes, from.active_bytes);
+    fill(stats.inactive_split_bytes, from.inactive_split_bytes);
+    fill(stats.requested_bytes, from.requested_bytes);
+    stats.num_alloc_retries = from.retries;
+    stats.num_ooms = from.ooms;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { sim::reset_totals(device); }
+  void resetPeakStats(c10::DeviceIndex device) override { sim::reset_peaks(device); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    size_t total = sim::machine().capacity;
+    auto reserved = static_cast<size_t>(sim::memory_stats(device_index(npu(device))).reserved_bytes[0].current);
+    return {total - std::min(total, reserved), total};
+  }
+};
+
+// Stands before torch's host allocator: while a host kernel runs for a card, its memory comes from that card.
+class Redirect final : public c10::Allocator {
+ public:
+  explicit Redirect(c10::Allocator* host) : host_(host) {}
+  c10::DataPtr allocate(size_t bytes) override {
+    if (sim::kernel_device == sim::kNoDevice) [[likely]] return host_->allocate(bytes);
+    int status = sim::kOk;
+    sim::Shortage shortage;
+    void* data = sim::allocate_for_kernel(bytes, &status, &shortage);
+    if (status != sim::kOk) raise_out_of_memory(sim::kernel_device, bytes, shortage);
+    return {data, data, &free_block, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_by_owner; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
+
+ private:
+  c10::Allocator* host_;
+};
+
+// Page-locked memory is ordinary memory here; what counts is that torch knows it as pinned.
+class PinnedAllocator final : public at::HostAllocator {
+ public:
+  static PinnedAllocator& get() {
+    static auto* allocator = new PinnedAllocator();
+    return *allocator;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = nullptr;
+    if (bytes > 0 && posix_memalign(&data, 4096, bytes) != 0) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "The host has no memory left for ", bytes, " pinned bytes.");
+    }
+    if (data != nullptr) {
+      std::lock_guard<std::mutex> guard(mutex_);
+      live_[data] = bytes;
+    }
+    return {data, data, &free_pinned, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+
+  bool owns(const void* data) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto after = live_.upper_bound(data);
+    if (after == live_.begin()) return false;
+    auto [begin, bytes] = *std::prev(after);
+    return static_cast<const char*>(data) < static_cast<const char*>(begin) + bytes;
+  }
+
+ private:
+  static void free_pinned(void* data) {
+    auto& self = get();
+    {
+      std::lock_guard<std::mutex> guard(self.mutex_);
+      self.live_.erase(data);
+    }
+    free(data);
+  }
+  std::mutex mutex_;
+  std::map<const void*, size_t> live_;
+};
+
+c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t kind, c10::SymInt bytes,
+                                                    c10::DataPtr data, c10::Allocator* allocator, bool resizable) {
+  if (!data && allocator != nullptr) data = allocator->allocate(static_cast<size_t>(bytes.expect_int()));
+  return c10::make_intrusive<NpuStorage>(kind, std::move(bytes), std::move(data), allocator, resizable);
+}
+
+}  // namespace
+
+c10::DeviceAllocator* allocator() {
+  static auto* one = new DeviceAllocator();
+  return one;
+}
+
+at::HostAllocator* pinned_allocator() { return &PinnedAllocator::get(); }
+bool is_pinned(const void* data) { return PinnedAllocator::get().owns(data); }
+
+c10::DataPtr allocate(int device, size_t bytes) {
+  if (sim::forked_after_use()) raise_forked();
+  void* data = nullptr;
+  sim::Shortage shortage;
+  int status = sim::allocate(device, sim::current_stream(device), bytes, &data, &shortage);
+  if (status == sim::kOutOfMemory) raise_out_of_memory(device, bytes, shortage);
+  check(status, "allocate", "c10_npu::SetDevice(device)");
+  return {data, data, &free_block, npu(device)};
+}
+
+c10::DataPtr into_device(c10::DataPtr data, size_t bytes, int device) {
+  if (data.get() != nullptr && sim::device_of(data.get()) == device && data.get_context() == data.get()) {
+    sim::adopt(data.get());
+    data.unsafe_set_device(npu(device));
+    return data;
+  }
+  c10::DataPtr copy = allocate(device, bytes);
+  if (bytes > 0 && data.get() != nullptr) memcpy(copy.get(), data.get(), bytes);
+  return copy;
+}
+
+c10::Storage make_storage(c10::DataPtr data, size_t bytes) {
+  return c10::Storage(c10::make_intrusive<NpuStorage>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                      allocator(), /*resizable=*/true));
+}
+
+// ---- NpuStorage
+
+c10::Storage NpuStorage::shadow() {
+  void* bytes = const_cast<void*>(data());
+  c10::StorageImpl* shadow = shadow_.load(std::memory_order_acquire);
+  if (shadow == nullptr) [[unlikely]] {
+    auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes(),
+                                                      c10::DataPtr(bytes, c10::Device(c10::kCPU)),
+                                                      c10::GetCPUAllocator(), /*resizable=*/true);
+    c10::StorageImpl* mine = made.release();
+    if (shadow_.compare_exchange_strong(shadow, mine, std::memory_order_acq_rel)) {
+      shadow = mine;
+    } else {
+      c10::raw::intrusive_ptr::decref(mine);
+    }
+  }
+  if (shadow->data() != bytes || shadow->nbytes() != nbytes()) [[unlikely]] {
+    shadow->set_data_ptr_noswap(c10::DataPtr(bytes, c10::Device(c10::kCPU)));
+    shadow->set_nbytes(nbytes());
+  }
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow));
+}
+
+void NpuStorage::release_resources() {
+  if (c10::StorageImpl* shadow = shadow_.exchange(nullptr)) c10::raw::intrusive_ptr::decref(shadow);
+  c10::StorageImpl::release_resources();
+}
+
+NpuStorage::~NpuStorage() {
+  if (c10::StorageImpl* shadow = shadow_.exchange(nullptr)) c10::raw::intrusive_ptr::decref(shadow);
+}
+
+void register_memory() {
+  c10::SetAllocator(kNpu, allocator());
+  c10::SetStorageImplCreate(kNpu, &create_storage);
+  at::setHostAllocator(kNpu, &PinnedAllocator::get());
+  c10::Allocator* host = c10::GetCPUAllocator();
+  host_free = host->raw_deleter();
+  c10::SetCPUAllocator(new Redirect(host), /*priority=*/255);
+}
+
+}  // namespace toprope::glue

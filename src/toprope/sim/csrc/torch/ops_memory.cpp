@@ -1,0 +1,189 @@
+// Operators about memory itself: making tensors, views, copies, resizing.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include "call.h"
+
+namespace toprope::glue {
+
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided, "Tensors of layout ",
+                              c10::layout_or_default(layout), " are not supported on npu.");
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
+}
+
+Tensor new_tensor(size_t bytes, c10::ScalarType dtype, std::optional<c10::Device> device) {
+  int index = device_index(c10::device_or_default(device));
+  return at::detail::make_tensor<c10::TensorImpl>(make_storage(allocate(index, bytes), bytes),
+                                                  c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                  c10::scalarTypeToTypeMeta(dtype));
+}
+
+Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std::optional<c10::Layout> layout,
+             std::optional<c10::Device> device, std::optional<bool> pin_memory,
+             std::optional<c10::MemoryFormat> memory_format) {
+  check_options(layout, pin_memory);
+  at::detail::check_size_nonnegative(size);
+  c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
+  Tensor tensor =
+      new_tensor(at::detail::computeStorageNbytesContiguous(size, c10::elementSize(dtype)), dtype, device);
+  if (size.size() != 1 || size[0] != 0) tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  if (memory_format.value_or(c10::MemoryFormat::Contiguous) != c10::MemoryFormat::Contiguous) {
+    tensor.unsafeGetTensorImpl()->empty_tensor_restride(*memory_format);
+  }
+  return tensor;
+}
+
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::ScalarType> dtype_or_none,
+                     std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                     std::optional<bool> pin_memory) {
+  check_options(layout, pin_memory);
+  at::detail::check_size_nonnegative(size);
+  c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
+  Tensor tensor = new_tensor(at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype)), dtype, device);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+Tensor view(const Tensor& self, IntArrayRef size) { return at::native::view(self, size); }
+Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
+  return at::native::_reshape_alias(self, size, stride);
+}
+Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step) {
+  return at::native::unfold(self, dimension, size, step);
+}
+
+// ---- copies
+
+bool on_npu(const Tensor& tensor) { return tensor.device().type() == kNpu; }
+
+void count_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
+  sim::Counters& all = *sim::counters;
+  uint64_t bytes = from.numel() * from.element_size();
+  if (on_npu(to) && on_npu(from)) {
+    if (to.device() == from.device()) {
+      static sim::Kind* const kind = sim::kind("aten::copy_");
+      sim::add(kind->calls);
+      sim::add(all.operators);
+      return;
+    }
+    sim::add(all.copies_between);
+    sim::add(all.bytes_between, bytes);
+    return;
+  }
+  const Tensor& host = on_npu(to) ? from : to;
+  sim::add(on_npu(to) ? all.copies_to_card : all.copies_from_card);
+  sim::add(on_npu(to) ? all.bytes_to_card : all.bytes_from_card, bytes);
+  // A card reads and writes pageable memory only while the host waits.
+  if (!non_blocking || !host.is_pinned()) sim::add(all.synchronisations);
+}
+
+Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
+  if (self.is_same(src)) return self;
+  if (sim::forked_after_use()) raise_forked();
+  count_copy(self, src, non_blocking);
+  for (const Tensor* tensor : {&static_cast<const Tensor&>(self), &src}) {
+    if (on_npu(*tensor)) wait_for_current_stream(tensor->device().index());
+  }
+  Tensor to = on_npu(self) ? host_alias(self) : self;
+  at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);
+  return self;
+}
+
+Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
+  Tensor target = to;
+  copy_(target, self, non_blocking);
+  return to;
+}
+
+const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
+  c10::DeviceGuard guard(self.device());
+  wait_for_current_stream(self.device().index());
+  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), memory_format);
+}
+
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
+  resize_(to, self.sym_sizes(), std::nullopt);
+  return copy_from(self, to, false);
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) {
+  sim::add(sim::counters->synchronisations);
+  wait_for_current_stream(self.device().index());
+  return at::native::_local_scalar_dense_cpu(host_alias(self));
+}
+
+void record_stream(Tensor& self, c10::Stream stream) { allocator()->recordStream(self.storage().data_ptr(), stream); }
+
+// ---- storages
+
+Tensor& set_storage_offset(Tensor& self, c10::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  c10::DeviceGuard guard(self.device());
+  return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
+}
+Tensor& set_storage(Tensor& self, c10::Storage source) { return at::native::set_(self, std::move(source)); }
+Tensor& set_tensor(Tensor& self, const Tensor& source) { return at::native::set_tensor_(self, source); }
+Tensor& set_empty(Tensor& self) {
+  return set_storage_offset(self, make_storage(allocate(self.device().index(), 0), 0), 0, {0}, {});
+}
+
+// A host tensor over the card's bytes that keeps them alive: for collectives, kernels and numpy.
+Tensor host_view(const Tensor& tensor) {
+  wait_for_current_stream(tensor.device().index());
+  auto* kept = new c10::Storage(tensor.storage());
+  c10::DataPtr data(const_cast<void*>(kept->data()), kept, [](void* it) { delete static_cast<c10::Storage*>(it); },
+                    c10::Device(c10::kCPU));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), kept->nbytes(), std::move(data), nullptr, /*resizable=*/false);
+  c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
+  Tensor view = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kHostKeys, from->dtype());
+  view.unsafeGetTensorImpl()->set_storage_offset(from->storage_offset());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(from->sizes(), from->strides());
+  return view;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(toprope_sim, m) { m.def("host_view(Tensor tensor) -> Tensor"); }
+TORCH_LIBRARY_IMPL(toprope_sim, PrivateUse1, m) { m.impl("host_view", &host_view); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("unfold", &unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("copy_", &copy_);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("resize_", &resize_);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+  m.impl("record_stream", &record_stream);
+  m.impl("set_.source_Storage_storage_offset", &set_storage_offset);
+  m.impl("set_.source_Storage", &set_storage);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_empty);
+}
+
+}  // namespace toprope::glue

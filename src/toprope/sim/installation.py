@@ -1,0 +1,169 @@
+"""Puts the simulated cards into the torch of this process."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import time
+import tomllib
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+from toprope import chips
+from toprope.errors import EnvironmentProblem, InstallError
+from toprope.sim.spec import SimSpec
+
+__all__ = ["autoload", "install", "installed"]
+
+_log = logging.getLogger("toprope")
+_lock = threading.RLock()
+_state: list[SimSpec] = []
+
+_WAIT_LIMIT = 1091
+"""Seconds a wait for a stream may take: the default time limit of an operator on A2 and A3 cards."""
+
+_PADDING = 32
+"""Bytes that torch_npu adds to a request before it rounds it."""
+
+_FIRST_WITHOUT_PADDING = 260
+"""The first SocVersion (Ascend 950) on which it adds none."""
+
+
+def installed() -> SimSpec | None:
+    """The simulated cards of this process, None where there are none."""
+    return _state[0] if _state else None
+
+
+def install(
+    chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False
+) -> None:
+    """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
+
+    Asking again for the same cards does nothing.
+
+    Args:
+        chip: name of the chip, such as "910B3".
+        count: number of cards, 1 to 16.
+        hbm: device memory of a card ("256MB", "1GiB" or bytes); None for the chip's own.
+        force: install also where a real torch_npu is installed, which then must not be imported.
+
+    Raises:
+        UnknownChipError, UsageError, SizeError: what was asked for makes no sense.
+        InstallError: this process already has other simulated cards, a real torch_npu or another device in the
+            place torch keeps for one.
+        BuildError: the native part cannot be built or loaded.
+
+    Example:
+        >>> import toprope.sim
+        >>> toprope.sim.install("910B3", count=2)
+        >>> import torch
+        >>> torch.ones(2, device="npu:1").device
+        device(type='npu', index=1)
+    """
+    _install(SimSpec.make(chip, count, hbm, force=force))
+
+
+def autoload() -> None:
+    """Installs what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
+    text = os.environ.get("TOPROPE_SIM", "").strip()
+    if text:
+        _install(SimSpec.parse(text))
+
+
+def _install(spec: SimSpec) -> None:
+    with _lock:
+        if _state:
+            _refuse_other(spec)
+            return
+        capacity = spec.capacity
+        _refuse_real(spec)
+        import torch
+
+        name = torch._C._get_privateuse1_backend_name()
+        if name != "privateuseone":
+            raise InstallError(
+                f"torch has one place for a device of others, and {name!r} has taken it in this process.",
+                do="start a process that does not import the package behind that device",
+            )
+        from toprope.sim import build
+        from toprope.sim.native import Native, load
+
+        made = build.ensure()
+        library: Native = load(made.core, made.glue)
+        chip = chips.get(spec.chip)
+        padding = _PADDING if chip.soc_version < _FIRST_WITHOUT_PADDING else 0
+        library.configure(spec.count, capacity, padding, _WAIT_LIMIT)
+        library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
+        for code, text in _error_texts().items():
+            library.set_error_text(code, text.encode())
+        _keep_counters(library)
+        _register(torch)
+        _state.append(spec)
+        _log.info("the simulated card is installed: %s", spec.format())
+
+
+def _refuse_other(spec: SimSpec) -> None:
+    now = _state[0]
+    if (now.chip, now.count, now.hbm) != (spec.chip, spec.count, spec.hbm):
+        raise InstallError(
+            f"this process already has {now.count} simulated {now.chip}; it cannot get {spec.count} {spec.chip} as well.",
+            f"installed: {now.format()}; asked for: {spec.format()}",
+            "install once, or use a process for each kind of card",
+        )
+
+
+def _refuse_real(spec: SimSpec) -> None:
+    real = sys.modules.get("torch_npu")
+    if real is not None and not hasattr(real, "__toprope__"):
+        raise InstallError(
+            "the real torch_npu is loaded in this process; a simulated card cannot take its place.",
+            f"torch_npu {getattr(real, '__version__', '?')} from {getattr(real, '__file__', '?')}",
+            "install the simulated card before torch_npu is imported: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from"
+            " importing it, or use `toprope run --device sim`",
+        )
+    if spec.force or real is not None:
+        return
+    found = importlib.util.find_spec("torch_npu")
+    if found is not None and not getattr(found.loader, "__toprope__", False):
+        raise InstallError(
+            "a real torch_npu is installed here, and where it is, it wins.",
+            str(found.origin),
+            "run on the real card, or ask for the simulated one all the same: install(..., force=True)",
+        )
+
+
+def _error_texts() -> dict[int, str]:
+    data = tomllib.loads(resources.files("toprope.sim").joinpath("error_codes.toml").read_text())
+    return {int(code): entry["text"] for code, entry in data["codes"].items()}
+
+
+def _keep_counters(library: object) -> None:
+    """Keeps the counters in a file where a run collects them; it outlives a process that is killed."""
+    folder = os.environ.get("TOPROPE_RUN_DIR", "")
+    if not folder:
+        return
+    path = Path(folder) / f"{os.getpid()}-{time.time_ns()}.counters"
+    error = library.keep_counters_in(str(path).encode())  # type: ignore[attr-defined]
+    if error:
+        raise EnvironmentProblem(
+            "the counters of this run cannot be kept.",
+            f"{path}: {errno.errorcode.get(error, error)}",
+            "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
+        )
+
+
+def _register(torch: ModuleType) -> None:
+    """Names the device and gives torch its namespace and its methods (Tensor.npu, Module.npu, ...)."""
+    torch.utils.rename_privateuse1_backend("npu")
+    from toprope.sim import npu
+
+    torch._register_device_module("npu", npu)
+    sys.modules["torch.npu"] = npu
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )

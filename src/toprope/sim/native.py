@@ -1,0 +1,74 @@
+"""The simulator's C functions, with their types."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TASK", "Native", "load", "native"]
+
+TASK = ctypes.CFUNCTYPE(c_int, c_void_p)
+"""A function that a stream can be given: it returns 0, or the code of its failure."""
+
+_loaded: list[Native] = []
+
+
+class Native:
+    """Both shared objects; each attribute is a C function of csrc/core/api.cpp or csrc/torch."""
+
+    def __init__(self, core: Path, glue: Path) -> None:
+        self._core = ctypes.CDLL(str(core), mode=ctypes.RTLD_GLOBAL)
+        self.torch_version = self._get(self._core, "ts_torch_version", c_char_p)
+        import torch
+
+        torch.ops.load_library(str(glue))
+        self._glue = ctypes.CDLL(str(glue))
+
+        get, core_lib = self._get, self._core
+        self.configure = get(core_lib, "ts_configure", c_int, c_int, c_uint64, c_uint64, c_int)
+        self.describe = get(core_lib, "ts_describe", None, c_char_p, c_char_p, c_int)
+        self.keep_counters_in = get(core_lib, "ts_keep_counters_in", c_int, c_char_p)
+        self.counters = get(core_lib, "ts_counters", c_void_p)
+        self.device_count = get(core_lib, "ts_device_count", c_int)
+        self.is_initialised = get(core_lib, "ts_is_initialised", c_int)
+        self.physical_id = get(core_lib, "ts_physical_id", c_int, c_int)
+        self.current_device = get(core_lib, "ts_current_device", c_int)
+        self.set_device = get(core_lib, "ts_set_device", c_int, c_int)
+        self.exchange_device = get(core_lib, "ts_exchange_device", c_int, c_int)
+        self.forked_after_use = get(core_lib, "ts_forked_after_use", c_int)
+        self.allocate = get(core_lib, "ts_allocate", c_int, c_int, c_int64, c_uint64, ctypes.POINTER(c_void_p))
+        self.release = get(core_lib, "ts_release", None, c_void_p)
+        self.device_of = get(core_lib, "ts_device_of", c_int, c_void_p)
+        self.empty_cache = get(core_lib, "ts_empty_cache", None, c_int)
+        self.reset_peaks = get(core_lib, "ts_reset_peaks", None, c_int)
+        self.reset_totals = get(core_lib, "ts_reset_totals", None, c_int)
+        self.set_fraction = get(core_lib, "ts_set_fraction", None, c_int, c_double)
+        self.fraction = get(core_lib, "ts_fraction", c_double, c_int)
+        self.memory_stats = get(core_lib, "ts_memory_stats", None, c_int, ctypes.POINTER(c_int64))
+        self.launch = get(core_lib, "ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
+        self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
+        self.elapsed_ms = get(self._glue, "tsg_elapsed_ms", c_double, c_void_p, c_void_p)
+
+    @staticmethod
+    def _get(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+        return function  # type: ignore[no-any-return]
+
+
+def load(core: Path, glue: Path) -> Native:
+    """Loads both objects; torch knows the device from here on."""
+    if not _loaded:
+        _loaded.append(Native(core, glue))
+    return _loaded[0]
+
+
+@cache
+def native() -> Native:
+    """The loaded functions. Only to be called after `load`."""
+    return _loaded[0]

@@ -1,0 +1,70 @@
+"""Autocast with torch_npu's arguments, and the switches behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast as _autocast
+
+from toprope.sim.npu.devices import is_bf16_supported
+
+__all__ = [
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "get_amp_supported_dtype",
+    "get_autocast_dtype",
+    "is_autocast_enabled",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+]
+
+
+class autocast(_autocast):  # noqa: N801 - torch's own name
+    """`torch.autocast("npu", ...)`; float16 unless another dtype is given."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True
+    ) -> None:
+        super().__init__("npu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """`torch.amp.custom_fwd` for npu."""
+    made: Callable[..., Any] = torch.amp.custom_fwd(fwd, device_type="npu", cast_inputs=cast_inputs)
+    return made
+
+
+custom_bwd = partial(torch.amp.custom_bwd, device_type="npu")
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Dtypes that autocast may run in on this chip."""
+    if is_bf16_supported():
+        return [torch.float16, torch.bfloat16, torch.float32]
+    return [torch.float16, torch.float32]
+
+
+def is_autocast_enabled() -> bool:
+    """Whether autocast is on for npu in this thread."""
+    return torch.is_autocast_enabled("npu")
+
+
+def set_autocast_enabled(enable: bool) -> None:
+    """Switches autocast for npu in this thread."""
+    torch.set_autocast_enabled("npu", enable)
+
+
+def get_autocast_dtype() -> torch.dtype:
+    """The dtype of autocast for npu in this thread."""
+    return torch.get_autocast_dtype("npu")
+
+
+def set_autocast_dtype(dtype: torch.dtype) -> None:
+    """Sets the dtype of autocast for npu in this thread."""
+    torch.set_autocast_dtype("npu", dtype)

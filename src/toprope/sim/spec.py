@@ -1,0 +1,103 @@
+"""What simulated cards a process is to have: pure reading and writing of TOPROPE_SIM."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from toprope import chips
+from toprope.errors import SettingError, UsageError
+from toprope.sizes import parse_size
+
+__all__ = ["MAX_CARDS", "SimSpec"]
+
+MAX_CARDS = 16
+"""Most cards of one simulated machine, as on an Atlas 800T A3 (16 dies)."""
+
+_HEAD = re.compile(r"(?P<chip>[A-Za-z0-9_.-]+?)(?:[xX](?P<count>\d+))?")
+_SWITCH = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
+
+
+@dataclass(frozen=True)
+class SimSpec:
+    """The cards of one simulated machine.
+
+    Attributes:
+        chip: name of the chip as `toprope.chips` has it, such as "910B3".
+        count: number of cards, 1 to 16.
+        hbm: device memory of a card in bytes where the user set it, else None (the chip's own).
+        force: whether to install beside a real torch_npu.
+    """
+
+    chip: str = "910B3"
+    count: int = 1
+    hbm: int | None = None
+    force: bool = False
+
+    @classmethod
+    def make(
+        cls, chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False
+    ) -> SimSpec:
+        """A checked specification.
+
+        Raises:
+            UnknownChipError: no chip of that name is known.
+            UsageError: count is not an integer from 1 to 16.
+            SizeError: hbm is not a size.
+        """
+        name = chips.get(chip).name
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_CARDS:
+            raise UsageError(
+                f"{count!r} is not a number of cards.", do=f"ask for 1 to {MAX_CARDS} cards, all of one chip"
+            )
+        return cls(name, count, None if hbm is None else parse_size(hbm), force)
+
+    @classmethod
+    def parse(cls, text: str) -> SimSpec:
+        """The specification that TOPROPE_SIM spells, such as "910B3x2,hbm=256MB".
+
+        Raises:
+            SettingError: the text is not of that form.
+            UnknownChipError, UsageError, SizeError: as for `make`.
+        """
+        head, *options = [part.strip() for part in text.split(",")]
+        match = _HEAD.fullmatch(head)
+        if match is None:
+            raise _malformed(text, f"{head!r} does not begin with a chip")
+        hbm: str | None = None
+        force = False
+        for option in options:
+            key, _, value = option.partition("=")
+            if key == "hbm" and value:
+                hbm = value
+            elif key == "force" and value.lower() in _SWITCH:
+                force = _SWITCH[value.lower()]
+            else:
+                raise _malformed(text, f"{option!r} is not an option")
+        return cls.make(match["chip"], int(match["count"] or 1), hbm, force=force)
+
+    def format(self) -> str:
+        """The text that `parse` reads back as this specification."""
+        text = self.chip if self.count == 1 else f"{self.chip}x{self.count}"
+        if self.hbm is not None:
+            text += f",hbm={self.hbm}"
+        return f"{text},force=on" if self.force else text
+
+    @property
+    def capacity(self) -> int:
+        """Device memory of one card in bytes."""
+        if self.hbm is not None:
+            return self.hbm
+        figure = chips.get(self.chip).hbm_mib
+        if figure is None:
+            raise UsageError(
+                f"the device memory of a {self.chip} is not public.", do="give it yourself: hbm=SIZE, such as hbm=128GiB"
+            )
+        return figure * 2**20
+
+
+def _malformed(text: str, why: str) -> SettingError:
+    return SettingError(
+        f"TOPROPE_SIM={text!r} cannot be read: {why}.",
+        do='write CHIP[xCOUNT][,hbm=SIZE][,force=on], such as "910B3x2,hbm=256MB"',
+    )
