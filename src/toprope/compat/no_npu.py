@@ -23,6 +23,9 @@ __all__ = [
     "uninstall",
 ]
 
+__toprope_stand_in__ = True
+"""Says to whoever installs a card that this `torch.npu` may be replaced; `uninstall` takes it away."""
+
 _NEED_A_CARD = frozenset((
     "current_device", "current_stream", "default_stream", "device", "device_of", "get_device_limit", "get_device_name",
     "get_device_properties", "get_rng_state", "get_rng_state_all", "get_stream_limit", "init", "initial_seed",

@@ -1,0 +1,119 @@
+"""`toprope run` with the simulated card itself: each case is a real process with torch."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def toprope(folder: Path, code: str, *options: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """Run this code in a folder, and give how it ended and the report as data. It may say nothing on stderr itself."""
+    (folder / "program.py").write_text(textwrap.dedent(code))
+    names = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "PYTHON", "TORCH", "ASCEND")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    done = subprocess.run(
+        [sys.executable, "-m", "toprope", "run", "--json", *options, "program.py"],
+        cwd=folder, env=kept | variables, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("toprope: ")]  # a first run builds
+    assert len(lines) == 1, done.stderr
+    return done, json.loads(lines[0])
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    """A module path with a torch_npu that breaks `import torch` itself, as it does on a machine without CANN."""
+    stubs = tmp_path / "stubs"
+    (stubs / "torch_npu").mkdir(parents=True)
+    (stubs / "torch_npu" / "__init__.py").write_text(
+        "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+    )
+    info = stubs / "torch_npu-2.13.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+    return str(stubs)
+
+
+def test_import_torch_alone_gives_the_card_and_the_report_its_figures(tmp_path: Path) -> None:
+    code = """
+        import os, sys, torch
+        x = torch.ones(1024, 1024).npu()
+        y = (x + x).cpu()
+        print(torch.npu.is_available(), torch.npu.device_count(), "TORCH_DEVICE_BACKEND_AUTOLOAD" in os.environ)
+        sys.stdout.flush()
+        os._exit(5)
+    """
+    done, facts = toprope(tmp_path, code, "--chip", "910B3")
+    assert (done.returncode, done.stdout) == (5, "True 1 False\n")
+    assert (facts["device"], facts["chosen_by"], facts["exit_status"]) == ("sim", "user", 5)
+    (card,) = facts["simulated"]
+    assert (card["chip"], card["processes"], card["visible_cards"]) == ("910B3", 1, 1)
+    assert card["copies"]["to_card"] == {"number": 1, "bytes": 4 * 2**20}
+    assert card["copies"]["from_card"] == {"number": 1, "bytes": 4 * 2**20}
+    assert card["operators"]["calls"] >= 1
+    assert any("add" in name for name in card["operators"]["by_name"])
+    (used,) = card["used_cards"]
+    assert (used["name"], used["capacity"]) == ("npu:0", 64 * 2**30)
+    assert 8 * 2**20 <= used["peak_allocated"] <= used["peak_reserved"]
+
+
+def test_children_are_counted_even_when_they_are_killed(tmp_path: Path) -> None:
+    code = """
+        import os, signal, subprocess, sys
+        child = "import torch_npu, torch, os, signal; x = torch.ones(2**20).npu(); os.kill(os.getpid(), signal.SIGKILL)"
+        seen = {**os.environ, "ASCEND_RT_VISIBLE_DEVICES": "1"}
+        print(subprocess.run([sys.executable, "-c", child], env=seen).returncode)
+    """
+    done, facts = toprope(tmp_path, code, "--chip", "910B2", "--count", "2", "--hbm", "64MiB")
+    assert (done.returncode, done.stdout) == (0, "-9\n")
+    (card,) = facts["simulated"]
+    assert (card["chip"], card["hbm_by_user"], card["processes"]) == ("910B2", True, 1)
+    assert [(used["name"], used["capacity"]) for used in card["used_cards"]] == [("card 1", 64 * 2**20)]
+
+
+def test_a_torch_npu_that_breaks_torch_does_not_break_a_run(tmp_path: Path, broken: str) -> None:
+    code = """
+        import importlib.metadata, torch, torch_npu
+        print(torch.ones(1).npu().device, torch_npu.__version__ == importlib.metadata.version("torch-npu"))
+    """
+    done, facts = toprope(tmp_path, code, PYTHONPATH=broken)
+    assert (done.returncode, done.stdout) == (0, "npu:0 True\n")
+    assert facts["chosen_by"] == "toprope"
+    assert (facts["real_card"]["state"], facts["real_card"]["reason"]) == ("broken", "libhccl.so is missing")
+
+
+def test_who_switches_autoload_off_gets_the_card_with_torch_npu(tmp_path: Path) -> None:
+    code = """
+        import os, torch
+        print(hasattr(torch, "npu"), os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"])
+        import torch_npu
+        print(torch.ones(1).npu().device)
+    """
+    done, _ = toprope(tmp_path, code, "--device", "sim", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (done.returncode, done.stdout) == (0, "False 0\nnpu:0\n")
+
+
+LIBRARIES = """
+    from transformers.utils import is_torch_npu_available
+    from accelerate.utils import is_npu_available
+    import torch
+    print(is_torch_npu_available(), is_npu_available(), torch.npu.is_available(), torch.npu.device_count())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [(["--chip", "910B3", "--count", "2"], "True True True 2\n"), (["--device", "cpu"], "False False False 0\n")],
+)
+def test_libraries_find_the_card_only_where_there_is_one(tmp_path: Path, options: list[str], seen: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    done, facts = toprope(tmp_path, LIBRARIES, *options)
+    assert (done.returncode, done.stdout) == (0, seen)
+    assert all(not card["used_cards"] for card in facts["simulated"])
