@@ -91,7 +91,9 @@ def test_masked_processes_are_merged_by_the_machines_own_numbers() -> None:
 
 def test_a_card_that_no_process_installed() -> None:
     seen = text(choice=Choice("sim", SimSpec("910B3", 2, hbm=GIB)))
-    assert seen.startswith("toprope: the program did not touch the card: no process of it imported torch\n")
+    assert seen.startswith(
+        "toprope: the program did not touch the card: none of its processes loaded it (it comes with `import torch`)\n"
+    )
     assert "910B3 (20 cube / 40 vector cores, 1.0 GiB, set by the user), 2 of it" in seen
     assert "8.4 s" in seen
 

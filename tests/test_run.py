@@ -61,7 +61,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 CPU = "toprope: ran with the CPU (--device cpu), "
-UNTOUCHED = "toprope: the program did not touch the card: no process of it imported torch\n"
+UNTOUCHED = (
+    "toprope: the program did not touch the card: none of its processes loaded it (it comes with `import torch`)\n"
+)
 SHOW = "import os, json; print(json.dumps(dict(os.environ)))"
 
 

@@ -143,7 +143,10 @@ def _lines(outcome: Outcome) -> Iterable[str]:
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)
-        yield "toprope: the program did not touch the card: no process of it imported torch"
+        yield (
+            "toprope: the program did not touch the card: "
+            "none of its processes loaded it (it comes with `import torch`)"
+        )
         yield _line(
             "card", f"{_chip_text(choice.spec.chip, size, choice.spec.hbm is not None)}, {choice.spec.count} of it"
         )

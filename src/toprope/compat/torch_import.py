@@ -87,14 +87,20 @@ def _load_backends() -> None:
     """Do what torch does at the end of its import, with the simulated card in place of torch_npu.
 
     Raises:
+        TopropeError: the simulated card cannot be installed.
         RuntimeError: the entry point of another backend failed; torch's own words.
     """
     from toprope.compat.finder import CARD_NAMES
+    from toprope.errors import TopropeError
 
     # by name and not through its entry point: toprope need not be installed in this Python
     from toprope.sim import _autoload
 
-    _autoload()
+    try:
+        _autoload()
+    except TopropeError as error:
+        # it says what to do; where in the simulator it arose helps nobody and hides that
+        raise error.with_traceback(None) from None
     from importlib.metadata import entry_points
 
     for backend in entry_points(group="torch.backends"):
