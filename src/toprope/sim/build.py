@@ -31,10 +31,17 @@ CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
 _NOTE = "build.json"
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = (
-    "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden"
-    " -Wno-psabi -Wno-interference-size -Wno-unknown-warning-option"
-).split()
+_FLAGS = [
+    "-std=c++20",
+    "-O2",
+    "-g0",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-Wno-psabi",
+    "-Wno-interference-size",
+    "-Wno-unknown-warning-option",
+]
 _LOCK_LIMIT = 900.0  # seconds to wait for another process that builds the same
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -13,10 +13,15 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
 from toprope.sim.spec import SimSpec
+from toprope.sizes import gibibytes
+
+if TYPE_CHECKING:
+    from toprope.sim.native import Native
 
 __all__ = ["autoload", "install", "installed"]
 
@@ -39,9 +44,7 @@ def installed() -> SimSpec | None:
     return _state[0] if _state else None
 
 
-def install(
-    chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False
-) -> None:
+def install(chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False) -> None:
     """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
     Asking again for the same cards does nothing.
@@ -91,13 +94,14 @@ def _install(spec: SimSpec) -> None:
                 do="start a process that does not import the package behind that device",
             )
         from toprope.sim import build
-        from toprope.sim.native import Native, load
+        from toprope.sim.native import load
 
         made = build.ensure()
-        library: Native = load(made.core, made.glue)
+        library = load(made.core, made.glue)
         chip = chips.get(spec.chip)
-        padding = _PADDING if chip.soc_version < _FIRST_WITHOUT_PADDING else 0
-        library.configure(spec.count, capacity, padding, _WAIT_LIMIT)
+        padding = _PADDING if (chip.soc_version or 0) < _FIRST_WITHOUT_PADDING else 0
+        if library.configure(spec.count, capacity, padding, _WAIT_LIMIT) != 0:
+            raise _no_addresses(spec, capacity)
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())
@@ -111,7 +115,7 @@ def _refuse_other(spec: SimSpec) -> None:
     now = _state[0]
     if (now.chip, now.count, now.hbm) != (spec.chip, spec.count, spec.hbm):
         raise InstallError(
-            f"this process already has {now.count} simulated {now.chip}; it cannot get {spec.count} {spec.chip} as well.",
+            f"this process already has {now.count} simulated {now.chip}; it cannot have {spec.count} {spec.chip} too.",
             f"installed: {now.format()}; asked for: {spec.format()}",
             "install once, or use a process for each kind of card",
         )
@@ -137,28 +141,44 @@ def _refuse_real(spec: SimSpec) -> None:
         )
 
 
+def _no_addresses(spec: SimSpec, capacity: int) -> EnvironmentProblem:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return EnvironmentProblem(
+        f"the system does not grant the addresses for {spec.count} cards of {gibibytes(capacity)}.",
+        f"limit on the process's addresses (ulimit -v): {'none' if limit < 0 else gibibytes(limit)};"
+        " /proc/sys/vm/overcommit_memory",
+        "raise the limit, or simulate smaller cards: hbm=4GiB",
+    )
+
+
 def _error_texts() -> dict[int, str]:
     data = tomllib.loads(resources.files("toprope.sim").joinpath("error_codes.toml").read_text())
     return {int(code): entry["text"] for code, entry in data["codes"].items()}
 
 
-def _keep_counters(library: object) -> None:
-    """Keeps the counters in a file where a run collects them; it outlives a process that is killed."""
-    folder = os.environ.get("TOPROPE_RUN_DIR", "")
-    if not folder:
+def _keep_counters(library: Native) -> None:
+    """Keeps the counters in a file where a run collects them; it outlives a process that is killed.
+
+    A process that starts after its run has ended finds no folder, and keeps its counters to itself.
+    """
+    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
+    if not folder.name or not folder.is_dir():
         return
-    path = Path(folder) / f"{os.getpid()}-{time.time_ns()}.counters"
-    error = library.keep_counters_in(str(path).encode())  # type: ignore[attr-defined]
+    path = folder / f"{os.getpid()}-{time.time_ns()}.counters"
+    error = library.keep_counters_in(str(path).encode())
     if error:
         raise EnvironmentProblem(
             "the counters of this run cannot be kept.",
-            f"{path}: {errno.errorcode.get(error, error)}",
+            f"{path}: {os.strerror(error)}",
             "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
         )
 
 
 def _register(torch: ModuleType) -> None:
     """Names the device and gives torch its namespace and its methods (Tensor.npu, Module.npu, ...)."""
+    if hasattr(getattr(torch, "npu", None), "__toprope_stand_in__"):
+        del torch.npu  # the one that says there is no card
+        sys.modules.pop("torch.npu", None)
     torch.utils.rename_privateuse1_backend("npu")
     from toprope.sim import npu
 

@@ -25,7 +25,7 @@ class Native:
         self.torch_version = self._get(self._core, "ts_torch_version", c_char_p)
         import torch
 
-        torch.ops.load_library(str(glue))
+        torch.ops.load_library(str(glue))  # type: ignore[no-untyped-call]
         self._glue = ctypes.CDLL(str(glue))
 
         get, core_lib = self._get, self._core

@@ -35,9 +35,7 @@ class SimSpec:
     force: bool = False
 
     @classmethod
-    def make(
-        cls, chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False
-    ) -> SimSpec:
+    def make(cls, chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False) -> SimSpec:
         """A checked specification.
 
         Raises:
@@ -85,13 +83,18 @@ class SimSpec:
 
     @property
     def capacity(self) -> int:
-        """Device memory of one card in bytes."""
+        """Device memory of one card in bytes.
+
+        Raises:
+            UsageError: it was not given and is not public for this chip.
+        """
         if self.hbm is not None:
             return self.hbm
         figure = chips.get(self.chip).hbm_mib
         if figure is None:
             raise UsageError(
-                f"the device memory of a {self.chip} is not public.", do="give it yourself: hbm=SIZE, such as hbm=128GiB"
+                f"the device memory of a {self.chip} is not public.",
+                do="give it yourself: hbm=SIZE, such as hbm=128GiB",
             )
         return figure * 2**20
 

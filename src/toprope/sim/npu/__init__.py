@@ -8,7 +8,7 @@ from typing import Any
 from toprope.sim.native import native
 from toprope.sim.npu import amp
 from toprope.sim.npu._state import device_index as _device_index
-from toprope.sim.npu._state import lazy_init as _lazy_init
+from toprope.sim.npu._state import lazy_init as _lazy_init  # noqa: F401 - libraries call it
 from toprope.sim.npu.amp.autocast_mode import (
     get_amp_supported_dtype,
     get_autocast_dtype,

@@ -51,9 +51,7 @@ def device_index(device: Any = None, optional: bool = True, allow_cpu: bool = Fa
             return -1
         if device.type != "npu":
             kinds = "npu or cpu" if allow_cpu else "npu"
-            raise ValueError(
-                message(f"Expected a {kinds} device, but got: {device}", "ERR00003 PTA invalid value")
-            )
+            raise ValueError(message(f"Expected a {kinds} device, but got: {device}", "ERR00003 PTA invalid value"))
         if device.index is not None:
             return device.index
     elif device is not None:
@@ -63,7 +61,9 @@ def device_index(device: Any = None, optional: bool = True, allow_cpu: bool = Fa
         raise ValueError(message(f"Expected a npu device, but got: {device!r}", "ERR00003 PTA invalid value"))
     if not optional:
         raise ValueError(
-            message("Expected a device with a specified index or an integer, but got: None", "ERR00003 PTA invalid value")
+            message(
+                "Expected a device with a specified index or an integer, but got: None", "ERR00003 PTA invalid value"
+            )
         )
     return int(native().current_device())
 

@@ -39,6 +39,10 @@ def _spec() -> SimSpec:
     return spec
 
 
+def _chip() -> chips.Chip:
+    return chips.get(_spec().chip)
+
+
 def is_available() -> bool:
     """Whether the process sees a card."""
     return device_count() > 0
@@ -120,19 +124,19 @@ def get_device_name(device_name: Any = None) -> str:
         AssertionError: no card of that number.
     """
     check_index(device_name)
-    return chips.get(_spec().chip).soc_name
+    return _chip().soc_name or _chip().name
 
 
 def get_soc_version() -> int:
-    """The number of the chip in torch_npu's list of chips (223 is the 910B3)."""
+    """The number of the chip in torch_npu's list of chips (223 is the 910B3), -1 where it has none."""
     lazy_init()
-    return chips.get(_spec().chip).soc_version
+    return _chip().soc_version or -1
 
 
 def is_bf16_supported(including_emulation: bool = False) -> bool:
     """Whether the chip computes in bfloat16."""
     lazy_init()
-    return chips.get(_spec().chip).supports("bfloat16")
+    return bool(_chip().supports("bfloat16"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,7 +153,7 @@ class _NPUDeviceProperties:
     max_threads_per_multi_processor: int = 0
     warp_size: int = 0
     regs_per_multiprocessor: int = 0
-    gcnArchName: str = ""
+    gcnArchName: str = ""  # noqa: N815 - the original's name
     is_multi_gpu_board: int = 0
     is_integrated: int = 0
 
@@ -168,12 +172,11 @@ def get_device_properties(device_name: Any = None) -> _NPUDeviceProperties:
         AssertionError: no card of that number.
     """
     index = check_index(device_name)
-    spec = _spec()
-    chip = chips.get(spec.chip)
+    chip = _chip()
     physical = native().physical_id(index)
     return _NPUDeviceProperties(
-        name=chip.soc_name,
-        total_memory=spec.capacity,
+        name=get_device_name(index),
+        total_memory=_spec().capacity,
         cube_core_num=chip.cube_cores or 0,
         vector_core_num=chip.vector_cores or 0,
         L2_cache_size=(chip.l2_mib or 0) * 2**20,

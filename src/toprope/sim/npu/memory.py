@@ -146,7 +146,9 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
     if not isinstance(fraction, float):
         raise TypeError(message("Invalid type for fraction argument, must be `float`", "ERR00002 PTA invalid type"))
     if not 0 <= fraction <= 1:
-        raise ValueError(message(f"Invalid fraction value: {fraction}. Allowed range: 0~1", "ERR00003 PTA invalid value"))
+        raise ValueError(
+            message(f"Invalid fraction value: {fraction}. Allowed range: 0~1", "ERR00003 PTA invalid value")
+        )
     native().set_fraction(check_index(device), fraction)
 
 

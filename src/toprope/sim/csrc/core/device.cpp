@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
@@ -47,8 +46,7 @@ void initialise() {
   } else {
     for (int i = 0; i < the_machine.cards; i++) visible.push_back(i);
   }
-  int count = std::min<int>(static_cast<int>(visible.size()), kMaxCards);
-  count = reserve_address_space(count, the_machine.capacity) ? count : 0;
+  int count = static_cast<int>(visible.size());
   counters->card_count = count;
   for (int i = 0; i < count; i++) {
     counters->cards[i].physical = visible[i];
@@ -64,6 +62,7 @@ int configure(const Machine& machine) {
   std::lock_guard<std::mutex> guard(setup);
   if (the_machine.cards != 0 || visible_count.load() >= 0) return kInvalidParameter;
   if (machine.cards < 1 || machine.cards > kMaxCards || machine.capacity == 0) return kInvalidParameter;
+  if (!reserve_address_space(machine.cards, machine.capacity)) return kOutOfMemory;
   the_machine = machine;
   return kOk;
 }

@@ -23,7 +23,8 @@ struct Machine {
   int wait_limit_s = 0;      // longest wait for a stream
 };
 
-// Describes the machine; later calls and calls after first use change nothing and return kInvalidParameter.
+// Describes the machine and reserves the addresses of its cards. A second call changes nothing and returns
+// kInvalidParameter; kOutOfMemory where the host does not grant the addresses.
 TOPROPE_API int configure(const Machine& machine);
 TOPROPE_API const Machine& machine();
 

@@ -89,8 +89,7 @@ size_t piece_size(size_t size) {
 class Heap {
  public:
   explicit Heap(int device)
-      : device_(device),
-        begin_(address_space.base + device * address_space.stride),
+      : begin_(address_space.base + device * address_space.stride),
         pieces_(begin_, address_space.stride),
         counters_(counters->cards[device]) {
     void* table = mmap(nullptr, address_space.stride / kStep * sizeof(Block*), PROT_READ | PROT_WRITE,
@@ -414,7 +413,6 @@ class Heap {
     }
   }
 
-  const int device_;
   char* const begin_;
   Pieces pieces_;
   CardCounters& counters_;

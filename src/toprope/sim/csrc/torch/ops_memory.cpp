@@ -127,6 +127,8 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
 }
 
 at::Scalar local_scalar_dense(const Tensor& self) {
+  sim::add(sim::counters->copies_from_card);
+  sim::add(sim::counters->bytes_from_card, self.element_size());
   sim::add(sim::counters->synchronisations);
   wait_for_current_stream(self.device().index());
   return at::native::_local_scalar_dense_cpu(host_alias(self));

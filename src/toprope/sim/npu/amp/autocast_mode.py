@@ -26,15 +26,11 @@ __all__ = [
 class autocast(_autocast):  # noqa: N801 - torch's own name
     """`torch.autocast("npu", ...)`; float16 unless another dtype is given."""
 
-    def __init__(
-        self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True
-    ) -> None:
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         super().__init__("npu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 
-def custom_fwd(
-    fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
-) -> Callable[..., Any]:
+def custom_fwd(fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
     """`torch.amp.custom_fwd` for npu."""
     made: Callable[..., Any] = torch.amp.custom_fwd(fwd, device_type="npu", cast_inputs=cast_inputs)
     return made
