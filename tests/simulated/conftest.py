@@ -1,0 +1,35 @@
+"""What tests on the simulated card share: the card itself, and a known state of torch before each test.
+
+Only tests/test_simulated.py runs these modules, each in a process of its own.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+INNER = os.environ.get("TOPROPE_INNER") == "1"
+collect_ignore_glob = [] if INNER else ["*.py"]
+
+if INNER:
+    # The modules import their helpers from this folder.
+    sys.path.insert(0, str(Path(__file__).parent))
+    if not os.environ.get("TOPROPE_SIM"):
+        import toprope.sim
+
+        toprope.sim.install("910B3", count=4)
+    import torch  # with TOPROPE_SIM, this installs the card
+
+
+@pytest.fixture(autouse=True)
+def known_state() -> Iterator[None]:
+    """Seeds torch, and checks that a test leaves the current card and the default device as it found them."""
+    torch.manual_seed(0)
+    yield
+    left = torch.npu.current_device(), torch.get_default_device(), torch.npu.current_stream().stream_id
+    torch.npu.set_device(0)
+    torch.set_default_device(None)
+    torch.npu.set_stream(torch.npu.default_stream())
+    assert left == (0, torch.device("cpu"), 0)
