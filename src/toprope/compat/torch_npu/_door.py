@@ -36,8 +36,7 @@ def alias_npu(package: str) -> None:
     npu = current_npu()
     if package != _NAME:
         return
-    sys.modules[f"{_NAME}.npu"] = npu
-    for name, member in list(vars(npu).items()):
-        # A module is in torch.npu if its own name, or the name it is registered under, says so.
-        if isinstance(member, ModuleType) and member.__name__ in (f"{npu.__name__}.{name}", f"torch.npu.{name}"):
-            sys.modules[f"{_NAME}.npu.{name}"] = member
+    for name, module in list(sys.modules.items()):
+        if module is npu or name.startswith(f"{npu.__name__}."):
+            inside = module.__name__.removeprefix(npu.__name__)
+            sys.modules[f"{_NAME}.npu{inside}"] = module
