@@ -1,7 +1,10 @@
 """The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none."""
 
+from toprope.sim import faults
 from toprope.sim.installation import autoload as _autoload
 from toprope.sim.installation import install, installed
+from toprope.sim.records import Record
 from toprope.sim.spec import SimSpec
+from toprope.sim.tracing import trace
 
-__all__ = ["SimSpec", "_autoload", "install", "installed"]
+__all__ = ["Record", "SimSpec", "_autoload", "faults", "install", "installed", "trace"]

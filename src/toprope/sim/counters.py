@@ -7,19 +7,19 @@ date even when the process was killed.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["CardCounters", "Counters", "read", "read_run"]
+__all__ = ["CardCounters", "Counters", "names", "parse", "read", "read_run"]
 
 MAGIC = b"TOPROPE\x01"
 MAX_CARDS = 16
 MAX_KINDS = 2048
-_HEADER = struct.Struct("<8sQ32s32sQQ")
+_HEADER = struct.Struct("<8sQ32s32sQ64sQ")
 _TOTALS = struct.Struct("<8Q")
 _CARD = struct.Struct("<10Q")
 _KIND_COUNT = struct.Struct("<Q")
-_KIND = struct.Struct("<56sQ")
+_KIND = struct.Struct("<48sQQ")
 SIZE = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
 """Bytes of a counters file."""
 
@@ -78,6 +78,9 @@ class Counters:
         synchronisations: times the host waited for a card (synchronize, item, blocking copies).
         operator_calls: operators run on the cards.
         operators: operators by name with their number of calls.
+        mask: ASCEND_RT_VISIBLE_DEVICES as the process's first use of a card found it; None where it was not set.
+        undocumented: operators that ran with dtypes which no document of the vendor mentions for them, with these
+            dtypes as bits (c10::ScalarType).
     """
 
     pid: int
@@ -94,6 +97,8 @@ class Counters:
     synchronisations: int
     operator_calls: int
     operators: dict[str, int]
+    mask: str | None = None
+    undocumented: dict[str, int] = field(default_factory=dict)
 
 
 def _text(raw: bytes) -> str:
@@ -104,7 +109,7 @@ def parse(data: bytes) -> Counters | None:
     """The figures in the bytes of a counters file; None when it is not one or was never filled in."""
     if len(data) < SIZE:
         return None
-    magic, pid, chip, torch_version, flags, count = _HEADER.unpack_from(data)
+    magic, pid, chip, torch_version, flags, mask, count = _HEADER.unpack_from(data)
     if magic != MAGIC:
         return None
     place = _HEADER.size
@@ -118,14 +123,26 @@ def parse(data: bytes) -> Counters | None:
     kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
     place += _KIND_COUNT.size
     operators: dict[str, int] = {}
+    undocumented: dict[str, int] = {}
     for index in range(kinds):
-        name, number = _KIND.unpack_from(data, place + index * _KIND.size)
+        name, dtypes, number = _KIND.unpack_from(data, place + index * _KIND.size)
         if number:
             operators[_text(name)] = operators.get(_text(name), 0) + number
+        if dtypes:
+            undocumented[_text(name)] = dtypes
     return Counters(
         pid, _text(chip), _text(torch_version), bool(flags & 1), cards,
         to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
+        _text(mask) if flags & 2 else None, undocumented,
     )  # fmt: skip
+
+
+def names(data: bytes) -> list[str]:
+    """Names of operators by the index that traces hold."""
+    place = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size
+    kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
+    place += _KIND_COUNT.size
+    return [_text(_KIND.unpack_from(data, place + index * _KIND.size)[0]) for index in range(kinds)]
 
 
 def read(path: Path) -> Counters | None:

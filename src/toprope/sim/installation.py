@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
+from toprope.sim import cards, faults
 from toprope.sim.spec import SimSpec
 from toprope.sizes import gibibytes
 
@@ -35,6 +38,9 @@ _WAIT_LIMIT = 1091
 _PADDING = 32
 """Bytes that torch_npu adds to a request before it rounds it."""
 
+_TRACED = 2**20
+"""Records (48 bytes each) that a process of a traced run keeps; older ones give way."""
+
 _FIRST_WITHOUT_PADDING = 260
 """The first SocVersion (Ascend 950) on which it adds none."""
 
@@ -44,7 +50,14 @@ def installed() -> SimSpec | None:
     return _state[0] if _state else None
 
 
-def install(chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False) -> None:
+def install(
+    chip: str = "910B3",
+    count: int = 1,
+    hbm: int | str | None = None,
+    *,
+    force: bool = False,
+    refuse: bool = True,
+) -> None:
     """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
     Asking again for the same cards does nothing.
@@ -54,6 +67,7 @@ def install(chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *
         count: number of cards, 1 to 16.
         hbm: device memory of a card ("256MB", "1GiB" or bytes); None for the chip's own.
         force: install also where a real torch_npu is installed, which then must not be imported.
+        refuse: let operators refuse the dtypes that the chip refuses (docs/refusals.md), with the vendor's text.
 
     Raises:
         UnknownChipError, UsageError, SizeError: what was asked for makes no sense.
@@ -68,7 +82,7 @@ def install(chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *
         >>> torch.ones(2, device="npu:1").device
         device(type='npu', index=1)
     """
-    _install(SimSpec.make(chip, count, hbm, force=force))
+    _install(SimSpec.make(chip, count, hbm, force=force, refuse=refuse))
 
 
 def autoload() -> None:
@@ -105,15 +119,16 @@ def _install(spec: SimSpec) -> None:
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())
-        _keep_counters(library)
+        _join_run(library)
         _register(torch)
         _state.append(spec)
+        faults.enter_from_environment()
         _log.info("the simulated card is installed: %s", spec.format())
 
 
 def _refuse_other(spec: SimSpec) -> None:
     now = _state[0]
-    if (now.chip, now.count, now.hbm) != (spec.chip, spec.count, spec.hbm):
+    if replace(now, force=False) != replace(spec, force=False):
         raise InstallError(
             f"this process already has {now.count} simulated {now.chip}; it cannot have {spec.count} {spec.chip} too.",
             f"installed: {now.format()}; asked for: {spec.format()}",
@@ -156,26 +171,34 @@ def _error_texts() -> dict[int, str]:
     return {int(code): entry["text"] for code, entry in data["codes"].items()}
 
 
-def _keep_counters(library: Native) -> None:
-    """Keeps the counters in a file where a run collects them; it outlives a process that is killed.
+def _join_run(library: Native) -> None:
+    """Keeps counters, and a trace where one is wanted, in the run's folder, and shares its cards with its processes.
 
-    A process that starts after its run has ended finds no folder, and keeps its counters to itself.
+    The files outlive a process that is killed. A process that starts after its run has ended finds no folder, and
+    keeps all to itself.
     """
     folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
     if not folder.name or not folder.is_dir():
         return
-    path = folder / f"{os.getpid()}-{time.time_ns()}.counters"
-    error = library.keep_counters_in(str(path).encode())
-    if error:
-        raise EnvironmentProblem(
-            "the counters of this run cannot be kept.",
-            f"{path}: {os.strerror(error)}",
-            "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
-        )
+    stem = folder / f"{os.getpid()}-{time.time_ns()}"
+    steps: list[tuple[Path, Callable[[bytes], int]]] = [
+        (stem.with_suffix(".counters"), library.keep_counters_in),
+        (folder / cards.FILE, library.share_cards),
+    ]
+    if os.environ.get("TOPROPE_TRACE"):
+        steps.append((stem.with_suffix(".trace"), lambda path: int(library.start_trace(_TRACED, path))))
+    for path, step in steps:
+        error = step(str(path).encode())
+        if error:
+            raise EnvironmentProblem(
+                "the record of this run cannot be kept.",
+                f"{path}: {os.strerror(error)}",
+                "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
+            )
 
 
 def _register(torch: ModuleType) -> None:
-    """Names the device and gives torch its namespace and its methods (Tensor.npu, Module.npu, ...)."""
+    """Names the device, gives torch its namespace, its methods (Tensor.npu, Module.npu, ...) and its backend hccl."""
     if hasattr(getattr(torch, "npu", None), "__toprope_stand_in__"):
         del torch.npu  # the one that says there is no card
         sys.modules.pop("torch.npu", None)
@@ -187,3 +210,16 @@ def _register(torch: ModuleType) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    from toprope.sim import distributed, dlpack, inductor
+    from toprope.sim.after_import import after_import
+
+    distributed.register(torch)
+    dlpack.register()
+    inductor.register()
+    after_import("torch.multiprocessing.reductions", _register_sharing)
+
+
+def _register_sharing() -> None:
+    from toprope.sim import sharing
+
+    sharing.register()

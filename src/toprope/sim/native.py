@@ -50,6 +50,30 @@ class Native:
         self.fraction = get(core_lib, "ts_fraction", c_double, c_int)
         self.memory_stats = get(core_lib, "ts_memory_stats", None, c_int, ctypes.POINTER(c_int64))
         self.launch = get(core_lib, "ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
+        self.share_cards = get(core_lib, "ts_share_cards", c_int, c_char_p)
+        self.taken_of_card = get(core_lib, "ts_taken_of_card", c_uint64, c_int)
+        self.health_of_card = get(core_lib, "ts_health_of_card", c_int, c_int)
+        self.set_health_of_card = get(core_lib, "ts_set_health_of_card", None, c_int, c_int)
+        self.start_trace = get(core_lib, "ts_start_trace", c_int, c_uint64, c_char_p)
+        self.stop_trace = get(core_lib, "ts_stop_trace", c_void_p)
+        self.forget_trace = get(core_lib, "ts_forget_trace", None)
+        self.now_ns = get(core_lib, "ts_now_ns", c_int64)
+        self.note = get(core_lib, "ts_note", None, c_int, c_char_p, c_int, c_int64, c_uint64)
+        self.fail_operator = get(core_lib, "ts_fail_operator", None, c_char_p, c_int, c_uint64)
+        self.fail_allocation = get(core_lib, "ts_fail_allocation", None, c_int64)
+        self.slow_link = get(core_lib, "ts_slow_link", None, c_double)
+        self.clear_faults = get(core_lib, "ts_clear_faults", None)
+        self.document = get(core_lib, "ts_document", None, c_char_p, c_uint64, c_uint64)
+        self.refused_dtypes = get(core_lib, "ts_refused_dtypes", c_uint64, c_char_p)
+        self.use_documents = get(core_lib, "ts_use_documents", None, c_int)
+        self.known_dtypes = get(core_lib, "ts_known_dtypes", c_uint64, c_char_p)
+        self.refuse = get(core_lib, "ts_refuse", c_int, c_int)
+        self.share = get(
+            core_lib, "ts_share", c_int, c_void_p,
+            ctypes.POINTER(c_int), ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64),
+        )  # fmt: skip
+        self.references = get(core_lib, "ts_references", c_uint64, c_void_p)
+        self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
         self.elapsed_ms = get(self._glue, "tsg_elapsed_ms", c_double, c_void_p, c_void_p)
 

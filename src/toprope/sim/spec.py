@@ -27,15 +27,25 @@ class SimSpec:
         count: number of cards, 1 to 16.
         hbm: device memory of a card in bytes where the user set it, else None (the chip's own).
         force: whether to install beside a real torch_npu.
+        refuse: whether the card refuses the dtypes that its chip refuses.
     """
 
     chip: str = "910B3"
     count: int = 1
     hbm: int | None = None
     force: bool = False
+    refuse: bool = True
 
     @classmethod
-    def make(cls, chip: str = "910B3", count: int = 1, hbm: int | str | None = None, *, force: bool = False) -> SimSpec:
+    def make(
+        cls,
+        chip: str = "910B3",
+        count: int = 1,
+        hbm: int | str | None = None,
+        *,
+        force: bool = False,
+        refuse: bool = True,
+    ) -> SimSpec:
         """A checked specification.
 
         Raises:
@@ -48,7 +58,7 @@ class SimSpec:
             raise UsageError(
                 f"{count!r} is not a number of cards.", do=f"ask for 1 to {MAX_CARDS} cards, all of one chip"
             )
-        return cls(name, count, None if hbm is None else parse_size(hbm), force)
+        return cls(name, count, None if hbm is None else parse_size(hbm), force, refuse)
 
     @classmethod
     def parse(cls, text: str) -> SimSpec:
@@ -63,23 +73,25 @@ class SimSpec:
         if match is None:
             raise _malformed(text, f"{head!r} does not begin with a chip")
         hbm: str | None = None
-        force = False
+        switches = {"force": False, "refuse": True}
         for option in options:
             key, _, value = option.partition("=")
             if key == "hbm" and value:
                 hbm = value
-            elif key == "force" and value.lower() in _SWITCH:
-                force = _SWITCH[value.lower()]
+            elif key in switches and value.lower() in _SWITCH:
+                switches[key] = _SWITCH[value.lower()]
             else:
                 raise _malformed(text, f"{option!r} is not an option")
-        return cls.make(match["chip"], int(match["count"] or 1), hbm, force=force)
+        return cls.make(match["chip"], int(match["count"] or 1), hbm, **switches)
 
     def format(self) -> str:
         """The text that `parse` reads back as this specification."""
         text = self.chip if self.count == 1 else f"{self.chip}x{self.count}"
         if self.hbm is not None:
             text += f",hbm={self.hbm}"
-        return f"{text},force=on" if self.force else text
+        if self.force:
+            text += ",force=on"
+        return text if self.refuse else f"{text},refuse=off"
 
     @property
     def capacity(self) -> int:
@@ -102,5 +114,5 @@ class SimSpec:
 def _malformed(text: str, why: str) -> SettingError:
     return SettingError(
         f"TOPROPE_SIM={text!r} cannot be read: {why}.",
-        do='write CHIP[xCOUNT][,hbm=SIZE][,force=on], such as "910B3x2,hbm=256MB"',
+        do='write CHIP[xCOUNT][,hbm=SIZE][,force=on][,refuse=off], such as "910B3x2,hbm=256MB"',
     )

@@ -48,8 +48,7 @@ char* Pieces::take(size_t size) {
 }
 
 void Pieces::give_back(char* data, size_t size) {
-  madvise(data, size, MADV_DONTNEED);
-  mprotect(data, size, PROT_NONE);
+  mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   auto hole = holes_.emplace(static_cast<size_t>(data - begin_), size).first;
   if (auto next = std::next(hole); next != holes_.end() && hole->first + hole->second == next->first) {
     hole->second += next->second;

@@ -3,10 +3,14 @@
 
 #include <unistd.h>
 
+#include "cards.h"
 #include "counters.h"
 #include "device.h"
+#include "faults.h"
 #include "memory.h"
+#include "sharing.h"
 #include "stream.h"
+#include "trace.h"
 
 using namespace toprope::sim;
 
@@ -22,7 +26,7 @@ EXPORT void ts_describe(const char* chip, const char* torch_version, int capacit
   counters->pid = static_cast<uint64_t>(getpid());
   strncpy(counters->chip, chip, sizeof(Counters::chip) - 1);
   strncpy(counters->torch_version, torch_version, sizeof(Counters::torch_version) - 1);
-  counters->flags = capacity_by_user ? 1 : 0;
+  counters->flags |= capacity_by_user ? 1 : 0;
   memcpy(counters->magic, "TOPROPE\x01", sizeof(Counters::magic));
 }
 
@@ -73,3 +77,56 @@ EXPORT int ts_launch(int device, int64_t id, int (*function)(void*), void* argum
   stream(device, id).push([function, argument] { return function(argument); });
   return kOk;
 }
+
+// ---- cards of a run
+
+EXPORT int ts_share_cards(const char* path) { return share_cards(path); }
+EXPORT uint64_t ts_taken_of_card(int physical) { return taken_of_card(physical); }
+EXPORT int ts_health_of_card(int physical) { return health_of_card(physical); }
+EXPORT void ts_set_health_of_card(int physical, int code) { set_health_of_card(physical, code); }
+
+// ---- trace
+
+EXPORT int ts_start_trace(uint64_t capacity, const char* path) { return start_trace(capacity, path); }
+EXPORT const void* ts_stop_trace() { return stop_trace(); }
+EXPORT void ts_forget_trace() { forget_trace(); }
+EXPORT int64_t ts_now_ns() { return now_ns(); }
+EXPORT void ts_note(int act, const char* name, int device, int64_t begin_ns, uint64_t bytes) {
+  if (!watching(kTracing)) return;
+  write_record({.begin_ns = begin_ns, .end_ns = now_ns(), .bytes = bytes,
+                .stream = static_cast<int32_t>(current_stream(device)),
+                .kind = static_cast<uint16_t>(index_of(kind(name))), .act = static_cast<Act>(act),
+                .device = static_cast<int8_t>(device)});
+}
+
+// ---- faults and refusals
+
+EXPORT void ts_fail_operator(const char* name, int code, uint64_t after) { fail_operator(name, code, after); }
+EXPORT void ts_fail_allocation(int64_t after) { fail_allocation(after); }
+EXPORT void ts_slow_link(double ns_per_byte) { slow_link(ns_per_byte); }
+EXPORT void ts_clear_faults() { clear_faults(); }
+EXPORT void ts_document(const char* name, uint64_t refused, uint64_t known) {
+  int index = index_of(kind(name));
+  refused_dtypes[index] = refused;
+  known_dtypes[index] = known;
+}
+EXPORT uint64_t ts_refused_dtypes(const char* name) { return refused_dtypes[index_of(kind(name))]; }
+EXPORT uint64_t ts_known_dtypes(const char* name) { return known_dtypes[index_of(kind(name))]; }
+EXPORT void ts_use_documents(int on) { documented = on != 0; }
+EXPORT int ts_refuse(int on) {  // whether it was on before
+  int before = watching(kRefusals);
+  watch(kRefusals, on != 0);
+  return before;
+}
+
+// ---- memory shared between processes
+
+EXPORT int ts_share(void* data, int* file, uint64_t* bytes, uint64_t* offset) {
+  Share made;
+  int error = share(data, &made);
+  *file = made.file;
+  *bytes = made.bytes;
+  *offset = made.offset;
+  return error;
+}
+EXPORT uint64_t ts_references(const void* data) { return references(data); }

@@ -17,7 +17,8 @@ struct CardCounters {
 };
 
 struct Kind {
-  char name[56];
+  char name[48];
+  Counter undocumented;  // dtypes it ran with that no document of the vendor mentions; bits are c10::ScalarType
   Counter calls;
 };
 
@@ -26,7 +27,8 @@ struct Counters {
   uint64_t pid;
   char chip[32];
   char torch_version[32];
-  uint64_t flags;  // bit 0: the capacity was set by the user
+  uint64_t flags;  // bit 0: the capacity was set by the user; bit 1: ASCEND_RT_VISIBLE_DEVICES was set
+  char mask[64];   // its value
   uint64_t card_count;
   Counter copies_to_card, bytes_to_card, copies_from_card, bytes_from_card, copies_between, bytes_between;
   Counter synchronisations, operators;

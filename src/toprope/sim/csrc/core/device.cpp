@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -42,6 +43,8 @@ void initialise() {
   if (visible_count.load() >= 0) return;
   const char* mask = getenv("ASCEND_RT_VISIBLE_DEVICES");
   if (mask != nullptr) {
+    counters->flags |= 2;
+    strncpy(counters->mask, mask, sizeof(Counters::mask) - 1);
     visible = read_mask(mask, the_machine.cards);
   } else {
     for (int i = 0; i < the_machine.cards; i++) visible.push_back(i);

@@ -26,6 +26,7 @@ struct Block;
 // What a failed allocation found, in bytes.
 struct Shortage {
   uint64_t capacity = 0, allocated = 0, reserved = 0;
+  uint64_t taken = 0;  // by all processes
 };
 
 // Reserves the addresses of all cards. Called once, by the device layer.

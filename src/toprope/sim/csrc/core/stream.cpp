@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "trace.h"
+
 namespace toprope::sim {
 
 namespace {
@@ -56,11 +58,16 @@ void Stream::run() {
       task = std::move(queue_.front());
       queue_.pop_front();
     }
+    int64_t began = watching(kTracing) ? now_ns() : 0;
     int status = task();
     task = nullptr;
+    if (began != 0) {
+      write_record({.begin_ns = began, .end_ns = now_ns(), .stream = static_cast<int32_t>(id), .kind = kNoKind,
+                    .act = Act::kTask, .device = static_cast<int8_t>(device)});
+    }
     {
       std::lock_guard<std::mutex> guard(mutex_);
-      if (failure_ == kOk) failure_ = status;
+      if (status != kOk) fail(status);
       done.fetch_add(1, std::memory_order_release);
     }
     progress_.notify_all();
@@ -74,9 +81,12 @@ int Stream::wait() {
   if (!progress_.wait_for(lock, std::chrono::seconds(machine().wait_limit_s), [&] { return done >= target; })) {
     return kWaitTimeout;
   }
-  int status = failure_;
-  failure_ = kOk;
-  return status;
+  return take_failure();
+}
+
+void Stream::fail(int code) {
+  int none = kOk;
+  failure_.compare_exchange_strong(none, code);
 }
 
 Stream& stream(int device, int64_t id) {

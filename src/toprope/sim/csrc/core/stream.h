@@ -23,6 +23,12 @@ class Stream {
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.
   TOPROPE_API int wait();
 
+  // Keeps a failure of work that has already run, for the next wait.
+  TOPROPE_API void fail(int code);
+
+  // The code of the first failure since it was last asked for, without waiting.
+  int take_failure() { return failure_.load(std::memory_order_relaxed) == kOk ? kOk : failure_.exchange(kOk); }
+
   bool is_idle() const {
     return done.load(std::memory_order_acquire) == submitted.load(std::memory_order_relaxed);
   }
@@ -38,7 +44,7 @@ class Stream {
   std::condition_variable work_, progress_;
   std::deque<std::function<int()>> queue_;
   bool started_ = false;
-  int failure_ = kOk;
+  std::atomic<int> failure_{kOk};
 };
 
 constexpr int64_t kDefaultStream = 0;

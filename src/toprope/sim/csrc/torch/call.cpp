@@ -64,6 +64,9 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   } else if (device != device_) {
     other_device_ = device;
   }
+  int dtype = static_cast<int>(tensor.scalar_type());
+  if (dtype_ < 0) dtype_ = dtype;
+  dtypes_ |= uint64_t{1} << dtype;
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
   return alias;
@@ -90,10 +93,42 @@ void Call::begin() {
   if (device_ == sim::kNoDevice) device_ = device_index(npu(sim::current_device()));
   if (other_device_ != sim::kNoDevice) [[unlikely]] refuse_devices(npu(other_device_));
   if (saw_host_ && !host_operands_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
-  if (sim::forked_after_use()) [[unlikely]] raise_forked();
+  check_usable(device_);
+  if (sim::watching(~0u)) [[unlikely]] begin_watched();
   wait_for_current_stream(device_);
   sim::add(sim::counters->operators);
   sim::add(kind_->calls);
+}
+
+void Call::begin_watched() {
+  if (sim::watching(sim::kRefusals)) {
+    int index = sim::index_of(kind_);
+    if (uint64_t refused = sim::refused_dtypes[index] & dtypes_) raise_refused(kind_, refused);
+    uint64_t undocumented = sim::documented ? dtypes_ & ~sim::known_dtypes[index] : 0;
+    if ((undocumented & ~kind_->undocumented.load(std::memory_order_relaxed)) != 0) kind_->undocumented |= undocumented;
+  }
+  if (sim::watching(sim::kFaults)) {
+    int code = sim::fault_of_operator(kind_);
+    if (code != sim::kOk) {
+      static const bool blocking = [] {
+        const char* set = getenv("ASCEND_LAUNCH_BLOCKING");
+        return set != nullptr && set[0] == '1';
+      }();
+      if (blocking) raise_status(code, kind_->name, "launch");
+      sim::stream(device_, sim::current_stream(device_)).fail(code);
+    }
+  }
+  if (sim::watching(sim::kTracing)) began_ns_ = sim::now_ns();
+}
+
+void Call::record() const {
+  sim::write_record({.begin_ns = began_ns_,
+                     .end_ns = sim::now_ns(),
+                     .stream = static_cast<int32_t>(sim::current_stream(device_)),
+                     .kind = static_cast<uint16_t>(sim::index_of(kind_)),
+                     .act = sim::Act::kOperator,
+                     .device = static_cast<int8_t>(device_),
+                     .dtype = static_cast<int8_t>(dtype_)});
 }
 
 void Call::finish() {

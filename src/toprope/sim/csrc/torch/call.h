@@ -23,6 +23,11 @@ class Call {
  public:
   // `kind` counts the operator. Operands from the host are refused unless `host_operands`; scalars always pass.
   explicit Call(sim::Kind* kind, bool host_operands = false) : kind_(kind), host_operands_(host_operands) {}
+  ~Call() {
+    if (began_ns_ != 0) [[unlikely]] record();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   at::Tensor in(const at::Tensor& tensor) { return take(tensor, c10::MaybeOwned<at::Tensor>::borrowed(tensor)); }
   at::Tensor in_owned(at::Tensor tensor) {
@@ -53,12 +58,17 @@ class Call {
   };
   at::Tensor take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original);
   [[noreturn]] void refuse_devices(c10::Device other) const;
+  void begin_watched();
+  void record() const;
 
   sim::Kind* kind_;
   bool host_operands_;
   bool saw_host_ = false;
   int device_ = sim::kNoDevice;
   int other_device_ = sim::kNoDevice;
+  int dtype_ = -1;         // of the first operand
+  uint64_t dtypes_ = 0;    // of all operands; bits are c10::ScalarType
+  int64_t began_ns_ = 0;   // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "../core/cards.h"
 #include "glue.h"
 #include "random.h"
 
@@ -22,6 +23,12 @@ int device_index(c10::Device device) {
   return index;
 }
 
+void check_usable(int device) {
+  if (sim::forked_after_use()) [[unlikely]] raise_forked();
+  int health = sim::health_of_card(sim::physical_id(device));
+  if (health != sim::kOk) [[unlikely]] raise_status(health, "SetDevice", "c10_npu::SetDevice(device)");
+}
+
 void wait_for_stream_slowly(sim::Stream& stream) {
   check(stream.wait(), "synchronize", "aclrtSynchronizeStream(stream)");
 }
@@ -29,7 +36,7 @@ void wait_for_stream_slowly(sim::Stream& stream) {
 namespace {
 
 void choose(int device, const char* function) {
-  if (sim::forked_after_use()) raise_forked();
+  if (sim::is_device(device)) check_usable(device);
   check(sim::set_device(device), function, "c10_npu::SetDevice(device)");
 }
 
@@ -39,7 +46,34 @@ int exchange(int device) {
   return former;
 }
 
-void count_wait() { sim::add(sim::counters->synchronisations); }
+// Counts a wait of the host, and records it where somebody traces.
+class Wait {
+ public:
+  explicit Wait(int device, int64_t stream = -1)
+      : began_(sim::watching(sim::kTracing) ? sim::now_ns() : 0), device_(device), stream_(stream) {
+    sim::add(sim::counters->synchronisations);
+  }
+  ~Wait() {
+    if (began_ == 0) return;
+    sim::write_record({.begin_ns = began_, .end_ns = sim::now_ns(), .stream = static_cast<int32_t>(stream_),
+                       .act = sim::Act::kSynchronise, .device = static_cast<int8_t>(device_)});
+  }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+ private:
+  int64_t began_;
+  int device_;
+  int64_t stream_;
+};
+
+void note_event(sim::Act act, const sim::EventPointer& event, const c10::Stream& stream) {
+  if (!sim::watching(sim::kTracing)) return;
+  int64_t now = sim::now_ns();
+  sim::write_record({.begin_ns = now, .end_ns = now, .address = reinterpret_cast<uint64_t>(event.get()),
+                     .stream = static_cast<int32_t>(stream.id()), .act = act,
+                     .device = static_cast<int8_t>(stream.device_index())});
+}
 
 c10::Stream to_torch(int device, int64_t id) { return c10::Stream(c10::Stream::UNSAFE, npu(device), id); }
 sim::Stream& to_core(const c10::Stream& stream) { return sim::stream(device_index(stream.device()), stream.id()); }
@@ -81,12 +115,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &to_core(stream); }
   bool queryStream(const c10::Stream& stream) const override { return to_core(stream).is_idle(); }
   void synchronizeStream(const c10::Stream& stream) const override {
-    count_wait();
+    Wait wait(stream.device_index(), stream.id());
     wait_for_stream_slowly(to_core(stream));
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    count_wait();
     int index = device_index(npu(device < 0 ? sim::current_device() : device));
+    Wait wait(index);
+    check_usable(index);
     check(sim::wait_for_device(index), "synchronize", "aclrtSynchronizeDevice()");
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
@@ -98,14 +133,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new sim::EventPointer(std::make_shared<sim::Event>());
+    note_event(sim::Act::kEventRecord, to_event(*event), stream);
     sim::record(to_event(*event), to_core(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) sim::wait_for(to_event(event), to_core(stream));
+    if (event == nullptr) return;
+    note_event(sim::Act::kEventWait, to_event(event), stream);
+    sim::wait_for(to_event(event), to_core(stream));
   }
   bool queryEvent(void* event) const override { return event == nullptr || sim::has_passed(to_event(event)); }
   void synchronizeEvent(void* event) const override {
-    count_wait();
+    Wait wait(sim::current_device());
     if (event != nullptr) check(sim::wait_for(to_event(event)), "synchronize", "aclrtSynchronizeEvent(event)");
   }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {

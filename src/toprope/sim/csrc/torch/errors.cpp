@@ -20,6 +20,11 @@ std::map<int, std::string>& texts() {
   return *all;
 }
 
+std::map<std::pair<const sim::Kind*, int>, std::string>& refusals() {
+  static auto* all = new std::map<std::pair<const sim::Kind*, int>, std::string>();
+  return *all;
+}
+
 std::string text_of(int status) {
   std::lock_guard<std::mutex> guard(mutex);
   auto found = texts().find(status);
@@ -61,13 +66,23 @@ void raise_status(int status, const char* function, const char* call) {
 }
 
 void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage) {
-  uint64_t free = shortage.capacity - std::min(shortage.capacity, shortage.reserved);
+  uint64_t free = shortage.capacity - std::min(shortage.capacity, shortage.taken);
   TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(bytes), " (NPU ",
                    device, "; ", binary_size(shortage.capacity), " total capacity; ", binary_size(shortage.allocated),
                    " already allocated; ", binary_size(shortage.allocated), " current active; ", binary_size(free),
                    " free; ", binary_size(shortage.reserved),
                    " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
                    " max_split_size_mb to avoid fragmentation.");
+}
+
+void raise_refused(const sim::Kind* kind, uint64_t dtypes) {
+  int dtype = __builtin_ctzll(dtypes);
+  std::string text;
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    text = refusals()[{kind, dtype}];
+  }
+  TORCH_CHECK(false, text, trailer("ERR01100 OPS call acl api failed"));
 }
 
 void raise_forked() {
@@ -81,4 +96,11 @@ void raise_forked() {
 extern "C" TOPROPE_API void tsg_set_error_text(int status, const char* text) {
   std::lock_guard<std::mutex> guard(toprope::glue::mutex);
   toprope::glue::texts()[status] = text;
+}
+
+// The text with which the chip refuses an operator for a dtype (a c10::ScalarType).
+extern "C" TOPROPE_API void tsg_set_refusal(const char* name, int dtype, const char* text) {
+  const toprope::sim::Kind* kind = toprope::sim::kind(name);
+  std::lock_guard<std::mutex> guard(toprope::glue::mutex);
+  toprope::glue::refusals()[{kind, dtype}] = text;
 }

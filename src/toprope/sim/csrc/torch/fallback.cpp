@@ -103,7 +103,10 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     value = call.in_generator(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
   }
   call.begin();
-  if (op.waits) sim::add(sim::counters->synchronisations);
+  if (op.waits) {
+    sim::add(sim::counters->synchronisations);
+    synchronise_current_stream(call.device());
+  }
   sim::KernelScope scope(call.device());
   handle.redispatchBoxed(kHostKeys, stack);
   call.finish();

@@ -6,9 +6,12 @@
 
 #include <atomic>
 
+#include "../core/counters.h"
 #include "../core/device.h"
+#include "../core/faults.h"
 #include "../core/memory.h"
 #include "../core/stream.h"
+#include "../core/trace.h"
 
 namespace toprope::glue {
 
@@ -20,6 +23,7 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 [[noreturn]] void raise_status(int status, const char* function, const char* call);
 [[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
 [[noreturn]] void raise_forked();
+[[noreturn]] void raise_refused(const sim::Kind* kind, uint64_t dtypes);
 
 inline void check(int status, const char* function, const char* call) {
   if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);
@@ -60,5 +64,15 @@ inline void wait_for_current_stream(int device) {
   sim::Stream& stream = sim::stream(device, sim::current_stream(device));
   if (!stream.is_idle()) [[unlikely]] wait_for_stream_slowly(stream);
 }
+
+// As above, and reports what failed on the stream: where the host learns something from the card.
+inline void synchronise_current_stream(int device) {
+  sim::Stream& stream = sim::stream(device, sim::current_stream(device));
+  if (!stream.is_idle()) [[unlikely]] wait_for_stream_slowly(stream);
+  check(stream.take_failure(), "synchronize", "aclrtSynchronizeStream(stream)");
+}
+
+// Raises what a card that is not well, or a process that cannot use one, raises.
+void check_usable(int device);
 
 }  // namespace toprope::glue

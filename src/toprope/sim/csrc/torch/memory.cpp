@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "../core/cards.h"
 #include "glue.h"
 
 namespace toprope::glue {
@@ -71,8 +72,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override { sim::reset_peaks(device); }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     size_t total = sim::machine().capacity;
-    auto reserved = static_cast<size_t>(sim::memory_stats(device_index(npu(device))).reserved_bytes[0].current);
-    return {total - std::min(total, reserved), total};
+    size_t taken = sim::taken_of_card(sim::physical_id(device_index(npu(device))));
+    return {total - std::min(total, taken), total};
   }
 };
 
@@ -159,7 +160,7 @@ at::HostAllocator* pinned_allocator() { return &PinnedAllocator::get(); }
 bool is_pinned(const void* data) { return PinnedAllocator::get().owns(data); }
 
 c10::DataPtr allocate(int device, size_t bytes) {
-  if (sim::forked_after_use()) raise_forked();
+  check_usable(device);
   void* data = nullptr;
   sim::Shortage shortage;
   int status = sim::allocate(device, sim::current_stream(device), bytes, &data, &shortage);

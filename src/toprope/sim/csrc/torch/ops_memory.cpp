@@ -76,34 +76,85 @@ Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step)
 
 bool on_npu(const Tensor& tensor) { return tensor.device().type() == kNpu; }
 
-void count_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
-  sim::Counters& all = *sim::counters;
-  uint64_t bytes = from.numel() * from.element_size();
-  if (on_npu(to) && on_npu(from)) {
-    if (to.device() == from.device()) {
-      static sim::Kind* const kind = sim::kind("aten::copy_");
-      sim::add(kind->calls);
-      sim::add(all.operators);
-      return;
-    }
-    sim::add(all.copies_between);
-    sim::add(all.bytes_between, bytes);
-    return;
-  }
-  const Tensor& host = on_npu(to) ? from : to;
-  sim::add(on_npu(to) ? all.copies_to_card : all.copies_from_card);
-  sim::add(on_npu(to) ? all.bytes_to_card : all.bytes_from_card, bytes);
-  // A card reads and writes pageable memory only while the host waits.
-  if (!non_blocking || !host.is_pinned()) sim::add(all.synchronisations);
+sim::Act direction(const Tensor& to, const Tensor& from) {
+  if (!on_npu(from)) return sim::Act::kCopyToCard;
+  if (!on_npu(to)) return sim::Act::kCopyFromCard;
+  return to.device() == from.device() ? sim::Act::kOperator : sim::Act::kCopyBetween;
 }
+
+// What a copy is for the counters, for the trace and for the link between host and card.
+class Copy {
+ public:
+  Copy(const Tensor& to, const Tensor& from, bool non_blocking)
+      : act_(direction(to, from)),
+        device_((on_npu(to) ? to : from).device().index()),
+        other_(on_npu(from) ? from.device().index() : device_),
+        dtype_(static_cast<int>(from.scalar_type())),
+        bytes_(from.numel() * from.element_size()),
+        began_ns_(sim::watching(sim::kTracing | sim::kTrafficLimits) ? sim::now_ns() : 0) {
+    sim::Counters& all = *sim::counters;
+    switch (act_) {
+      case sim::Act::kCopyToCard:
+        count(all.copies_to_card, all.bytes_to_card);
+        break;
+      case sim::Act::kCopyFromCard:
+        count(all.copies_from_card, all.bytes_from_card);
+        break;
+      case sim::Act::kCopyBetween:
+        count(all.copies_between, all.bytes_between);
+        return;
+      default:
+        sim::add(kind()->calls);
+        sim::add(all.operators);
+        return;
+    }
+    // A card reads and writes pageable memory only while the host waits.
+    if (!non_blocking || !(on_npu(to) ? from : to).is_pinned()) {
+      sim::add(all.synchronisations);
+      synchronise_current_stream(device_);
+    }
+  }
+  ~Copy() {
+    if (began_ns_ == 0) return;
+    bool over_link = act_ == sim::Act::kCopyToCard || act_ == sim::Act::kCopyFromCard;
+    if (over_link && sim::watching(sim::kTrafficLimits)) sim::wait_for_link(bytes_, began_ns_);
+    if (!sim::watching(sim::kTracing)) return;
+    sim::write_record({.begin_ns = began_ns_,
+                       .end_ns = sim::now_ns(),
+                       .bytes = bytes_,
+                       .stream = static_cast<int32_t>(sim::current_stream(device_)),
+                       .kind = static_cast<uint16_t>(sim::index_of(kind())),
+                       .act = act_,
+                       .device = static_cast<int8_t>(device_),
+                       .other_device = static_cast<int8_t>(other_),
+                       .dtype = static_cast<int8_t>(dtype_)});
+  }
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+
+ private:
+  static sim::Kind* kind() {
+    static sim::Kind* const one = sim::kind("aten::copy_");
+    return one;
+  }
+  void count(sim::Counter& copies, sim::Counter& bytes) const {
+    sim::add(copies);
+    sim::add(bytes, bytes_);
+  }
+  sim::Act act_;
+  int device_, other_, dtype_;
+  uint64_t bytes_;
+  int64_t began_ns_;
+};
 
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
-  if (sim::forked_after_use()) raise_forked();
-  count_copy(self, src, non_blocking);
   for (const Tensor* tensor : {&static_cast<const Tensor&>(self), &src}) {
-    if (on_npu(*tensor)) wait_for_current_stream(tensor->device().index());
+    if (!on_npu(*tensor)) continue;
+    check_usable(tensor->device().index());
+    wait_for_current_stream(tensor->device().index());
   }
+  Copy copy(self, src, non_blocking);
   Tensor to = on_npu(self) ? host_alias(self) : self;
   at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);
   return self;
@@ -130,8 +181,16 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   sim::add(sim::counters->copies_from_card);
   sim::add(sim::counters->bytes_from_card, self.element_size());
   sim::add(sim::counters->synchronisations);
-  wait_for_current_stream(self.device().index());
-  return at::native::_local_scalar_dense_cpu(host_alias(self));
+  int64_t began = sim::watching(sim::kTracing) ? sim::now_ns() : 0;
+  int device = self.device().index();
+  synchronise_current_stream(device);
+  at::Scalar value = at::native::_local_scalar_dense_cpu(host_alias(self));
+  if (began != 0) {
+    sim::write_record({.begin_ns = began, .end_ns = sim::now_ns(), .bytes = static_cast<uint64_t>(self.element_size()),
+                       .stream = static_cast<int32_t>(sim::current_stream(device)), .act = sim::Act::kCopyFromCard,
+                       .device = static_cast<int8_t>(device), .dtype = static_cast<int8_t>(self.scalar_type())});
+  }
+  return value;
 }
 
 void record_stream(Tensor& self, c10::Stream stream) { allocator()->recordStream(self.storage().data_ptr(), stream); }

@@ -1,0 +1,48 @@
+// The cards of one run, shared by its processes through a small file: who holds how much memory, which card is well.
+//
+// A file of zeros is a valid beginning, so that nobody has to make it first. Where there is no run, the same structure
+// lies in private memory and the process has the cards to itself. Read by ../../cards.py.
+#pragma once
+#include <cstdint>
+
+#include "counters.h"
+
+namespace toprope::sim {
+
+constexpr int kMaxProcesses = 256;
+
+struct SharedCard {
+  Counter reserved;   // bytes taken by all processes
+  Counter unhealthy;  // 0, or the code with which the card fails
+  Counter spare[6];
+};
+
+struct ProcessSlot {
+  Counter pid;      // 0: the slot is free
+  Counter started;  // start of the process in clock ticks since boot: tells it from a later one with its number
+  char name[32];
+  Counter reserved[kMaxCards];  // by physical card
+};
+
+struct Cards {
+  SharedCard cards[kMaxCards];
+  ProcessSlot processes[kMaxProcesses];
+};
+
+static_assert(sizeof(SharedCard) == 64 && sizeof(ProcessSlot) == 176);
+
+// Shares the cards with the other users of this file. Returns 0 or an errno. Only before memory is taken.
+TOPROPE_API int share_cards(const char* path);
+
+// Takes bytes from a physical card; false where all processes together would hold more than the capacity.
+bool take_from_card(int physical, uint64_t bytes, uint64_t capacity);
+void give_back_to_card(int physical, uint64_t bytes);
+
+// Bytes of a physical card taken by all living processes.
+TOPROPE_API uint64_t taken_of_card(int physical);
+
+// The code with which a physical card fails, 0 while it is well.
+TOPROPE_API int health_of_card(int physical);
+TOPROPE_API void set_health_of_card(int physical, int code);
+
+}  // namespace toprope::sim

@@ -1,0 +1,35 @@
+// Failures on demand: what a test wants to go wrong.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "counters.h"
+
+namespace toprope::sim {
+
+// The operator fails with a code after so many calls that succeed, each time from then on. Code 0 takes it back.
+TOPROPE_API void fail_operator(const char* name, int code, uint64_t after);
+
+// The allocation after so many that succeed fails, once; a negative number takes it back.
+TOPROPE_API void fail_allocation(int64_t after);
+
+// Copies between host and card take at least this long for a byte; 0 takes it back.
+TOPROPE_API void slow_link(double ns_per_byte);
+
+TOPROPE_API void clear_faults();
+
+// ---- asked by operators, only while `watching(kFaults)` or `watching(kTrafficLimits)`
+
+TOPROPE_API int fault_of_operator(const Kind* kind);  // kOk, or the code to fail with
+bool fault_of_allocation();
+TOPROPE_API void wait_for_link(uint64_t bytes, int64_t began_ns);
+
+// ---- dtypes that the chip refuses; bits are c10::ScalarType
+
+TOPROPE_API extern uint64_t refused_dtypes[kMaxKinds];
+TOPROPE_API extern uint64_t known_dtypes[kMaxKinds];  // documented for the operator; 0: nothing is documented
+TOPROPE_API extern bool documented;                    // whether the vendor's documents are loaded at all
+
+inline int index_of(const Kind* kind) { return static_cast<int>(kind - counters->kinds); }
+
+}  // namespace toprope::sim

@@ -1,0 +1,102 @@
+#include "trace.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+
+#include "stream.h"
+
+namespace toprope::sim {
+
+std::atomic<uint32_t> watched{0};
+
+namespace {
+
+std::mutex mutex;
+std::atomic<Trace*> current{nullptr};
+Trace* retired = nullptr;  // the place of a past trace: kept, since a late writer may still reach it
+size_t retired_bytes = 0, current_bytes = 0;
+bool in_file = false;
+
+Record* records(Trace* trace) { return reinterpret_cast<Record*>(trace + 1); }
+
+int64_t wall_clock_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+}  // namespace
+
+void watch(uint32_t what, bool on) {
+  if (on) {
+    watched.fetch_or(what);
+  } else {
+    watched.fetch_and(~what);
+  }
+}
+
+int start_trace(uint64_t capacity, const char* path) {
+  std::lock_guard<std::mutex> guard(mutex);
+  if (current != nullptr) return EBUSY;
+  size_t bytes = sizeof(Trace) + capacity * sizeof(Record);
+  void* place = MAP_FAILED;
+  if (path != nullptr) {
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) return errno;
+    int error = ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    if (error == 0) place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (error != 0) return error;
+  } else if (retired != nullptr && retired_bytes == bytes) {
+    place = retired;
+    retired = nullptr;
+  } else {
+    place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  if (place == MAP_FAILED) return errno;
+  auto* trace = static_cast<Trace*>(place);
+  trace->capacity = capacity;
+  trace->written = 0;
+  trace->began_ns = now_ns();
+  trace->wall_ns = wall_clock_ns();
+  trace->pid = static_cast<uint64_t>(getpid());
+  memcpy(trace->magic, "TRTRACE\x01", sizeof trace->magic);
+  current = trace;
+  current_bytes = bytes;
+  in_file = path != nullptr;
+  watch(kTracing, true);
+  return 0;
+}
+
+const Trace* stop_trace() {
+  watch(kTracing, false);
+  return current;
+}
+
+void forget_trace() {
+  std::lock_guard<std::mutex> guard(mutex);
+  watch(kTracing, false);
+  Trace* trace = current.exchange(nullptr);
+  if (trace == nullptr || in_file) return;
+  madvise(trace, current_bytes, MADV_DONTNEED);
+  retired = trace;
+  retired_bytes = current_bytes;
+}
+
+void write_record(Record record) {
+  static thread_local uint32_t thread = static_cast<uint32_t>(syscall(SYS_gettid));
+  Trace* trace = current.load(std::memory_order_acquire);
+  if (trace == nullptr || trace->capacity == 0) return;
+  record.thread = thread;
+  uint64_t place = trace->written.fetch_add(1, std::memory_order_relaxed);
+  records(trace)[place % trace->capacity] = record;
+}
+
+}  // namespace toprope::sim

@@ -1,0 +1,66 @@
+// The record of what a program did to the cards, written while somebody traces; a ring whose oldest entries give way.
+// Read by ../../trace.py.
+#pragma once
+#include <cstdint>
+
+#include "counters.h"
+
+namespace toprope::sim {
+
+enum class Act : uint8_t {
+  kOperator = 1,
+  kCopyToCard,
+  kCopyFromCard,
+  kCopyBetween,
+  kAllocate,
+  kFree,
+  kEventRecord,
+  kEventWait,
+  kSynchronise,
+  kTask,
+  kCollective,
+};
+
+struct Record {
+  int64_t begin_ns = 0, end_ns = 0;  // steady clock
+  uint64_t bytes = 0;                // of copies, allocations, collectives
+  uint64_t address = 0;              // of allocations; the event's of events
+  uint32_t thread = 0;
+  int32_t stream = 0;
+  uint16_t kind = 0xffff;            // index of the operator's name
+  Act act = Act::kOperator;
+  int8_t device = -1;
+  int8_t other_device = -1;          // of copies between cards
+  int8_t dtype = -1;                 // c10::ScalarType of an operator's first tensor
+  uint8_t cube = 0, vector = 0;      // cores, 0 where they are not known
+};
+
+constexpr uint16_t kNoKind = 0xffff;
+
+static_assert(sizeof(Record) == 48);
+
+struct Trace {
+  char magic[8];
+  uint64_t capacity;
+  Counter written;  // records ever written; record i lies at i % capacity
+  int64_t began_ns;
+  uint64_t pid;
+  int64_t wall_ns;  // wall clock at began_ns, to lay traces of several processes side by side
+  uint64_t spare[2];
+};
+
+// What operators have to look out for besides their work. All bits are off in an ordinary run.
+enum Watch : uint32_t { kTracing = 1, kFaults = 2, kRefusals = 4, kTrafficLimits = 8 };
+TOPROPE_API extern std::atomic<uint32_t> watched;
+inline bool watching(uint32_t what) { return (watched.load(std::memory_order_relaxed) & what) != 0; }
+TOPROPE_API void watch(uint32_t what, bool on);
+
+// Begins a trace of so many records, in a file where a path is given. Returns 0, an errno, or EBUSY while another runs.
+TOPROPE_API int start_trace(uint64_t capacity, const char* path);
+// Ends it. The records stay readable at the address until `forget_trace`.
+TOPROPE_API const Trace* stop_trace();
+TOPROPE_API void forget_trace();
+
+TOPROPE_API void write_record(Record record);  // fills in the thread
+
+}  // namespace toprope::sim

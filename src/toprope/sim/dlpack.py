@@ -1,0 +1,29 @@
+"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side has to be told."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["register"]
+
+_EXTENSION = 12
+"""kDLExtDev of the DLPack standard (dlpack.h)."""
+
+
+def register() -> None:
+    """Lets `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
+    ours = torch.Tensor.__dlpack_device__
+    if hasattr(ours, "__toprope__"):
+        return
+
+    @functools.wraps(ours)
+    def dlpack_device(self: torch.Tensor) -> Any:
+        if self.device.type == "npu":
+            return _EXTENSION, self.device.index
+        return ours(self)
+
+    dlpack_device.__toprope__ = True  # type: ignore[attr-defined]
+    torch.Tensor.__dlpack_device__ = dlpack_device  # type: ignore[method-assign]

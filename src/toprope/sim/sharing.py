@@ -1,0 +1,87 @@
+"""Device tensors handed from process to process: the receiver sees the sender's memory, nothing is copied.
+
+A piece of device memory moves into a file without a name when it is first shared; the receiver maps that file. The
+sender keeps a block from reuse while a receiver holds it. A receiver keeps its view when the sender ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from toprope.sim.native import native
+
+__all__ = ["collect", "register"]
+
+_kept: list[torch.UntypedStorage] = []
+"""Storages that receivers hold, or are still to receive."""
+
+_lock = threading.Lock()
+
+
+def collect() -> None:
+    """Lets go of storages that no receiver holds any more; `torch.npu.ipc_collect`."""
+    with _lock:
+        _kept[:] = [storage for storage in _kept if native().references(storage.data_ptr())]
+
+
+def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What a pickle for another process holds in place of a tensor."""
+    if tensor.device.type != "npu":
+        reduced: tuple[Callable[..., Any], tuple[Any, ...]] = reductions.reduce_tensor(tensor)
+        return reduced
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support"
+            " crossing process boundaries. If you just want to transfer the data, call detach() on the tensor before"
+            " serializing (e.g., putting it on the queue)."
+        )
+    collect()
+    torch.npu.synchronize(tensor.device)  # type: ignore[attr-defined]
+    storage = tensor.untyped_storage()
+    memory = _share(storage)
+    meta = (tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad)
+    return _rebuild, (type(tensor), tensor.device.index, memory, meta)
+
+
+def _share(storage: torch.UntypedStorage) -> tuple[Any, int, int, int] | None:
+    """The file, its piece's bytes, the place and the bytes of a storage; None for one without bytes."""
+    if storage.nbytes() == 0:
+        return None
+    file, size, offset = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_uint64()
+    error = native().share(storage.data_ptr(), ctypes.byref(file), ctypes.byref(size), ctypes.byref(offset))
+    if error:
+        raise RuntimeError(f"device memory cannot be shared with another process: {os.strerror(error)}")
+    with _lock:
+        _kept.append(storage)
+    return DupFd(file.value), size.value, offset.value, storage.nbytes()
+
+
+def _rebuild(kind: type, device: int, memory: tuple[Any, int, int, int] | None, meta: tuple[Any, ...]) -> torch.Tensor:
+    dtype, offset, size, stride, requires_grad = meta
+    if memory is None:
+        tensor = torch.empty_strided(size, stride, dtype=dtype, device=f"npu:{device}")
+    else:
+        handle, piece_bytes, place, nbytes = memory
+        file = handle.detach()
+        try:
+            flat = torch.ops.toprope_sim.map_share(device, file, piece_bytes, place, nbytes)
+        finally:
+            os.close(file)
+        tensor = torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), offset, size, stride)
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def register() -> None:
+    """Makes torch.multiprocessing hand device tensors over; host tensors go torch's own way."""
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _reduce)

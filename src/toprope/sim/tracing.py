@@ -1,0 +1,104 @@
+"""Tracing a program's acts on the cards, from inside the process or for a whole run."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from toprope.errors import SimulatorError
+from toprope.sim import counters, records
+from toprope.sim.records import Record, Trace
+
+__all__ = ["Recording", "read_run", "trace"]
+
+_CAPACITY = 2**20
+"""Records that a trace holds (48 bytes each); older ones give way."""
+
+
+class Recording:
+    """What `trace` gives: the records, once the block has ended."""
+
+    def __init__(self) -> None:
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace.
+
+        Raises:
+            SimulatorError: the block has not ended yet.
+        """
+        if self._trace is None:
+            raise SimulatorError("the trace is still being written.", do="read it after the `with` block")
+        return self._trace
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The acts, in the order in which they ended."""
+        return self.trace.records
+
+    @property
+    def lost(self) -> int:
+        """Acts that the trace no longer holds, the oldest ones."""
+        return self.trace.lost
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace as Chrome-trace JSON, which Perfetto opens."""
+        Path(path).write_text(json.dumps(records.chrome([self.trace])))
+
+
+@contextmanager
+def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
+    """Records what the process does to the simulated cards inside the block.
+
+    Args:
+        capacity: most records to hold (48 bytes each); older ones give way.
+
+    Raises:
+        SimulatorError: there is no simulated card, or a trace is already being written.
+
+    Example:
+        >>> import torch, toprope.sim
+        >>> toprope.sim.install("910B3")
+        >>> with toprope.sim.trace() as t:
+        ...     y = torch.ones(4, device="npu") + 1
+        >>> [record.name for record in t.records if record.act == "operator"]
+        ['aten::fill_', 'aten::add']
+    """
+    from toprope.sim.installation import installed
+    from toprope.sim.native import native
+
+    if installed() is None:
+        raise SimulatorError("there is no simulated card to trace.", do="call toprope.sim.install() first")
+    library = native()
+    error = library.start_trace(capacity, None)
+    if error == errno.EBUSY:
+        raise SimulatorError("a trace is already being written in this process.", do="end it first")
+    if error:
+        raise SimulatorError("the trace cannot be written.", os.strerror(error))
+    recording = Recording()
+    try:
+        yield recording
+    finally:
+        address = library.stop_trace()
+        size = records.HEADER_SIZE + capacity * records.RECORD_SIZE
+        data = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        names = counters.names(ctypes.string_at(library.counters(), counters.SIZE))
+        recording._trace = records.parse(data, names)
+        library.forget_trace()
+
+
+def read_run(folder: Path) -> list[Trace]:
+    """The traces of all processes of a run, by process number."""
+    found = []
+    for path in sorted(folder.glob("*.trace")):
+        names = counters.names(path.with_suffix(".counters").read_bytes())
+        made = records.parse(path.read_bytes(), names)
+        if made is not None:
+            found.append(made)
+    return sorted(found, key=lambda each: each.pid)
