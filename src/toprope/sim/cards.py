@@ -63,7 +63,8 @@ def parse(data: bytes, count: int = _CARDS) -> tuple[CardState, ...]:
     for index in range(_PROCESSES):
         pid, started, name, *reserved = _PROCESS.unpack_from(data, _CARDS * _CARD.size + index * _PROCESS.size)
         if 0 < pid < 2**32:
-            processes.append(ProcessState(pid, name.split(b"\0")[0].decode("utf-8", "replace"), started, tuple(reserved)))
+            shown = name.split(b"\0")[0].decode("utf-8", "replace")
+            processes.append(ProcessState(pid, shown, started, tuple(reserved)))
     return tuple(
         CardState(
             physical,

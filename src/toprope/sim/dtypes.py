@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 __all__ = ["NUMBERS", "bits", "names"]
 
-NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32"
-        " bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz"
-        " float8_e4m3fnuz uint16 uint32 uint64".split()
-    )
-}
+_ORDER = """
+uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16
+quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz
+uint16 uint32 uint64
+"""
+
+NUMBERS = {name: number for number, name in enumerate(_ORDER.split())}
 """Number of each dtype by its name in torch."""
 
 _NAMES = {number: name for name, number in NUMBERS.items()}

@@ -45,7 +45,7 @@ def refuse(operator: str, dtype: str | None = None) -> Iterator[None]:
     library = _native()
     wanted = None if dtype is None else str(dtype).removeprefix("torch.")
     if wanted is not None and wanted not in NUMBERS:
-        raise UsageError(f"{dtype!r} is not a dtype of torch.", do="write it as torch does: float64, bfloat16, int8, ...")
+        raise UsageError(f"{dtype!r} is not a dtype of torch.", do="write it as torch does: float64, bfloat16, int8")
     name = _name(operator).encode()
     dtypes = NUMBERS if wanted is None else (wanted,)
     before, known = library.refused_dtypes(name), library.known_dtypes(name)
@@ -115,7 +115,9 @@ def unhealthy(card: int, code: int = 507033) -> Iterator[None]:
     physical = library.physical_id(card)
     if physical < 0:
         raise UsageError(
-            f"there is no npu:{card} that could be unhealthy.", f"{library.device_count()} visible cards", "name one of them"
+            f"there is no npu:{card} that could be unhealthy.",
+            f"{library.device_count()} visible cards",
+            "name one of them",
         )
     library.set_health_of_card(physical, code)
     try:

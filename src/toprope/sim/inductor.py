@@ -52,7 +52,9 @@ def _register_interface() -> None:
 
         @staticmethod
         def exchange_device(device: int) -> int:
-            return torch.accelerator.current_device_index() if device < 0 else torch._C._accelerator_exchangeDevice(device)
+            if device < 0:
+                return int(npu.current_device())
+            return torch._C._accelerator_exchangeDevice(device)
 
         @staticmethod
         def maybe_exchange_device(device: int) -> int:
@@ -125,14 +127,14 @@ def _wrapper() -> Any:
         """Calls the generated C++ kernels as for the host."""
 
         @staticmethod
-        def create(
-            is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None
-        ) -> Any:
+        def create(is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None) -> Any:
             if is_subgraph:
                 return PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
-            return NpuWrapper()
+            return NpuWrapper()  # type: ignore[no-untyped-call]
 
-        def _generate_kernel_call_helper(self, kernel_name: str, call_args: Any, *, device: Any = None, **rest: Any) -> Any:
+        def _generate_kernel_call_helper(
+            self, kernel_name: str, call_args: Any, *, device: Any = None, **rest: Any
+        ) -> Any:
             device = device or V.graph.get_current_device_or_throw()
             if device.type == "npu":
                 device = torch.device("cpu")

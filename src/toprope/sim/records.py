@@ -115,12 +115,9 @@ def parse(data: bytes | memoryview, names: Sequence[str]) -> Trace | None:
         )
         if 0 < act < len(_ACTS):
             name = names[kind] if kind < len(names) else ""
-            records.append(
-                Record(
-                    _ACTS[act], name, begin, end, device, stream, thread, size, address, _DTYPES.get(dtype, ""),
-                    other, cube, vector,
-                )  # fmt: skip
-            )
+            kept_dtype = _DTYPES.get(dtype, "")
+            place = (device, stream, thread, size, address)
+            records.append(Record(_ACTS[act], name, begin, end, *place, kept_dtype, other, cube, vector))
     return Trace(pid, began_ns, wall_ns, tuple(records), written - kept)
 
 
@@ -137,7 +134,8 @@ def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
         tracks: dict[tuple[int, int], int] = {}
         events.append(_named("process_name", trace.pid, 0, f"process {trace.pid}"))
         for record in trace.records:
-            track = tracks.setdefault((record.device, record.stream if record.act != "synchronise" else -1), len(tracks))
+            stream = -1 if record.act == "synchronise" else record.stream
+            track = tracks.setdefault((record.device, stream), len(tracks))
             events.append(_event(record, trace.pid, track, shift))
         for (device, stream), track in tracks.items():
             what = "waits of the host" if stream < 0 else f"stream {stream}"

@@ -35,7 +35,7 @@ def collect() -> None:
 def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What a pickle for another process holds in place of a tensor."""
     if tensor.device.type != "npu":
-        reduced: tuple[Callable[..., Any], tuple[Any, ...]] = reductions.reduce_tensor(tensor)
+        reduced: tuple[Callable[..., Any], tuple[Any, ...]] = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         return reduced
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
