@@ -225,7 +225,7 @@ def _build(folder: Path, torch: Torch, compiler: list[str]) -> None:
     except OSError as error:
         raise _not_writable(folder.parent, error) from error
     begin = time.monotonic()
-    _tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about half a minute")
+    _tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about a minute")
     try:
         _compile(aside, torch, compiler)
         note = {"torch": torch.version, "revision": torch.revision, "compiler": compiler}

@@ -210,11 +210,12 @@ def _register(torch: ModuleType) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    from toprope.sim import distributed, dlpack, inductor
+    from toprope.sim import at_exit, distributed, dlpack, inductor
     from toprope.sim.after_import import after_import
 
     distributed.register(torch)
     dlpack.register()
+    at_exit.register()
     inductor.register()
     after_import("torch.multiprocessing.reductions", _register_sharing)
 

@@ -72,6 +72,15 @@ Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step)
   return at::native::unfold(self, dimension, size, step);
 }
 
+// Whether Module.to() may put a tensor of another device into a parameter instead of making a new one: as on the real
+// card, dense tensors of host and card may take each other's place, so that optimizers keep what they were given.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  auto is_dense = [](const Tensor& tensor) {
+    return tensor.layout() == c10::kStrided && (tensor.device().is_cpu() || tensor.device().type() == kNpu);
+  };
+  return self.key_set() == from.key_set() || (is_dense(self) && is_dense(from));
+}
+
 // ---- copies
 
 bool on_npu(const Tensor& tensor) { return tensor.device().type() == kNpu; }
@@ -235,6 +244,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", &unfold);
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
