@@ -153,11 +153,11 @@ def test_encoder_layer_in_evaluation_takes_the_fast_path(options: dict[str, obje
     torch.testing.assert_close(host, slow, **CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_encoder_with_padding() -> None:
-    layers, x = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False), torch.randn(2, 5, 16)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")  # on the CPU
+@pytest.mark.parametrize("nested", [False, True])
+def test_encoder_with_padding(nested: bool) -> None:
+    layers, x = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=nested).eval(), torch.randn(2, 5, 16)
     padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
-    layers.eval()
     with torch.no_grad():
         host = layers(x, src_key_padding_mask=padding)
         card = layers.to(CARD)(x.to(CARD), src_key_padding_mask=padding.to(CARD))

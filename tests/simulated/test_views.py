@@ -27,6 +27,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as_strided": lambda t: t.as_strided((3, 2), (8, 3), 1),
     "movedim and swapaxes": lambda t: t.movedim(0, -1).swapaxes(0, 1),
     "tensor_split": lambda t: t.tensor_split((1, 3), 2)[1],
+    "tensor_split by a tensor of the host": lambda t: t.tensor_split(torch.tensor([1, 3]), 2)[1],
     "hsplit": lambda t: t.hsplit(3)[0],
     "detach": lambda t: t.detach()[0],
     "view of another dtype": lambda t: t.view(torch.int32).view(torch.float32)[1],
