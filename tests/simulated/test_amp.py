@@ -252,6 +252,7 @@ def test_autocast_of_torch_npu(context: Callable[[], AbstractContextManager[obje
         assert (half(FP32) @ half(FP32)).dtype == dtype
 
 
+@pytest.mark.filterwarnings("ignore:torch.npu.amp.custom_:FutureWarning")
 def test_switches_of_torch_npu() -> None:
     assert not torch.npu.is_autocast_enabled()
     torch.npu.set_autocast_enabled(True)

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import multiprocessing.reduction
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -203,8 +202,3 @@ def test_safetensors_load_into_a_model(tmp_path: Path) -> None:
     assert_same(
         safetensors.torch.load(safetensors.torch.save({"a": model.bias.detach()}))["a"].to(CARD), model.bias.cpu()
     )
-
-
-def test_sharing_with_processes_is_refused_with_a_reason() -> None:
-    with pytest.raises((RuntimeError, NotImplementedError), match="only available on CPU"):
-        multiprocessing.reduction.ForkingPickler.dumps(torch.ones(2, device=CARD))
