@@ -186,7 +186,6 @@ def test_assignment_with_a_step_and_broadcast() -> None:
     strategies.lists(strategies.integers(-6, 5), min_size=1, max_size=6),
     strategies.booleans(),
 )
-@hypothesis.settings(max_examples=25)
 def test_any_pair_of_indices(rows: list[int], columns: list[int], on_host: bool) -> None:
     host = torch.arange(30.0).view(5, 6)
     card = host.to(CARD)

@@ -191,6 +191,7 @@ def follow(base: torch.Tensor, chain: list[tuple[int, int, int]]) -> tuple[torch
     return view, errors
 
 
+@pytest.mark.filterwarnings("ignore:Use of masked_fill_ on expanded tensors is deprecated")
 @hypothesis.given(
     strategies.lists(strategies.integers(1, 4), min_size=1, max_size=3),
     strategies.lists(
