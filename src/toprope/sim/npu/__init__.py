@@ -1,14 +1,28 @@
 """`torch.npu` of the simulated card: torch_npu's names and signatures.
 
-Topics: devices, memory, streams, random, amp. What torch_npu has and this has not raises AttributeError that says so.
+One file a topic. What torch_npu has and the simulated card cannot have raises NotImplementedError when it is used
+(unavailable.py); any other name raises AttributeError. names.toml says which of torch_npu's names are there, and
+docs/compat.md how they compare with the published ones.
 """
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from toprope.sim.native import native
-from toprope.sim.npu import amp
-from toprope.sim.npu._state import device_index as _device_index
-from toprope.sim.npu._state import lazy_init as _lazy_init  # noqa: F401 - libraries call it
+from toprope.sim.npu import amp, backends, utils
+from toprope.sim.npu._backends import (
+    enable_flash_sdp,
+    enable_math_sdp,
+    enable_mem_efficient_sdp,
+    flash_sdp_enabled,
+    get_soc_version,
+    math_sdp_enabled,
+    mem_efficient_sdp_enabled,
+    preferred_linalg_library,
+    sdp_kernel,
+)
+from toprope.sim.npu._state import lazy_init as _lazy_init
 from toprope.sim.npu.amp.autocast_mode import (
     get_amp_supported_dtype,
     get_autocast_dtype,
@@ -16,14 +30,20 @@ from toprope.sim.npu.amp.autocast_mode import (
     set_autocast_dtype,
     set_autocast_enabled,
 )
+from toprope.sim.npu.deterministic import (
+    disable_deterministic_with_backward,
+    enable_deterministic_with_backward,
+    set_deterministic_level,
+)
 from toprope.sim.npu.devices import (
+    can_device_access_peer,
     current_device,
     device,
     device_count,
     device_of,
+    get_device_capability,
     get_device_name,
     get_device_properties,
-    get_soc_version,
     init,
     is_available,
     is_bf16_supported,
@@ -31,9 +51,28 @@ from toprope.sim.npu.devices import (
     mem_get_info,
     set_device,
     synchronize,
+    utilization,
+)
+from toprope.sim.npu.host_memory import (
+    host_empty_cache,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    reset_accumulated_host_memory_stats,
+    reset_peak_host_memory_stats,
+)
+from toprope.sim.npu.launch import (
+    get_sync_debug_mode,
+    get_task_queue_enable,
+    set_op_timeout_ms,
+    set_sync_debug_mode,
+    set_task_queue_enable,
 )
 from toprope.sim.npu.memory import (
+    caching_allocator_alloc,
+    caching_allocator_delete,
     empty_cache,
+    empty_virt_addr_cache,
+    get_allocator_backend,
     get_per_process_memory_fraction,
     max_memory_allocated,
     max_memory_cached,
@@ -41,6 +80,7 @@ from toprope.sim.npu.memory import (
     memory_allocated,
     memory_cached,
     memory_reserved,
+    memory_snapshot,
     memory_stats,
     memory_stats_as_nested_dict,
     reset_accumulated_memory_stats,
@@ -49,6 +89,23 @@ from toprope.sim.npu.memory import (
     reset_peak_memory_stats,
     set_per_process_memory_fraction,
 )
+from toprope.sim.npu.memory_table import memory_summary
+from toprope.sim.npu.mstx import mstx
+from toprope.sim.npu.npu_config import (
+    CubeMathType,
+    config,
+    conv,
+    get_device_limit,
+    get_stream_limit,
+    is_jit_compile_false,
+    matmul,
+    reset_stream_limit,
+    set_compile_mode,
+    set_device_limit,
+    set_option,
+    set_stream_limit,
+)
+from toprope.sim.npu.overflow import clear_npu_overflow_flag, get_npu_overflow_flag
 from toprope.sim.npu.random import (
     get_rng_state,
     get_rng_state_all,
@@ -60,61 +117,167 @@ from toprope.sim.npu.random import (
     set_rng_state,
     set_rng_state_all,
 )
-from toprope.sim.npu.streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream, stream
+from toprope.sim.npu.recovery import check_uce_in_memory, ipc_collect, restart_device, stop_device
+from toprope.sim.npu.streams import (
+    Event,
+    ExternalEvent,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    SyncLaunchStream,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+from toprope.sim.npu.tensor_types import (
+    BFloat16Tensor,
+    BoolTensor,
+    ByteTensor,
+    CharTensor,
+    DoubleTensor,
+    FloatTensor,
+    HalfTensor,
+    IntTensor,
+    LongTensor,
+    ShortTensor,
+)
+from toprope.sim.npu.unavailable import MODULES as _MODULES
+from toprope.sim.npu.unavailable import NAMES as _NAMES
+from toprope.sim.npu.unavailable import is_current_stream_capturing
+from toprope.sim.npu.utils import _get_device_index as _get_device_index
+from toprope.sim.npu.utils import current_blas_handle
 
 __all__ = [
+    "BFloat16Tensor",
+    "BoolTensor",
+    "ByteTensor",
+    "CharTensor",
+    "CubeMathType",
+    "DoubleTensor",
     "Event",
+    "ExternalEvent",
+    "ExternalStream",
+    "FloatTensor",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
+    "ShortTensor",
     "Stream",
     "StreamContext",
+    "SyncLaunchStream",
     "amp",
+    "backends",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "can_device_access_peer",
+    "check_uce_in_memory",
+    "clear_npu_overflow_flag",
+    "config",
+    "conv",
+    "current_blas_handle",
     "current_device",
     "current_stream",
     "default_stream",
     "device",
     "device_count",
     "device_of",
+    "disable_deterministic_with_backward",
     "empty_cache",
+    "empty_virt_addr_cache",
+    "enable_deterministic_with_backward",
+    "enable_flash_sdp",
+    "enable_math_sdp",
+    "enable_mem_efficient_sdp",
+    "flash_sdp_enabled",
+    "get_allocator_backend",
     "get_amp_supported_dtype",
     "get_autocast_dtype",
+    "get_device_capability",
+    "get_device_limit",
     "get_device_name",
     "get_device_properties",
+    "get_npu_overflow_flag",
     "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
     "get_soc_version",
+    "get_stream_limit",
+    "get_sync_debug_mode",
+    "get_task_queue_enable",
+    "host_empty_cache",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_autocast_enabled",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "is_jit_compile_false",
     "manual_seed",
     "manual_seed_all",
+    "math_sdp_enabled",
+    "matmul",
     "max_memory_allocated",
     "max_memory_cached",
     "max_memory_reserved",
+    "mem_efficient_sdp_enabled",
     "mem_get_info",
     "memory_allocated",
     "memory_cached",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
     "memory_stats_as_nested_dict",
+    "memory_summary",
+    "mstx",
+    "preferred_linalg_library",
+    "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
+    "reset_stream_limit",
+    "restart_device",
+    "sdp_kernel",
     "seed",
     "seed_all",
     "set_autocast_dtype",
     "set_autocast_enabled",
+    "set_compile_mode",
+    "set_deterministic_level",
     "set_device",
+    "set_device_limit",
+    "set_op_timeout_ms",
+    "set_option",
     "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_stream_limit",
+    "set_sync_debug_mode",
+    "set_task_queue_enable",
+    "stop_device",
     "stream",
     "synchronize",
+    "utilization",
+    "utils",
 ]
+__all__ += sorted((*_NAMES, *_MODULES))
+
+globals().update(_NAMES)
+globals().update(_MODULES)
+
+# Under its other name, too, each module is one module: `import torch.npu.streams` must not load it again.
+for _name, _module in {**sys.modules}.items():
+    if _name.startswith(f"{__name__}."):
+        sys.modules[f"torch.npu.{_name.removeprefix(f'{__name__}.')}"] = _module
+for _name, _module in _MODULES.items():
+    sys.modules[f"torch.npu.{_name}"] = _module
 
 
 def _is_in_bad_fork() -> bool:
@@ -122,14 +285,21 @@ def _is_in_bad_fork() -> bool:
     return bool(native().forked_after_use())
 
 
-def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
-    """The number of a card; torch's own helper of this name is asked for by libraries."""
-    return _device_index(device, optional, allow_cpu)
+def _lazy_call(cb: Callable[[], Any]) -> None:
+    """Calls a function once the cards are initialised, which they are from here on."""
+    _lazy_init()
+    cb()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks whether there are random numbers to repeat
+        return is_initialized()
     if name == "default_generators":
         from toprope.sim.npu.random import default_generators
 
         return default_generators()
+    if name in ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen"):
+        from toprope.sim.inductor import codegen
+
+        return codegen(name)
     raise AttributeError(f"torch.npu.{name} is not there on the simulated card (toprope has no such API yet)")

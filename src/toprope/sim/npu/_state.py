@@ -1,16 +1,52 @@
-"""What all topics of `torch.npu` share: initialisation, device numbers, the tail of torch_npu's messages."""
+"""What all topics of `torch.npu` share: initialisation, device numbers, torch_npu's way of wording errors."""
 
 from __future__ import annotations
 
 import os
 import time
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
 from typing import Any
 
 import torch
 
+from toprope import chips
+from toprope.sim.installation import installed
 from toprope.sim.native import native
+from toprope.sim.spec import SimSpec
 
-__all__ = ["check_index", "device_index", "lazy_init", "message"]
+__all__ = [
+    "ACL",
+    "INTERNAL",
+    "INVALID",
+    "NOT_SUPPORTED",
+    "PARAMETER",
+    "TYPE",
+    "VALUE",
+    "check_index",
+    "chip",
+    "device_index",
+    "every_stream",
+    "lazy_init",
+    "message",
+    "not_here",
+    "spec",
+    "vendor_error",
+]
+
+PARAMETER = "ERR00001 PTA invalid parameter"
+TYPE = "ERR00002 PTA invalid type"
+VALUE = "ERR00003 PTA invalid value"
+INTERNAL = "ERR00005 PTA internal error"
+NOT_SUPPORTED = "ERR00007 PTA feature not supported"
+ACL = "ERR00100 PTA call acl api failed"
+
+INVALID = 107000
+"""The vendor's code of a parameter that does not pass its verification."""
+
+_STREAMS = 1 + 2 * 32
+"""Streams of a card: the default one, and a pool of each priority (kPool of csrc/core/stream.cpp)."""
 
 _BAD_FORK = (
     "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the 'spawn' start"
@@ -18,11 +54,48 @@ _BAD_FORK = (
 )
 
 
+def spec() -> SimSpec:
+    """The simulated cards of this process."""
+    found = installed()
+    assert found is not None, "torch.npu exists only where the simulated card is installed"
+    return found
+
+
+def chip() -> chips.Chip:
+    """The chip that all cards of this process have."""
+    return chips.get(spec().chip)
+
+
 def message(text: str, code: str) -> str:
-    """A message as torch_npu's Python side ends it, such as code "ERR00003 PTA invalid value"."""
+    """A message as torch_npu ends it: when, in which process, on which card, and a code such as `VALUE`."""
     date = time.strftime("%Y-%m-%d-%H:%M:%S")
     device, rank = native().current_device(), os.environ.get("RANK", "-1")
     return f"{text}\n[ERROR] {date} (PID:{os.getpid()}, Device:{device}, RankID:{rank}) {code}"
+
+
+def vendor_error(function: str, call: str, code: int, detail: str) -> RuntimeError:
+    """The error of a call to the vendor's runtime that failed, worded as torch_npu words it.
+
+    Args:
+        function: torch_npu's function that made the call.
+        call: what it called, as torch_npu prints it.
+        code: the vendor's code, one of error_codes.toml.
+        detail: what the runtime itself says, such as "EE1003: ...".
+    """
+    table = tomllib.loads(resources.files("toprope.sim").joinpath("error_codes.toml").read_text(encoding="utf-8"))
+    text = table["codes"][str(code)]["text"]
+    start = f"{function}: NPU function error: {call}, error code is {code}"
+    return RuntimeError(f"{message(start, ACL)}\n[Error]: {text}\n{detail}")
+
+
+def not_here(name: str, why: str) -> NotImplementedError:
+    """The error of an API of torch_npu that toprope's simulated card does not have.
+
+    Args:
+        name: the API without "torch.npu.".
+        why: what is missing, as the end of a sentence.
+    """
+    return NotImplementedError(f"torch.npu.{name} is not there on toprope's simulated card: {why}.")
 
 
 def lazy_init() -> None:
@@ -51,20 +124,16 @@ def device_index(device: Any = None, optional: bool = True, allow_cpu: bool = Fa
             return -1
         if device.type != "npu":
             kinds = "npu or cpu" if allow_cpu else "npu"
-            raise ValueError(message(f"Expected a {kinds} device, but got: {device}", "ERR00003 PTA invalid value"))
+            raise ValueError(message(f"Expected a {kinds} device, but got: {device}", VALUE))
         if device.index is not None:
             return device.index
     elif device is not None:
         index = getattr(device, "idx", None)
         if isinstance(index, int):
             return index
-        raise ValueError(message(f"Expected a npu device, but got: {device!r}", "ERR00003 PTA invalid value"))
+        raise ValueError(message(f"Expected a npu device, but got: {device!r}", VALUE))
     if not optional:
-        raise ValueError(
-            message(
-                "Expected a device with a specified index or an integer, but got: None", "ERR00003 PTA invalid value"
-            )
-        )
+        raise ValueError(message("Expected a device with a specified index or an integer, but got: None", VALUE))
     return int(native().current_device())
 
 
@@ -76,5 +145,12 @@ def check_index(device: Any) -> int:
     """
     index = device_index(device)
     if not 0 <= index < native().device_count():
-        raise AssertionError(message("Invalid device id", "ERR00003 PTA invalid value"))
+        raise AssertionError(message("Invalid device id", VALUE))
     return index
+
+
+def every_stream(device: int) -> Iterator[torch.Stream]:
+    """All streams that work can be queued on."""
+    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
+    for number in range(_STREAMS):
+        yield torch.Stream(stream_id=number, device_index=device, device_type=kind)

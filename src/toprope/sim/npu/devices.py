@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
-from dataclasses import dataclass
+import warnings
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from toprope import chips
-from toprope.sim.installation import installed
 from toprope.sim.native import native
-from toprope.sim.npu._state import check_index, device_index, lazy_init
-from toprope.sim.spec import SimSpec
+from toprope.sim.npu._state import VALUE, check_index, chip, device_index, every_stream, lazy_init, message, spec
 
 __all__ = [
+    "can_device_access_peer",
     "current_device",
     "device",
     "device_count",
     "device_of",
+    "get_device_capability",
     "get_device_name",
     "get_device_properties",
     "get_soc_version",
@@ -30,17 +31,8 @@ __all__ = [
     "mem_get_info",
     "set_device",
     "synchronize",
+    "utilization",
 ]
-
-
-def _spec() -> SimSpec:
-    spec = installed()
-    assert spec is not None, "torch.npu exists only where the simulated card is installed"
-    return spec
-
-
-def _chip() -> chips.Chip:
-    return chips.get(_spec().chip)
 
 
 def is_available() -> bool:
@@ -124,38 +116,55 @@ def get_device_name(device_name: Any = None) -> str:
         AssertionError: no card of that number.
     """
     check_index(device_name)
-    return _chip().soc_name or _chip().name
+    return chip().soc_name or chip().name
 
 
 def get_soc_version() -> int:
     """The number of the chip in torch_npu's list of chips (223 is the 910B3), -1 where it has none."""
     lazy_init()
-    return _chip().soc_version or -1
+    return chip().soc_version or -1
 
 
 def is_bf16_supported(including_emulation: bool = False) -> bool:
     """Whether the chip computes in bfloat16."""
     lazy_init()
-    return bool(_chip().supports("bfloat16"))
+    return bool(chip().supports("bfloat16"))
 
 
-@dataclass(frozen=True, repr=False)
 class _NPUDeviceProperties:
+    """What a card is. The chip's figures; what no NPU has (warps, registers, ...) is 0, as torch_npu gives it."""
+
+    __slots__ = (
+        "L2_cache_size",
+        "cube_core_num",
+        "gcnArchName",
+        "is_integrated",
+        "is_multi_gpu_board",
+        "major",
+        "max_threads_per_multi_processor",
+        "minor",
+        "multi_processor_count",
+        "name",
+        "regs_per_multiprocessor",
+        "total_memory",
+        "uuid",
+        "vector_core_num",
+        "warp_size",
+    )
+
+    L2_cache_size: int
+    cube_core_num: int
     name: str
     total_memory: int
-    cube_core_num: int
-    vector_core_num: int
-    L2_cache_size: int
     uuid: uuid.UUID
-    multi_processor_count: int
-    major: int = 0
-    minor: int = 0
-    max_threads_per_multi_processor: int = 0
-    warp_size: int = 0
-    regs_per_multiprocessor: int = 0
-    gcnArchName: str = ""  # noqa: N815 - the original's name
-    is_multi_gpu_board: int = 0
-    is_integrated: int = 0
+    vector_core_num: int
+
+    def __init__(self, **figures: Any) -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, figures.get(name, 0))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("can't set attribute")
 
     def __repr__(self) -> str:
         return (
@@ -172,16 +181,17 @@ def get_device_properties(device_name: Any = None) -> _NPUDeviceProperties:
         AssertionError: no card of that number.
     """
     index = check_index(device_name)
-    chip = _chip()
+    kind = chip()
     physical = native().physical_id(index)
     return _NPUDeviceProperties(
         name=get_device_name(index),
-        total_memory=_spec().capacity,
-        cube_core_num=chip.cube_cores or 0,
-        vector_core_num=chip.vector_cores or 0,
-        L2_cache_size=(chip.l2_mib or 0) * 2**20,
-        uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"toprope simulated {chip.name} {physical}"),
-        multi_processor_count=chip.vector_cores or chip.cube_cores or 0,
+        total_memory=spec().capacity,
+        cube_core_num=kind.cube_cores or 0,
+        vector_core_num=kind.vector_cores or 0,
+        L2_cache_size=(kind.l2_mib or 0) * 2**20,
+        uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"toprope simulated {kind.name} {physical}"),
+        multi_processor_count=kind.vector_cores or kind.cube_cores or 0,
+        gcnArchName="",
     )
 
 
@@ -194,3 +204,51 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     index = check_index(device)
     free, total = torch.accelerator.get_memory_info(index)
     return int(free), int(total)
+
+
+def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
+    """Whether a card reads the memory of another. Simulated cards all do; a card is not its own peer.
+
+    Raises:
+        AssertionError: no card of one of the numbers.
+    """
+    index, peer = check_index(device_id), device_index(peer_device_id)
+    if not 0 <= peer < device_count():
+        raise AssertionError(message("Invalid peer device id", VALUE))
+    return index != peer
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int] | None:
+    """What TORCH_NPU_DEVICE_CAPABILITY says, such as "8.0"; it stands for nothing that an NPU has, and says so.
+
+    Args:
+        device: not looked at.
+    """
+    text = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "")
+    found = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if found is None:
+        state = f"is {text!r}, which is not of that form" if text else "is not set"
+        warnings.warn(
+            f"torch.npu.get_device_capability() returns what TORCH_NPU_DEVICE_CAPABILITY=MAJOR.MINOR says; it {state}.",
+            stacklevel=2,
+        )
+        return None
+    warnings.warn(
+        "torch.npu.get_device_capability() returns what TORCH_NPU_DEVICE_CAPABILITY says, for programs written for"
+        " CUDA; it tells nothing about the NPU.",
+        stacklevel=2,
+    )
+    return int(found[1]), int(found[2])
+
+
+def utilization(device: Any = None) -> int:
+    """Percent of the card that is busy: 100 while a stream has work queued, else 0.
+
+    Operators run in the thread that calls them, so a single thread never sees its own.
+
+    Raises:
+        AssertionError: no card of that number.
+    """
+    index = check_index(device)
+    lazy_init()
+    return 0 if all(stream.query() for stream in every_stream(index)) else 100

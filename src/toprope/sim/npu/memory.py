@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections import OrderedDict
 from typing import Any
 
+import torch
+
 from toprope.sim.native import native
-from toprope.sim.npu._state import check_index, device_index, lazy_init, message
+from toprope.sim.npu._state import TYPE, VALUE, check_index, device_index, lazy_init, message, not_here
+from toprope.sim.npu.devices import is_initialized
+from toprope.sim.npu.streams import Stream, current_stream, stream_of_handle
+from toprope.sim.npu.streams import stream as stream_context
 
 __all__ = [
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
     "empty_cache",
+    "empty_virt_addr_cache",
+    "get_allocator_backend",
     "get_per_process_memory_fraction",
     "max_memory_allocated",
     "max_memory_cached",
@@ -18,6 +28,7 @@ __all__ = [
     "memory_allocated",
     "memory_cached",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
     "memory_stats_as_nested_dict",
     "reset_accumulated_memory_stats",
@@ -49,8 +60,9 @@ def empty_cache() -> None:
 
 
 def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
-    """The allocator's figures as nested dictionaries: group, pool, figure."""
-    lazy_init()
+    """The allocator's figures as nested dictionaries: group, pool, figure. Empty before the cards are used."""
+    if not is_initialized():
+        return {}
     raw = (ctypes.c_int64 * _LENGTH)()
     native().memory_stats(check_index(device), raw)
     values = iter(raw)
@@ -58,6 +70,10 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         group: {pool: {figure: next(values) for figure in _FIGURES} for pool in _POOLS} for group in _GROUPS
     }
     stats["num_alloc_retries"], stats["num_ooms"] = next(values), next(values)
+    stats["num_device_alloc"] = stats["segment"]["all"]["allocated"]
+    stats["num_device_free"] = stats["segment"]["all"]["freed"]
+    # It never waits for streams to find memory, and has no rule that refuses before the card is full.
+    stats["num_sync_all_streams"] = stats["num_oom_rejections"] = 0
     nothing = dict.fromkeys(_FIGURES, 0)
     stats["oversize_allocations"], stats["oversize_segments"] = dict(nothing), dict(nothing)
     stats["max_split_size"] = -1
@@ -80,7 +96,12 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
 
 
 def _figure(device: Any, group: str, figure: str) -> int:
-    return int(memory_stats_as_nested_dict(device)[group]["all"][figure])
+    stats = memory_stats_as_nested_dict(device)
+    return int(stats[group]["all"][figure]) if stats else 0
+
+
+def _renamed(former: str, now: str) -> None:
+    warnings.warn(f"torch_npu.npu.{former} has become torch_npu.npu.{now}", DeprecationWarning, stacklevel=3)
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -105,33 +126,37 @@ def max_memory_reserved(device: Any = None) -> int:
 
 def memory_cached(device: Any = None) -> int:
     """Former name of `memory_reserved`."""
+    _renamed("memory_cached", "memory_reserved")
     return memory_reserved(device)
 
 
 def max_memory_cached(device: Any = None) -> int:
     """Former name of `max_memory_reserved`."""
+    _renamed("max_memory_cached", "max_memory_reserved")
     return max_memory_reserved(device)
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Lets the peaks start again from what is in use now."""
     lazy_init()
-    native().reset_peaks(device_index(device))
+    native().reset_peaks(check_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Lets the totals (allocated, freed, retries, failures) start again from zero."""
     lazy_init()
-    native().reset_totals(device_index(device))
+    native().reset_totals(check_index(device))
 
 
 def reset_max_memory_allocated(device: Any = None) -> None:
-    """Former name of `reset_peak_memory_stats`."""
+    """Former name of `reset_peak_memory_stats`, which resets all peaks."""
+    _renamed("reset_max_memory_allocated", "reset_peak_memory_stats, which resets all peaks")
     reset_peak_memory_stats(device)
 
 
 def reset_max_memory_cached(device: Any = None) -> None:
-    """Former name of `reset_peak_memory_stats`."""
+    """Former name of `reset_peak_memory_stats`, which resets all peaks."""
+    _renamed("reset_max_memory_cached", "reset_peak_memory_stats, which resets all peaks")
     reset_peak_memory_stats(device)
 
 
@@ -144,11 +169,9 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
     """
     lazy_init()
     if not isinstance(fraction, float):
-        raise TypeError(message("Invalid type for fraction argument, must be `float`", "ERR00002 PTA invalid type"))
+        raise TypeError(message("Invalid type for fraction argument, must be `float`", TYPE))
     if not 0 <= fraction <= 1:
-        raise ValueError(
-            message(f"Invalid fraction value: {fraction}. Allowed range: 0~1", "ERR00003 PTA invalid value")
-        )
+        raise ValueError(message(f"Invalid fraction value: {fraction}. Allowed range: 0~1", VALUE))
     native().set_fraction(check_index(device), fraction)
 
 
@@ -156,3 +179,72 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
     """The part of the card that the process may take, from 0 to 1."""
     lazy_init()
     return float(native().fraction(check_index(device)))
+
+
+_held: dict[int, torch.UntypedStorage] = {}
+"""What `caching_allocator_alloc` has given out, by address."""
+
+
+def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -> int:
+    """Takes memory from the allocator for other libraries; `caching_allocator_delete` gives it back.
+
+    Args:
+        size: bytes.
+        device: the card, None for the current one.
+        stream: the stream that will use it, as `torch.npu.Stream` or its number `npu_stream`; None for the current.
+
+    Returns:
+        The address, 0 for no bytes.
+
+    Raises:
+        TypeError: the stream is neither.
+        RuntimeError: 107003, the number is no stream of that card.
+        torch.OutOfMemoryError: the card is full.
+    """
+    index = device_index(device)
+    if stream is None:
+        stream = current_stream(index)
+    elif not isinstance(stream, Stream):
+        if not isinstance(stream, int):
+            raise TypeError(
+                message(
+                    "Invalid type for stream argument, must be `torch_npu.npu.Stream` or `int` representing a pointer"
+                    " to a existing stream",
+                    TYPE,
+                )
+            )
+        stream = stream_of_handle(stream, index)
+    with stream_context(stream):
+        storage = torch.UntypedStorage(size, device=f"npu:{index}")  # type: ignore[no-untyped-call]
+    address = int(storage.data_ptr())
+    if address:
+        _held[address] = storage
+    return address
+
+
+def caching_allocator_delete(mem_ptr: int) -> None:
+    """Gives memory of `caching_allocator_alloc` back to the allocator; nothing for 0.
+
+    Raises:
+        RuntimeError: the address is not of such memory.
+    """
+    if mem_ptr and _held.pop(mem_ptr, None) is None:
+        raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")
+
+
+def empty_virt_addr_cache() -> None:
+    """Does nothing: a card's addresses are reserved once, and no mapping is kept beside them."""
+
+
+def get_allocator_backend() -> str:
+    """ "native": torch's kind of caching allocator, the only one here."""
+    return "native"
+
+
+def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """Not there yet: the pieces and blocks of the allocator.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise not_here("memory_snapshot", "its allocator gives sums (memory_stats) and no list of its blocks")

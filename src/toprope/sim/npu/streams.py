@@ -1,20 +1,90 @@
-"""`torch.npu`: streams and events."""
+"""`torch.npu`: streams, and which of them is the current one."""
 
 from __future__ import annotations
 
+import ctypes
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from toprope.sim.native import native
-from toprope.sim.npu._state import device_index, lazy_init
+from toprope.sim.npu._state import (
+    NOT_SUPPORTED,
+    PARAMETER,
+    device_index,
+    every_stream,
+    lazy_init,
+    message,
+    vendor_error,
+)
 from toprope.sim.npu.devices import device as device_context
+from toprope.sim.npu.events import Event, ExternalEvent
 
-__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream"]
+__all__ = [
+    "Event",
+    "ExternalEvent",
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "SyncLaunchStream",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+    "stream_of_handle",
+]
 
 
-class Stream(torch.Stream):
+class _StreamOfCard(torch.Stream):
+    """What all kinds of streams have."""
+
+    @property
+    def npu_stream(self) -> int:
+        """The stream as a number that names it, like the handle on a card."""
+        return int(self.native_handle)  # type: ignore[attr-defined]
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.npu_stream)
+
+    def wait_event(self, event: Any) -> None:
+        """Lets work that is queued on this stream from now on wait for an event; the caller does not wait."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Lets work that is queued on this stream from now on wait for all work on another so far."""
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Any = None) -> Any:
+        """Marks the end of the work queued so far.
+
+        Args:
+            event: the event to record, None for a new one.
+
+        Returns:
+            The event.
+        """
+        if event is None:
+            event = Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all work on the stream is done."""
+        return super().query()
+
+    def synchronize(self) -> None:
+        """Waits until all work on the stream is done."""
+        super().synchronize()
+
+    def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
+        """Marks the stream as one that prepares data; the simulated card treats all streams alike."""
+
+    def __repr__(self) -> str:
+        return f"<torch_npu.npu.{type(self).__name__} device={self.device} npu_stream={self.npu_stream:#x}>"
+
+
+class Stream(_StreamOfCard):
     """A queue of work on a card; work on different streams may overlap.
 
     Args:
@@ -29,62 +99,95 @@ class Stream(torch.Stream):
             return super().__new__(cls, priority=priority, **kwargs)
         return super().__new__(cls, torch.device("npu", device_index(device)), priority=priority)
 
-    @property
-    def npu_stream(self) -> int:
-        """The stream as a number that names it, like the handle on a card."""
-        return int(self.native_handle)  # type: ignore[attr-defined]
 
-    @property
-    def _as_parameter_(self) -> Any:
-        import ctypes
-
-        return ctypes.c_void_p(self.npu_stream)
-
-    def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
-        """Marks the stream as one that prepares data; the simulated card treats all streams alike."""
-
-    def __repr__(self) -> str:
-        return f"<torch_npu.npu.Stream device={self.device} npu_stream={self.npu_stream:#x}>"
-
-
-class Event(torch.Event):
-    """A mark in a stream that others can wait for.
+class SyncLaunchStream(_StreamOfCard):
+    """A stream whose work goes to the card without torch_npu's queue in between; the simulated card has no such queue.
 
     Args:
-        enable_timing: whether `elapsed_time` may be asked.
-        blocking: accepted; waits never spin here.
-        interprocess: not supported by torch_npu's events either.
+        device: the card, None for the current one.
+        priority: 0, or -1 for high.
     """
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
-        """An event of the current card."""
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> SyncLaunchStream:
+        """A stream from the card's pool, or with keywords stream_id, device_index, device_type that very one."""
         lazy_init()
-        device = torch.device("npu", device_index())
-        made: Event = super().__new__(
-            cls, device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        if kwargs:
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, torch.device("npu", device_index(device)), priority=priority)
+
+
+class ExternalStream(Stream):
+    """A stream that another library made, to send work to. torch_npu neither waits for it nor uses events on it.
+
+    Args:
+        stream_ptr: the stream's number, such as `npu_stream` of one.
+        device: the card, None for the current one.
+
+    Raises:
+        RuntimeError: 107003, there is no such stream on the card; or an argument of `Stream` is given, too.
+    """
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> ExternalStream:
+        """The stream of that number."""
+        if not stream_ptr:
+            raise RuntimeError(message("External NPU stream does not support nullptr.", PARAMETER))
+        for name, text in (("priority", "Priority"), ("is_sync_launch", "is_sync_launch")):
+            if kwargs.pop(name, 0):
+                raise RuntimeError(message(f"{text} was explicitly set for an external stream", PARAMETER))
+        lazy_init()
+        found = stream_of_handle(stream_ptr, device_index(device))
+        made = super().__new__(
+            cls, stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type, **kwargs
         )
+        assert isinstance(made, cls)
         return made
 
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to another, on the host's clock: the card's own time is not simulated."""
-        if not self.event_id or not end_event.event_id:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        if not self.query() or not end_event.query():
-            raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return float(native().elapsed_ms(self.event_id, end_event.event_id))
+    def query(self) -> bool:
+        """Refused.
 
-    @property
-    def npu_event(self) -> int:
-        """The event as a number that names it, 0 before it is recorded."""
-        return int(self.event_id)
+        Raises:
+            RuntimeError: always; who made the stream knows.
+        """
+        self._refuse(
+            "Cannot query external NPU stream status. The caller must track stream completion externally.",
+        )
 
-    def __repr__(self) -> str:
-        state = f"{self.npu_event:#x}" if self.npu_event else "uninitialized"
-        return f"<torch_npu.npu.Event {state}>"
+    def synchronize(self) -> None:
+        """Refused.
+
+        Raises:
+            RuntimeError: always; who made the stream waits for it.
+        """
+        self._refuse(
+            "External NPU stream is not supported in NPUStream::synchronize. The caller is responsible for"
+            " synchronization of external streams."
+        )
+
+    def _refuse_event(self, function: str) -> None:
+        """Says that events cannot be used with the stream; `Event` and `ExternalEvent` ask."""
+        self._refuse(
+            f"External NPU stream is not supported in {function}. This path requires a torch_npu-managed stream."
+        )
+
+    @staticmethod
+    def _refuse(text: str) -> NoReturn:
+        raise RuntimeError(message(text, NOT_SUPPORTED))
 
 
 def _as_stream(stream: torch.Stream) -> Stream:
     return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def stream_of_handle(handle: int, device: int) -> Stream:
+    """The stream of a card that `npu_stream` names.
+
+    Raises:
+        RuntimeError: 107003, there is none.
+    """
+    for each in every_stream(device):
+        if each.native_handle == handle:  # type: ignore[attr-defined]
+            return _as_stream(each)
+    raise vendor_error("getStreamFromExternal", "stream", 107003, f"No stream of card {device} is at {handle:#x}.")
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -108,7 +211,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 class StreamContext:
     """Context in which a stream is the current one, and its card the current card; None changes nothing."""
 
-    def __init__(self, stream_ctx: Stream | None) -> None:
+    def __init__(self, stream_ctx: torch.Stream | None) -> None:
         self.stream = stream_ctx
         self._device: device_context | None = None
         self._before: Stream | None = None
@@ -130,6 +233,6 @@ class StreamContext:
         self._device.__exit__(kind, error, trace)
 
 
-def stream(stream: Stream | None) -> StreamContext:
+def stream(stream: torch.Stream | None) -> StreamContext:
     """Context in which a stream is the current one."""
     return StreamContext(stream)

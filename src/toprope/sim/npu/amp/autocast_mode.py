@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,13 +30,26 @@ class autocast(_autocast):  # noqa: N801 - torch's own name
         super().__init__("npu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 
+def _deprecated(name: str) -> None:
+    warnings.warn(
+        f"torch.npu.amp.{name} is deprecated; torch.amp.{name} with device_type='npu' is what it does.",
+        FutureWarning,
+        stacklevel=3,
+    )
+
+
 def custom_fwd(fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-    """`torch.amp.custom_fwd` for npu."""
+    """`torch.amp.custom_fwd` for npu; deprecated."""
+    _deprecated("custom_fwd")
     made: Callable[..., Any] = torch.amp.custom_fwd(fwd, device_type="npu", cast_inputs=cast_inputs)
     return made
 
 
-custom_bwd = partial(torch.amp.custom_bwd, device_type="npu")
+def custom_bwd(bwd: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.amp.custom_bwd` for npu; deprecated."""
+    _deprecated("custom_bwd")
+    made: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type="npu")
+    return made
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

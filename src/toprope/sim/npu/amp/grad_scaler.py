@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from toprope.sim.npu._state import not_here
+from toprope.sim.npu.overflow import NO_FLAG
+
 __all__ = ["GradScaler"]
 
 
@@ -44,3 +47,21 @@ class GradScaler(torch.amp.GradScaler):
             super().update(new_scale)
         else:
             super().update(self.get_scale())
+
+    @staticmethod
+    def get_npu_overflow_flag() -> bool:
+        """Not there: whether an operator overflowed since the flag was cleared.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise not_here("amp.GradScaler.get_npu_overflow_flag", NO_FLAG)
+
+    @staticmethod
+    def clear_npu_overflow_flag() -> None:
+        """Not there: taking back that an operator overflowed.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise not_here("amp.GradScaler.clear_npu_overflow_flag", NO_FLAG)

@@ -1,0 +1,23 @@
+"""The switches of `_backends` under the name that torch_npu had for them first."""
+
+from toprope.sim.npu._backends import (
+    enable_flash_sdp,
+    enable_math_sdp,
+    enable_mem_efficient_sdp,
+    flash_sdp_enabled,
+    math_sdp_enabled,
+    mem_efficient_sdp_enabled,
+    preferred_linalg_library,
+    sdp_kernel,
+)
+
+__all__ = [
+    "enable_flash_sdp",
+    "enable_math_sdp",
+    "enable_mem_efficient_sdp",
+    "flash_sdp_enabled",
+    "math_sdp_enabled",
+    "mem_efficient_sdp_enabled",
+    "preferred_linalg_library",
+    "sdp_kernel",
+]

@@ -1,0 +1,122 @@
+"""`torch.npu.mstx`: marks and ranges for the vendor's tools.
+
+Nobody listens here, so they return what torch_npu's do where no tool is attached.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from toprope.sim.npu.streams import Stream
+
+__all__ = ["annotate", "mstx"]
+
+_NO_RANGE = 0
+_NO_DEPTH = -1
+
+
+def _fits(function: str, message: Any, stream: Any, domain: Any) -> bool:
+    """Whether the arguments are what they must be; else a warning says which is not. None of them raises."""
+    wrong = ""
+    if message is not None and not (isinstance(message, str) and message):
+        wrong = "message"
+    elif not (isinstance(domain, str) and domain):
+        wrong = "domain"
+    elif stream and not isinstance(stream, Stream):
+        wrong = "stream"
+    if wrong:
+        warnings.warn(f"mstx.{function} does nothing: its {wrong} is not valid.", stacklevel=3)
+    return not wrong
+
+
+class mstx:  # noqa: N801 - torch_npu's own name
+    """Marks and ranges; each may be on a stream and in a domain of names."""
+
+    @staticmethod
+    def mark(message: str, stream: Any = None, domain: str = "default") -> None:
+        """Marks a moment."""
+        _fits("mark", message or "", stream, domain)
+
+    @staticmethod
+    def range_push(message: str, stream: Any = None, domain: str = "default") -> int:
+        """Begins a range inside those begun before; how many those are, -1 where no tool is attached."""
+        _fits("range_push", message or "", stream, domain)
+        return _NO_DEPTH
+
+    @staticmethod
+    def range_pop(domain: str = "default") -> int:
+        """Ends the range begun last; how many are left, -1 where no tool is attached."""
+        _fits("range_pop", None, None, domain)
+        return _NO_DEPTH
+
+    @staticmethod
+    def range_start(message: str, stream: Any = None, domain: str = "default") -> int:
+        """Begins a range; its number for `range_end`, 0 where no tool is attached."""
+        _fits("range_start", message or "", stream, domain)
+        return _NO_RANGE
+
+    @staticmethod
+    def range_end(range_id: Any, domain: str = "default") -> None:
+        """Ends a range."""
+        if not isinstance(range_id, int):
+            warnings.warn("mstx.range_end does nothing: its range_id is not from range_start.", stacklevel=2)
+            return
+        _fits("range_end", None, None, domain)
+
+    @staticmethod
+    def mstx_range(message: str, stream: Any = None, domain: str = "default") -> Callable[..., Any]:
+        """A decorator that makes each call of a function a range."""
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def inner(*args: Any, **kwargs: Any) -> Any:
+                range_id = mstx.range_start(message, stream, domain)
+                result = function(*args, **kwargs)
+                mstx.range_end(range_id, domain)
+                return result
+
+            return inner
+
+        return decorate
+
+
+class annotate:  # noqa: N801 - torch_npu's own name
+    """A range as a context or a decorator; as a decorator its message is by default the function's name."""
+
+    def __init__(self, message: str = "", stream: Any = None, domain: str = "default") -> None:
+        self.message = message
+        self.stream = stream
+        self.domain = domain
+        self.range_id: int | None = None
+
+    def __enter__(self) -> annotate:
+        self.range_id = mstx.range_start(self.message, self.stream, self.domain)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.range_id is not None:
+            mstx.range_end(self.range_id, self.domain)
+            self.range_id = None
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with each call as a range."""
+        self.message = self.message or function.__name__
+
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            range_id = mstx.range_start(self.message, self.stream, self.domain)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                mstx.range_end(range_id, self.domain)
+
+        return inner
+
+
+mstx.annotate = annotate  # type: ignore[attr-defined]

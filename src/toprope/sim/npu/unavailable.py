@@ -1,0 +1,113 @@
+"""`torch.npu`: what torch_npu has and the simulated card has not. It is there by name, and says so when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from toprope.sim.npu._state import not_here
+
+__all__ = ["MODULES", "NAMES", "is_current_stream_capturing"]
+
+_GRAPHS = "it does not capture graphs; run the operators one by one"
+_DUMP = "CANN's dumps of operators are not simulated"
+_POOLS = "its allocator has one pool for each stream and no others"
+_ALLOCATOR = "its allocator cannot be replaced"
+_OBFUSCATION = "CANN's obfuscation of models is not simulated"
+_STORAGE = 'typed storages are not made for it; use torch.UntypedStorage(size, device="npu")'
+_FORMATS = "it has no formats of its own for matrix products"
+_COMPATIBLE = "it has one implementation of each operator"
+
+_FUNCTIONS = {
+    "are_compatible_impl_enabled": _COMPATIBLE,
+    "change_current_allocator": _ALLOCATOR,
+    "finalize_dump": _DUMP,
+    "get_mm_bmm_format_nd": _FORMATS,
+    "graph_pool_handle": _GRAPHS,
+    "graph_task_group_begin": _GRAPHS,
+    "graph_task_group_end": _GRAPHS,
+    "graph_task_update_begin": _GRAPHS,
+    "graph_task_update_end": _GRAPHS,
+    "init_dump": _DUMP,
+    "make_graphed_callables": _GRAPHS,
+    "npurt": "CANN's runtime is not simulated",
+    "obfuscation_calculate": _OBFUSCATION,
+    "obfuscation_finalize": _OBFUSCATION,
+    "obfuscation_initialize": _OBFUSCATION,
+    "register_npu_graph_handler": _GRAPHS,
+    "set_aoe": "CANN's tuning of operators is not simulated",
+    "set_dump": _DUMP,
+    "set_mm_bmm_format_nd": _FORMATS,
+    "stress_detect": "it has no hardware to put under stress",
+    "super_kernel_scope_begin": _GRAPHS,
+    "super_kernel_scope_end": _GRAPHS,
+    "use_compatible_impl": _COMPATIBLE,
+    "use_mem_pool": _POOLS,
+}
+
+_CLASSES = {
+    "BFloat16Storage": _STORAGE,
+    "BoolStorage": _STORAGE,
+    "ByteStorage": _STORAGE,
+    "CharStorage": _STORAGE,
+    "DoubleStorage": _STORAGE,
+    "FloatStorage": _STORAGE,
+    "HalfStorage": _STORAGE,
+    "IntStorage": _STORAGE,
+    "LongStorage": _STORAGE,
+    "MemPool": _POOLS,
+    "NPUGraph": _GRAPHS,
+    "NPUPluggableAllocator": _ALLOCATOR,
+    "NpuGraphOpHandler": _GRAPHS,
+    "ShortStorage": _STORAGE,
+    "graph": _GRAPHS,
+}
+
+_MODULES = {
+    "aclnn": "CANN's operator library is not simulated",
+    "npugraph_ex": _GRAPHS,
+}
+
+
+class NotHereError(NotImplementedError, AttributeError):
+    """An attribute of a module that is not there; AttributeError, too, so that hasattr and getattr work."""
+
+
+class _Module(ModuleType):
+    """A module of torch_npu of which nothing is there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        short = self.__name__.removeprefix("torch.npu.")
+        raise NotHereError(*not_here(f"{short}.{name}", _MODULES[short]).args)
+
+
+def is_current_stream_capturing() -> bool:
+    """False: nothing is ever captured."""
+    return False
+
+
+def _function(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise not_here(name, why)
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Not there: {why}.\n\nRaises:\n    NotImplementedError: always.\n"
+    return refuse
+
+
+def _class(name: str, why: str) -> type:
+    def refuse(self: object, *args: Any, **kwargs: Any) -> None:
+        raise not_here(name, why)
+
+    return type(name, (), {"__init__": refuse, "__module__": "torch.npu", "__doc__": f"Not there: {why}."})
+
+
+NAMES: dict[str, Any] = {name: _function(name, why) for name, why in _FUNCTIONS.items()}
+NAMES |= {name: _class(name, why) for name, why in _CLASSES.items()}
+"""The functions and classes by name. A class can be named in isinstance and annotations; making one raises."""
+
+MODULES = {name: _Module(f"torch.npu.{name}", f"Not there: {why}.") for name, why in _MODULES.items()}
+"""The modules by name."""
