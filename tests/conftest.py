@@ -11,7 +11,8 @@ import pytest
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR")  # the cache holds what can be made again, but making it takes a while
+# The cache and the corpus hold what can be had again, but getting it takes a while.
+KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
 STARTED = time.monotonic()
 
 # A loaded machine must not fail a test: no deadline on one example. What `make test` tries is the same every time.

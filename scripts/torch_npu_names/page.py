@@ -1,0 +1,96 @@
+"""The comparison as Markdown, for docs/compat.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .compare import Comparison
+
+__all__ = ["BEGIN", "END", "markdown", "renewed"]
+
+BEGIN = "<!-- begin: written by `python scripts/torch_npu_names docs/compat.md` -->"
+END = "<!-- end -->"
+
+
+def markdown(names: dict[str, Any], version: str, found: dict[str, Comparison], others: Sequence[str]) -> str:
+    """The page's part between its marks.
+
+    Args:
+        names: names.toml.
+        version: the wheel's.
+        found: the comparison of each grade, and of both together as "all".
+        others: names of the wheel that names.toml does not grade.
+    """
+    late = names["name_only"]
+    missing = [name for name in names["could"] if name != "is_current_stream_capturing"]
+    rows = []
+    for grade in ("must", "should", "all"):
+        each = found[grade]
+        counts = len(each.agree), len(late.keys() & {*each.agree}), len(each.differ), len(each.unread)
+        rows.append([grade, f"**{each.share:.1f} %**", *(str(count) for count in counts)])
+    parts = [
+        "## The share that agrees",
+        f"Compared with torch-npu {version}: names, and the order, kinds and defaults of parameters. A method of a"
+        " class counts as a name. By name only: they agree, and raise NotImplementedError so far.",
+        _table(["grade", "share", "agree", "of these by name only", "differ", "cannot be compared"], rows),
+        "## What differs",
+        _differences(found["all"], names["differences"]),
+        "## What cannot be compared",
+        "torch_npu's compiled part makes these, and the wheel's Python files do not show how. They are here: "
+        + _list(found["all"].unread)
+        + ". So are all fields of `get_device_properties()`: "
+        + _list(names["properties"])
+        + ".",
+        "## There by name only",
+        "These have the published signature and raise NotImplementedError so far.",
+        _table(["name", "why"], [[f"`{name}`", why] for name, why in sorted(late.items())]),
+        "## There, with less behind it",
+        _table(["name", "here"], [[f"`{name}`", note] for name, note in sorted(names["notes"].items(), key=_key)]),
+        "## Not there",
+        "These raise NotImplementedError with the name of the API when they are used;"
+        " `is_current_stream_capturing()` is False: " + _list(missing) + "."
+        f" {_list(names['gone'])} are modules of older versions: they raise AttributeError, as in {version}.",
+    ]
+    if others:
+        parts += [
+            "## Not looked at",
+            f"torch-npu {version} exports these, too; they raise AttributeError: {_list(others)}.",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def renewed(page: str, text: str) -> str:
+    """The page with the part between its marks written anew.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
+
+
+def _key(row: tuple[str, str]) -> str:
+    return row[0].lower()
+
+
+def _differences(found: Comparison, reasons: dict[str, str]) -> str:
+    if not found.differ:
+        return "Nothing."
+    rows = [
+        [f"`{name}`", f"`{theirs}`", f"`{ours}`", reasons.get(name, "")]
+        for name, (theirs, ours) in sorted(found.differ.items())
+    ]
+    return _table(["name", "torch_npu", "here", "why"], rows)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,30 @@
+"""Everything together: the names of names.toml, in the wheel and here."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from .compare import Comparison, compare
+from .here import read_here
+from .page import markdown
+from .published import Published
+
+__all__ = ["MINOR", "NAMES", "report"]
+
+NAMES: dict[str, Any] = tomllib.loads(
+    (Path(__file__).resolve().parents[2] / "src" / "toprope" / "sim" / "npu" / "names.toml").read_text(encoding="utf-8")
+)
+MINOR = NAMES["version"].rpartition(".")[0]
+"""The version of torch and torch_npu that names.toml was written for, without its last part."""
+
+
+def report(published: Published) -> tuple[str, dict[str, Comparison]]:
+    """The page's text, and the comparison of each grade and of all."""
+    graded = {grade: list(NAMES[grade]) for grade in ("must", "should")}
+    graded["all"] = graded["must"] + graded["should"]
+    here = read_here(graded["all"])
+    found = {grade: compare(names, NAMES["compiled"], published, here) for grade, names in graded.items()}
+    others = sorted({*published.all_names()} - {*graded["all"], *NAMES["could"]})
+    return markdown(NAMES, published.version, found, others), found
