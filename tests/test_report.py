@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from toprope.cli.choose import Choice
 from toprope.cli.probe import Probe
 from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
+from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import CardCounters, Counters
+from toprope.sim.dtypes import bits
 from toprope.sim.spec import SimSpec
 
 GIB = 2**30
@@ -107,6 +109,60 @@ def test_a_card_that_was_installed_and_not_used() -> None:
     assert "8.4 s" in seen
 
 
+def test_a_program_that_only_imported_torch_saw_no_number_of_cards() -> None:
+    seen = text(dataclasses.replace(idle(), cards=()))
+    assert seen.startswith("toprope: the program did not use its card, a simulated Ascend 910B3, torch 2.13.0\n")
+
+
+FOUR = Choice("sim", SimSpec("910B3", 4))
+
+
+def test_a_mask_that_shows_no_card_says_why() -> None:
+    seen = text(dataclasses.replace(idle(), cards=(), mask="3,1"), choice=FOUR)
+    assert seen == (
+        "toprope: the program saw none of the simulated Ascend 910B3, torch 2.13.0\n"
+        "  time          8.4 s here (the card's own time is not simulated)\n"
+        "  visible       ASCEND_RT_VISIBLE_DEVICES=3,1 shows no card: numbers must rise, and 1 follows 3\n"
+    )
+
+
+def test_a_mask_that_shows_less_than_it_lists_says_why_and_a_good_one_says_nothing() -> None:
+    cut, good = process(mask="0,99"), process(card(0, physical=1), mask="1")
+    line = "  visible       ASCEND_RT_VISIBLE_DEVICES=0,99 shows 1 of 4 cards: there is no card 99"
+    assert f"{line}\n" in text(cut, choice=FOUR)
+    assert f"{line} (1 of 2 processes)\n" in text(cut, good, choice=FOUR)
+    assert "visible" not in text(good, choice=FOUR)
+    (simulated,) = as_dict(Outcome(FOUR, 1.0, 0, (cut, good)))["simulated"]
+    assert simulated["masks"] == [line.removeprefix("  visible       ") + " (1 of 2 processes)"]
+
+
+def test_operators_whose_dtype_no_document_mentions_are_counted_and_named_for_machines() -> None:
+    one = process(undocumented={"aten::mm": bits(["float64"])})
+    other = process(undocumented={"aten::mm": bits(["complex64"]), "aten::add": bits(["int64"])})
+    wanted = "12 620 (2 kinds), 2 of them with a dtype that no document of the vendor mentions (assumed to run)\n"
+    assert wanted in text(one, other)
+    (simulated,) = as_dict(Outcome(SIM, 1.0, 0, (one, other)))["simulated"]
+    assert simulated["operators"]["undocumented"] == {"aten::add": ["int64"], "aten::mm": ["float64", "complex64"]}
+
+
+@pytest.mark.parametrize(
+    ("trace", "line"),
+    [
+        (TraceFile("t.json", 12345, 0, 1), "t.json holds 12 345 records; ui.perfetto.dev opens it"),
+        (
+            TraceFile("t.json", 2097152, 3000, 2),
+            "t.json holds 2 097 152 records of 2 processes, the 3 000 oldest were lost; ui.perfetto.dev opens it",
+        ),
+        (TraceFile("t.json"), "t.json is empty: no process loaded the card"),
+        (TraceFile("t.json", error="No space left on device"), "could not be written to t.json: No space left"),
+    ],
+)
+def test_the_trace_is_the_last_line(trace: TraceFile, line: str) -> None:
+    outcome = Outcome(SIM, 1.0, 0, (process(),), trace)
+    assert as_text(outcome).splitlines()[-1].startswith(f"  trace         {line}")
+    assert as_dict(outcome)["trace"] == dataclasses.asdict(trace)
+
+
 @pytest.mark.parametrize(
     ("found", "line"),
     [
@@ -150,7 +206,11 @@ def test_json_is_one_line_with_the_same_facts() -> None:
     assert (simulated["cube_cores"], simulated["vector_cores"]) == (20, 40)
     assert simulated["used_cards"][0]["peak_allocated"] == 40 * 2**20
     assert simulated["copies"]["to_card"] == {"number": 58, "bytes": 11_300_000}
-    assert simulated["operators"] == {"calls": 6310, "kinds": 2, "by_name": {"aten::add": 6300, "aten::mm": 10}}
+    assert simulated["operators"] == {
+        "calls": 6310, "kinds": 2, "by_name": {"aten::add": 6300, "aten::mm": 10}, "undocumented": {},
+    }  # fmt: skip
+    assert (simulated["visible_cards"], simulated["masks"]) == (1, [])
+    assert facts["trace"] is None
 
 
 def test_json_of_a_failed_search_for_a_real_card() -> None:

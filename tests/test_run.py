@@ -117,6 +117,9 @@ def test_json_is_one_line_on_stderr(world: World) -> None:
     ("words", "message"),
     [
         (["trian.py"], "there is no file 'trian.py'."),
+        (["--device", "sim", "--trace", "no/such/t.json", "sh", "-c", "echo started"], "the trace cannot be written"),
+        (["--device", "sim", "--trace", "/", "sh", "-c", "echo started"], "the trace cannot be written to /:"),
+        (["--device", "cpu", "--trace", "t.json", "sh", "-c", "echo started"], "--trace t.json records the simulated"),
         (["-m", "no.such"], "there is no module 'no.such'"),
         (["no-such-command"], "there is no program 'no-such-command'"),
         (["--chip", "910Z9", "program.py"], "910Z9"),
@@ -266,8 +269,13 @@ def test_a_real_card_is_hidden_where_there_is_to_be_none(device: str, hidden: bo
 
 
 def test_what_an_outer_run_set_is_taken_away() -> None:
-    outer = environment_for(Choice("sim", SimSpec()), {"PYTHONPATH": "/a:/b"}, "/f")
-    assert without_run(outer) == {"PYTHONPATH": "/a:/b"}
+    users = {"PYTHONPATH": "/a:/b", "PATH": "/usr/bin:/bin"}
+    outer = environment_for(Choice("sim", SimSpec()), users, "/f", trace=True)
+    assert (outer["PATH"], outer["TOPROPE_TRACE"]) == ("/f/bin:/usr/bin:/bin", "1")
+    assert without_run(outer) == users
+    assert environment_for(Choice("cpu"), outer, "/g")["PATH"] == users["PATH"]
+    assert "TOPROPE_TRACE" not in environment_for(Choice("sim", SimSpec()), outer, "/g")
+    assert "PATH" not in environment_for(Choice("sim", SimSpec()), {}, "/f")
     assert without_run({"PYTHONPATH": SITE}) == {}
     assert without_run({"PYTHONPATH": ""}) == {}
 
@@ -390,3 +398,24 @@ def test_auto_with_a_real_card_takes_it(world: World) -> None:
     done = world.run("--count", "2", program, PYTHONPATH=stubs)
     assert done.returncode == 2
     assert "add --device sim" in done.stderr
+
+
+def test_npu_smi_is_there_with_a_simulated_card_and_only_then(world: World) -> None:
+    done = world.run("-q", "--chip", "910B3", "--count", "3", "npu-smi", "info", "-l")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("\tTotal Count                    : 3\n")
+    done = world.run("-q", "--chip", "910B3", "sh", "-c", "npu-smi info -t board -i 1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("npu-smi: there is no NPU 1.")
+    done = world.run("-q", "--device", "cpu", "sh", "-c", "command -v npu-smi || echo none")
+    assert done.stdout
+    assert str(world.temporary) not in done.stdout
+
+
+def test_a_trace_of_a_program_that_loads_no_card_is_empty_and_says_so(world: World) -> None:
+    (world.folder / "t.json").write_text("what was there")
+    program = world.program("print(open('t.json').read())")
+    done = world.run("--chip", "910B3", "--trace", "t.json", program)
+    assert done.stdout == "what was there\n", "it is not touched before the program has ended"
+    assert done.stderr.endswith("  trace         t.json is empty: no process loaded the card\n")
+    assert json.loads((world.folder / "t.json").read_text())["traceEvents"] == []

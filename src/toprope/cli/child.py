@@ -19,21 +19,22 @@ __all__ = ["SITE", "end_as", "environment_for", "run_program", "without_run"]
 SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
 """The folder with our sitecustomize.py."""
 
-_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR")
+_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE")
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 
 
 def environment_for(
-    choice: Choice, base: Mapping[str, str], folder: str, *, real_installed: bool = False
+    choice: Choice, base: Mapping[str, str], folder: str, *, real_installed: bool = False, trace: bool = False
 ) -> dict[str, str]:
     """The variables of a program that gets this card.
 
     Args:
         choice: the card.
         base: the variables of the user, which are otherwise handed on as they are.
-        folder: where the processes of the run keep their counters.
+        folder: where the processes of the run keep their cards and counters; programs find its `bin` first.
         real_installed: whether a real torch_npu is there, from which cpu and cuda hide the cards.
+        trace: whether the processes record what they do to the simulated card.
     """
     environment = without_run(base)
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -45,6 +46,10 @@ def environment_for(
     if choice.spec is not None:
         environment["TOPROPE_SIM"] = choice.spec.format()
         environment["TOPROPE_RUN_DIR"] = folder
+        if "PATH" in environment:
+            environment["PATH"] = os.pathsep.join([_tools(folder), environment["PATH"]])
+        if trace:
+            environment["TOPROPE_TRACE"] = "1"
     elif real_installed and choice.device in ("cpu", "cuda"):
         # torch.npu.is_available() is then False, as these devices promise
         environment["ASCEND_RT_VISIBLE_DEVICES"] = ""
@@ -54,11 +59,21 @@ def environment_for(
 def without_run(base: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that an outer `toprope run` set."""
     environment = {name: value for name, value in base.items() if name not in _SET_BY_RUN}
+    if "PATH" in environment and base.get("TOPROPE_RUN_DIR"):
+        tools = _tools(base["TOPROPE_RUN_DIR"])
+        environment["PATH"] = os.pathsep.join(
+            entry for entry in environment["PATH"].split(os.pathsep) if entry != tools
+        )
     entries = environment.pop("PYTHONPATH", "").split(os.pathsep)
     kept = os.pathsep.join(entry for entry in entries if entry != SITE)
     if kept:
         environment["PYTHONPATH"] = kept
     return environment
+
+
+def _tools(folder: str) -> str:
+    """The folder with the programs that stand in for the vendor's tools."""
+    return os.path.join(folder, "bin")
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:

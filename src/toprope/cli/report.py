@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from toprope import chips, sizes
 from toprope.cli.choose import Choice
-from toprope.sim.counters import CardCounters, Counters
+from toprope.cli.totals import Totals, merge
+from toprope.cli.trace_file import TraceFile
+from toprope.sim.counters import Counters
 
 __all__ = ["Outcome", "as_dict", "as_json_line", "as_text"]
 
@@ -25,45 +25,14 @@ class Outcome:
         seconds: wall time of the program.
         status: its exit status; the negative number of the signal that killed it.
         processes: the counters of every process in which the simulated card was installed.
+        trace: what became of the trace; None where none was asked for.
     """
 
     choice: Choice
     seconds: float
     status: int
     processes: tuple[Counters, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Card:
-    """One card of the simulated machine, over all processes; sizes in bytes. Peaks are those of one process."""
-
-    name: str
-    physical: int
-    capacity: int
-    peak_allocated: int
-    peak_reserved: int
-    oom_retries: int
-    ooms: int
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """What all processes did to the cards of one chip."""
-
-    chip: str
-    hbm_by_user: bool
-    torch_version: str
-    processes: int
-    visible: int
-    cards: tuple[_Card, ...]
-    copies: dict[str, tuple[int, int]]
-    operators: dict[str, int]
-    operator_calls: int
-    synchronisations: int
-
-    @property
-    def used(self) -> bool:
-        return bool(self.cards or self.operator_calls or any(number for number, _ in self.copies.values()))
+    trace: TraceFile | None = None
 
 
 def as_text(outcome: Outcome) -> str:
@@ -97,11 +66,12 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             "count": probe.count,
             "reason": probe.reason or None,
         },
-        "simulated": [_totals_as_dict(totals) for totals in _merge(outcome.processes)],
+        "simulated": [_totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec)],
+        "trace": None if outcome.trace is None else asdict(outcome.trace),
     }
 
 
-def _totals_as_dict(totals: _Totals) -> dict[str, Any]:
+def _totals_as_dict(totals: Totals) -> dict[str, Any]:
     return {
         "chip": totals.chip,
         **_chip_figures(totals.chip),
@@ -109,6 +79,7 @@ def _totals_as_dict(totals: _Totals) -> dict[str, Any]:
         "torch": totals.torch_version,
         "processes": totals.processes,
         "visible_cards": totals.visible,
+        "masks": list(totals.masks),
         "used_cards": [
             {
                 "card": card.physical,
@@ -122,7 +93,12 @@ def _totals_as_dict(totals: _Totals) -> dict[str, Any]:
             for card in totals.cards
         ],
         "copies": {way: {"number": number, "bytes": size} for way, (number, size) in totals.copies.items()},
-        "operators": {"calls": totals.operator_calls, "kinds": len(totals.operators), "by_name": totals.operators},
+        "operators": {
+            "calls": totals.operator_calls,
+            "kinds": len(totals.operators),
+            "by_name": totals.operators,
+            "undocumented": {name: list(dtypes) for name, dtypes in totals.undocumented.items()},
+        },
         "synchronisations": totals.synchronisations,
     }
 
@@ -139,7 +115,7 @@ def _lines(outcome: Outcome) -> Iterable[str]:
         if choice.automatic and choice.probe is not None:
             yield _line("chosen", f"by itself: {choice.probe.text}")
         return
-    groups = _merge(outcome.processes)
+    groups = merge(outcome.processes, outcome.choice.spec)
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)
@@ -154,9 +130,13 @@ def _lines(outcome: Outcome) -> Iterable[str]:
         yield _headline(totals)
         if place == 0:
             yield from _origin(outcome)
+        for mask in totals.masks:
+            yield _line("visible", mask)
         yield from _figures(totals)
     if not groups:
         yield from _origin(outcome)
+    if outcome.trace is not None:
+        yield _line("trace", _trace(outcome.trace))
 
 
 def _origin(outcome: Outcome) -> Iterable[str]:
@@ -178,17 +158,18 @@ def _without_simulated_card(outcome: Outcome) -> str:
     return f"toprope: ran with {name} (--device {outcome.choice.device}), {took}; there was no NPU, real or simulated"
 
 
-def _headline(totals: _Totals) -> str:
+def _headline(totals: Totals) -> str:
     size = sizes.gibibytes(max((card.capacity for card in totals.cards), default=0))
     chip = _chip_text(totals.chip, size, totals.hbm_by_user)
-    cards = f"{totals.visible} card{'' if totals.visible == 1 else 's'}"
-    if totals.processes > 1:
-        cards += f", {totals.processes} processes"
+    seen = "" if totals.visible is None else f", {totals.visible} card{'' if totals.visible == 1 else 's'}"
+    cards = seen + (f", {totals.processes} processes" if totals.processes > 1 else "")
     torch = f"torch {totals.torch_version.partition('+')[0]}"
+    if totals.visible == 0:
+        return f"toprope: the program saw none of the simulated Ascend {totals.chip}, {torch}"
     if not totals.used:
-        return f"toprope: the program did not use its card, a simulated Ascend {totals.chip}, {cards}, {torch}"
+        return f"toprope: the program did not use its card, a simulated Ascend {totals.chip}{cards}, {torch}"
     names = _and([card.name for card in totals.cards]) or "no memory of any card"
-    return f"toprope: ran on {names}, a simulated Ascend {chip}, {cards}, {torch}"
+    return f"toprope: ran on {names}, a simulated Ascend {chip}{cards}, {torch}"
 
 
 def _chip_text(name: str, size: str, by_user: bool) -> str:
@@ -199,7 +180,7 @@ def _chip_text(name: str, size: str, by_user: bool) -> str:
     return f"{name} ({', '.join(parts)})"
 
 
-def _figures(totals: _Totals) -> Iterable[str]:
+def _figures(totals: Totals) -> Iterable[str]:
     if not totals.used:
         return
     for place, card in enumerate(totals.cards):
@@ -220,9 +201,29 @@ def _figures(totals: _Totals) -> Iterable[str]:
         f"{_number(to)} to the card ({sizes.decimal(to_bytes)}), {_number(back)} back ({sizes.decimal(back_bytes)}), "
         f"{_number(between)} between cards" + (f" ({sizes.decimal(between_bytes)})" if between else ""),
     )
-    yield _line("operators", f"{_number(totals.operator_calls)} ({_number(len(totals.operators))} kinds)")
+    yield _line("operators", _operators(totals))
     waits = totals.synchronisations
     yield _line("waits", f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}")
+
+
+def _operators(totals: Totals) -> str:
+    text = f"{_number(totals.operator_calls)} ({_number(len(totals.operators))} kinds)"
+    if totals.undocumented:
+        text += (
+            f", {_number(len(totals.undocumented))} of them with a dtype that no document of the vendor mentions"
+            " (assumed to run)"
+        )
+    return text
+
+
+def _trace(trace: TraceFile) -> str:
+    if trace.error:
+        return f"could not be written to {trace.path}: {trace.error}"
+    if not trace.processes:
+        return f"{trace.path} is empty: no process loaded the card"
+    several = f" of {trace.processes} processes" if trace.processes > 1 else ""
+    lost = f", the {_number(trace.lost)} oldest were lost" if trace.lost else ""
+    return f"{trace.path} holds {_number(trace.records)} records{several}{lost}; ui.perfetto.dev opens it"
 
 
 def _line(name: str, text: str) -> str:
@@ -235,59 +236,3 @@ def _number(value: int) -> str:
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
-
-
-def _merge(processes: Iterable[Counters]) -> list[_Totals]:
-    """Sums over processes, one entry for each chip."""
-
-    def chip(counters: Counters) -> str:
-        return counters.chip
-
-    return [_merge_chip(name, tuple(group)) for name, group in groupby(sorted(processes, key=chip), chip)]
-
-
-def _merge_chip(chip: str, processes: tuple[Counters, ...]) -> _Totals:
-    operators: Counter[str] = Counter()
-    for counters in processes:
-        operators.update(counters.operators)
-    used: dict[int, list[CardCounters]] = {}
-    for counters in processes:
-        for card in counters.cards:
-            if card.used:
-                used.setdefault(card.physical, []).append(card)
-    # npu:1 is the same card for every process only where none of them has a mask of visible cards
-    masked = any(card.index != card.physical for seen in used.values() for card in seen)
-    return _Totals(
-        chip=chip,
-        hbm_by_user=any(counters.hbm_by_user for counters in processes),
-        torch_version=processes[0].torch_version,
-        processes=len(processes),
-        visible=len({card.physical for counters in processes for card in counters.cards}),
-        cards=tuple(_merge_card(seen, masked) for _, seen in sorted(used.items())),
-        copies={
-            "to_card": _sum((one.copies_to_card, one.bytes_to_card) for one in processes),
-            "from_card": _sum((one.copies_from_card, one.bytes_from_card) for one in processes),
-            "between_cards": _sum((one.copies_between, one.bytes_between) for one in processes),
-        },
-        operators=dict(operators.most_common()),
-        operator_calls=sum(one.operator_calls for one in processes),
-        synchronisations=sum(one.synchronisations for one in processes),
-    )
-
-
-def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    numbers, amounts = zip(*pairs, strict=True)
-    return sum(numbers), sum(amounts)
-
-
-def _merge_card(seen: list[CardCounters], masked: bool) -> _Card:
-    physical = seen[0].physical
-    return _Card(
-        name=f"card {physical}" if masked else f"npu:{physical}",
-        physical=physical,
-        capacity=max(card.capacity for card in seen),
-        peak_allocated=max(card.peak_allocated for card in seen),
-        peak_reserved=max(card.peak_reserved for card in seen),
-        oom_retries=sum(card.oom_retries for card in seen),
-        ooms=sum(card.ooms for card in seen),
-    )

@@ -71,6 +71,13 @@ def run(
         str | None,
         typer.Option(metavar="SIZE", help="Memory of a simulated card, such as 256MB. [default: the chip's own]"),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Record what the program and its children do to the simulated card, as a Chrome trace for Perfetto.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one line of JSON.")] = False,
 ) -> None:
@@ -81,6 +88,7 @@ def run(
     if quiet and as_json:
         raise UsageError("--quiet and --json contradict each other.", do="leave out one of them")
     # imported here: `toprope run --help` needs none of it
+    from toprope.cli import trace_file
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
@@ -88,7 +96,9 @@ def run(
 
     command = command_line(program)
     choice = choose(device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe)
-    status, report = _run(command, choice, as_json=as_json)
+    if trace is not None:
+        trace_file.check(trace, choice)
+    status, report = _run(command, choice, trace, as_json=as_json)
     if not quiet:
         try:
             sys.stderr.write(report)
@@ -98,8 +108,9 @@ def run(
     raise typer.Exit(end_as(status))
 
 
-def _run(command: list[str], choice: Choice, *, as_json: bool) -> tuple[int, str]:
+def _run(command: list[str], choice: Choice, trace: Path | None, *, as_json: bool) -> tuple[int, str]:
     """Run the program, and give its exit status and the report."""
+    from toprope.cli import npu_smi, trace_file
     from toprope.cli.child import environment_for, run_program
     from toprope.cli.probe import installed_version
     from toprope.cli.report import Outcome, as_json_line, as_text
@@ -107,10 +118,16 @@ def _run(command: list[str], choice: Choice, *, as_json: bool) -> tuple[int, str
 
     folder = tempfile.mkdtemp(prefix="toprope-")
     try:
-        environment = environment_for(choice, os.environ, folder, real_installed=installed_version() is not None)
+        if choice.spec is not None:
+            npu_smi.install(Path(folder), choice.spec)
+        environment = environment_for(
+            choice, os.environ, folder, real_installed=installed_version() is not None, trace=trace is not None
+        )
         start = time.monotonic()
         status = run_program(command, environment)
-        outcome = Outcome(choice, time.monotonic() - start, status, tuple(read_run(Path(folder))))
+        seconds = time.monotonic() - start
+        written = None if trace is None else trace_file.write(trace, Path(folder))
+        outcome = Outcome(choice, seconds, status, tuple(read_run(Path(folder))), written)
     finally:
         # a process that outlives the program keeps its mapping and loses nothing
         shutil.rmtree(folder, ignore_errors=True)

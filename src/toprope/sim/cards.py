@@ -83,13 +83,14 @@ def read(folder: Path, count: int = _CARDS) -> tuple[CardState, ...]:
     except FileNotFoundError:
         data = b""
     cards = parse(data, count)
-    living = {process.pid for card in cards for process in card.processes if _is_alive(process)}
+    # by start as well as by number: a later process may have the number of a dead one
+    living = {process for card in cards for process in card.processes if _is_alive(process)}
     return tuple(
         CardState(
             card.physical,
-            sum(process.reserved[card.physical] for process in card.processes if process.pid in living),
+            sum(process.reserved[card.physical] for process in card.processes if process in living),
             card.unhealthy,
-            tuple(process for process in card.processes if process.pid in living),
+            tuple(process for process in card.processes if process in living),
         )
         for card in cards
     )

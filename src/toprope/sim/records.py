@@ -6,13 +6,24 @@ The layout is that of csrc/core/trace.h.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toprope.sim.dtypes import NUMBERS
 
-__all__ = ["HEADER_SIZE", "RECORD_SIZE", "Record", "Trace", "chrome", "parse"]
+__all__ = [
+    "CHROME_FRAME",
+    "HEADER_SIZE",
+    "RECORD_SIZE",
+    "Record",
+    "Trace",
+    "chrome",
+    "chrome_events",
+    "parse",
+    "parse_header",
+    "read",
+]
 
 MAGIC = b"TRTRACE\x01"
 _HEADER = struct.Struct("<8sQQqQqQQ")
@@ -101,46 +112,70 @@ def parse(data: bytes | memoryview, names: Sequence[str]) -> Trace | None:
         data: header and ring, as the core writes them.
         names: names of operators and collectives by the index that records hold.
     """
+    head = parse_header(data)
+    return None if head is None else replace(head, records=tuple(read(data, names)))
+
+
+def parse_header(data: bytes | memoryview) -> Trace | None:
+    """The trace in these bytes without its records, None when they are none."""
     if len(data) < HEADER_SIZE:
         return None
     magic, capacity, written, began_ns, pid, wall_ns, _, _ = _HEADER.unpack_from(data)
     if magic != MAGIC or capacity == 0 or len(data) < HEADER_SIZE + capacity * RECORD_SIZE:
         return None
-    kept = min(written, capacity)
-    order = range(kept) if written <= capacity else (i % capacity for i in range(written, written + capacity))
-    records = []
-    for index in order:
+    return Trace(pid, began_ns, wall_ns, (), max(written - capacity, 0))
+
+
+def read(data: bytes | memoryview, names: Sequence[str]) -> Iterator[Record]:
+    """The records in the bytes of a trace one by one, the oldest first, so that a long trace need not be held."""
+    _, capacity, written, *_ = _HEADER.unpack_from(data)
+    for place in range(max(written - capacity, 0), written):
         begin, end, size, address, thread, stream, kind, act, device, other, dtype, cube, vector = _RECORD.unpack_from(
-            data, HEADER_SIZE + index * RECORD_SIZE
+            data, HEADER_SIZE + place % capacity * RECORD_SIZE
         )
         if 0 < act < len(_ACTS):
             name = names[kind] if kind < len(names) else ""
-            kept_dtype = _DTYPES.get(dtype, "")
-            place = (device, stream, thread, size, address)
-            records.append(Record(_ACTS[act], name, begin, end, *place, kept_dtype, other, cube, vector))
-    return Trace(pid, began_ns, wall_ns, tuple(records), written - kept)
+            where = (device, stream, thread, size, address)
+            yield Record(_ACTS[act], name, begin, end, *where, _DTYPES.get(dtype, ""), other, cube, vector)
 
 
 def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
     """Traces as one Chrome trace (JSON object format), which Perfetto and chrome://tracing open.
 
-    A process is a process there; each stream of a card is a track, and the host's waits are one more.
+    A process is a process there; each stream of a card is a track, and the host's waits are one more. What another
+    host thread does on a stream has a track of its own, because acts of one track must not overlap.
     """
     traces = list(traces)
     first = min((trace.wall_ns for trace in traces), default=0)
-    events: list[dict[str, Any]] = []
-    for trace in traces:
-        shift = trace.wall_ns - first - trace.began_ns
-        tracks: dict[tuple[int, int], int] = {}
-        events.append(_named("process_name", trace.pid, 0, f"process {trace.pid}"))
-        for record in trace.records:
-            stream = -1 if record.act == "synchronise" else record.stream
-            track = tracks.setdefault((record.device, stream), len(tracks))
-            events.append(_event(record, trace.pid, track, shift))
-        for (device, stream), track in tracks.items():
+    events = [event for trace in traces for event in chrome_events(trace, trace.records, first)]
+    return {"traceEvents": events, **CHROME_FRAME}
+
+
+CHROME_FRAME = {"displayTimeUnit": "ms", "otherData": {"clock": "host, measured; not the card's"}}
+"""What a Chrome trace of a card holds beside its events."""
+
+
+def chrome_events(trace: Trace, records: Iterable[Record], first_ns: int) -> Iterator[dict[str, Any]]:
+    """The events of one process in a Chrome trace.
+
+    Args:
+        trace: whose clocks and number count.
+        records: its records.
+        first_ns: the wall clock at which the Chrome trace begins.
+    """
+    shift = trace.wall_ns - first_ns - trace.began_ns
+    tracks: dict[tuple[int, int, int], int] = {}
+    yield _named("process_name", trace.pid, 0, f"process {trace.pid}")
+    for record in records:
+        stream = -1 if record.act == "synchronise" else record.stream
+        key = (record.device, stream, record.thread)
+        if key not in tracks:
+            shared = any(each[:2] == key[:2] for each in tracks)
             what = "waits of the host" if stream < 0 else f"stream {stream}"
-            events.append(_named("thread_name", trace.pid, track, f"npu:{device} {what}"))
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clock": "host, measured; not the card's"}}
+            tracks[key] = len(tracks)
+            thread = f", host thread {record.thread}" if shared else ""
+            yield _named("thread_name", trace.pid, tracks[key], f"npu:{record.device} {what}{thread}")
+        yield _event(record, trace.pid, tracks[key], shift)
 
 
 def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:

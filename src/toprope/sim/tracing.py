@@ -8,13 +8,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 from toprope.errors import SimulatorError
 from toprope.sim import counters, records
 from toprope.sim.records import Record, Trace
 
-__all__ = ["Recording", "read_run", "trace"]
+__all__ = ["Recording", "Written", "read_run", "trace", "write_run"]
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
@@ -95,10 +97,47 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
 
 def read_run(folder: Path) -> list[Trace]:
     """The traces of all processes of a run, by process number."""
-    found = []
+    return [
+        replace(head, records=tuple(records.read(data, names)))
+        for head, data, names in sorted(_found(folder), key=lambda each: each[0].pid)
+    ]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_run` wrote.
+
+    Attributes:
+        records: acts in the file.
+        lost: acts that the traces no longer held.
+        processes: processes that kept a trace.
+    """
+
+    records: int
+    lost: int
+    processes: int
+
+
+def write_run(folder: Path, stream: TextIO) -> Written:
+    """Writes the traces of all processes of a run as one Chrome trace; none of them is ever held whole."""
+    heads = [head for head, _, _ in _found(folder)]
+    first = min((head.wall_ns for head in heads), default=0)
+    written = 0
+    stream.write(json.dumps(records.CHROME_FRAME)[:-1] + ', "traceEvents": [')
+    between = "\n"
+    for head, data, names in _found(folder):
+        for event in records.chrome_events(head, records.read(data, names), first):
+            stream.write(between + json.dumps(event))
+            between = ",\n"
+            written += event["ph"] != "M"
+    stream.write("\n]}\n")
+    return Written(written, sum(head.lost for head in heads), len(heads))
+
+
+def _found(folder: Path) -> Iterator[tuple[Trace, bytes, list[str]]]:
+    """Each trace of a run without its records, its bytes, and the names that its records refer to."""
     for path in sorted(folder.glob("*.trace")):
-        names = counters.names(path.with_suffix(".counters").read_bytes())
-        made = records.parse(path.read_bytes(), names)
-        if made is not None:
-            found.append(made)
-    return sorted(found, key=lambda each: each.pid)
+        data = path.read_bytes()
+        head = records.parse_header(data)
+        if head is not None:
+            yield head, data, counters.names(path.with_suffix(".counters").read_bytes())

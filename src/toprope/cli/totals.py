@@ -1,0 +1,149 @@
+"""What all processes of a run did to the cards of one chip: sums of their counters. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from toprope.sim import dtypes
+from toprope.sim.counters import CardCounters, Counters
+from toprope.sim.spec import SimSpec
+from toprope.visible import explain, visible_cards
+
+__all__ = ["Card", "Totals", "merge"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card of the simulated machine, over all processes; sizes in bytes. Peaks are those of one process."""
+
+    name: str
+    physical: int
+    capacity: int
+    peak_allocated: int
+    peak_reserved: int
+    oom_retries: int
+    ooms: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all processes did to the cards of one chip.
+
+    Attributes:
+        chip: name of the chip.
+        hbm_by_user: whether the user set the memory.
+        torch_version: torch's version in the first process.
+        processes: number of processes.
+        visible: cards that some process saw; None where no process ever looked for one.
+        masks: a sentence for each ASCEND_RT_VISIBLE_DEVICES that shows less than it lists.
+        cards: those that were used.
+        copies: number and bytes by way ("to_card", "from_card", "between_cards").
+        operators: calls by name, the most frequent first.
+        undocumented: operators that ran with dtypes which no document of the vendor mentions for them, and these.
+        operator_calls: calls of all operators.
+        synchronisations: times that the host waited for a card.
+    """
+
+    chip: str
+    hbm_by_user: bool
+    torch_version: str
+    processes: int
+    visible: int | None
+    masks: tuple[str, ...]
+    cards: tuple[Card, ...]
+    copies: dict[str, tuple[int, int]]
+    operators: dict[str, int]
+    undocumented: dict[str, tuple[str, ...]]
+    operator_calls: int
+    synchronisations: int
+
+    @property
+    def used(self) -> bool:
+        """Whether any process used a card."""
+        return bool(self.cards or self.operator_calls or any(number for number, _ in self.copies.values()))
+
+
+def merge(processes: Iterable[Counters], spec: SimSpec | None) -> list[Totals]:
+    """Sums over processes, one entry for each chip.
+
+    Args:
+        processes: their counters.
+        spec: the cards of the run, whose number says what a mask hides.
+    """
+
+    def chip(counters: Counters) -> str:
+        return counters.chip
+
+    return [_merge_chip(name, tuple(group), spec) for name, group in groupby(sorted(processes, key=chip), chip)]
+
+
+def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None) -> Totals:
+    operators: Counter[str] = Counter()
+    undocumented: dict[str, int] = {}
+    for counters in processes:
+        operators.update(counters.operators)
+        for name, bits in counters.undocumented.items():
+            undocumented[name] = undocumented.get(name, 0) | bits
+    used: dict[int, list[CardCounters]] = {}
+    for counters in processes:
+        for card in counters.cards:
+            if card.used:
+                used.setdefault(card.physical, []).append(card)
+    # npu:1 is the same card for every process only where none of them has a mask of visible cards
+    masked = any(card.index != card.physical for seen in used.values() for card in seen)
+    return Totals(
+        chip=chip,
+        hbm_by_user=any(counters.hbm_by_user for counters in processes),
+        torch_version=processes[0].torch_version,
+        processes=len(processes),
+        visible=_visible(processes),
+        masks=_masks(processes, spec) if spec is not None and spec.chip == chip else (),
+        cards=tuple(_merge_card(seen, masked) for _, seen in sorted(used.items())),
+        copies={
+            "to_card": _sum((one.copies_to_card, one.bytes_to_card) for one in processes),
+            "from_card": _sum((one.copies_from_card, one.bytes_from_card) for one in processes),
+            "between_cards": _sum((one.copies_between, one.bytes_between) for one in processes),
+        },
+        operators=dict(operators.most_common()),
+        undocumented={name: dtypes.names(bits) for name, bits in sorted(undocumented.items())},
+        operator_calls=sum(one.operator_calls for one in processes),
+        synchronisations=sum(one.synchronisations for one in processes),
+    )
+
+
+def _visible(processes: tuple[Counters, ...]) -> int | None:
+    seen = {card.physical for counters in processes for card in counters.cards}
+    looked = seen or any(counters.mask is not None for counters in processes)
+    return len(seen) if looked else None
+
+
+def _masks(processes: tuple[Counters, ...], spec: SimSpec) -> tuple[str, ...]:
+    found: Counter[str] = Counter()
+    for counters in processes:
+        if counters.mask is not None and visible_cards(counters.mask, spec.count).problem:
+            found[counters.mask] += 1
+    return tuple(
+        explain(mask, spec.count) + (f" ({number} of {len(processes)} processes)" if number < len(processes) else "")
+        for mask, number in sorted(found.items())
+    )
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    numbers, amounts = zip(*pairs, strict=True)
+    return sum(numbers), sum(amounts)
+
+
+def _merge_card(seen: list[CardCounters], masked: bool) -> Card:
+    physical = seen[0].physical
+    return Card(
+        name=f"card {physical}" if masked else f"npu:{physical}",
+        physical=physical,
+        capacity=max(card.capacity for card in seen),
+        peak_allocated=max(card.peak_allocated for card in seen),
+        peak_reserved=max(card.peak_reserved for card in seen),
+        oom_retries=sum(card.oom_retries for card in seen),
+        ooms=sum(card.ooms for card in seen),
+    )
