@@ -6,7 +6,7 @@ Importing it imports no torch, patches nothing and prints nothing: the parts are
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["__version__", "chips", "errors", "settings", "sim"]
+__all__ = ["__version__", "chips", "device", "errors", "settings", "sim"]
 
 __version__ = "0.1.0"
 

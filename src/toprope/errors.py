@@ -6,10 +6,21 @@
     │   ├── SettingError          an environment variable or a table in pyproject.toml cannot be read
     │   ├── UnknownChipError      no chip of that name is described in toprope/chips
     │   ├── ChipDataError         the description of a chip in toprope/chips is not valid
-    │   └── ProgramError          the program given to `toprope run` is not there
+    │   ├── ProgramError          the program given to `toprope run` is not there
+    │   ├── DeviceNameError       a device's name cannot be read, or no backend has that kind of device
+    │   ├── SeedError             a seed of random numbers cannot be used
+    │   └── WeightsError          a file holds no weights that can be loaded
     ├── EnvironmentProblem        the machine lacks something
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
-    │   └── CardError             a real card was asked for and there is none
+    │   ├── CardError             a real card was asked for and there is none
+    │   └── DeviceError           a device cannot do what was asked for
+    │       ├── DeviceIndexError              there are devices of this kind, but none of this index
+    │       ├── DeviceMaskError               the mask of a card was changed after its first use
+    │       ├── UnsupportedError              the device is there but has no such thing
+    │       └── DeviceUnavailableError        there is no device of the kind that was asked for
+    │           ├── DeviceNotInstalledError   the software of this kind of device is not installed
+    │           ├── DeviceBrokenError         it is installed but cannot be loaded
+    │           └── DeviceNotVisibleError     it works but shows this process no device
     └── SimulatorError            the simulated card cannot do what was asked for
         └── InstallError          the simulator cannot be installed in this process
 
@@ -25,15 +36,26 @@ __all__ = [
     "BuildError",
     "CardError",
     "ChipDataError",
+    "DeviceBrokenError",
+    "DeviceError",
+    "DeviceIndexError",
+    "DeviceMaskError",
+    "DeviceNameError",
+    "DeviceNotInstalledError",
+    "DeviceNotVisibleError",
+    "DeviceUnavailableError",
     "EnvironmentProblem",
     "InstallError",
     "ProgramError",
+    "SeedError",
     "SettingError",
     "SimulatorError",
     "SizeError",
     "TopropeError",
     "UnknownChipError",
+    "UnsupportedError",
     "UsageError",
+    "WeightsError",
 ]
 
 
@@ -44,6 +66,7 @@ class TopropeError(Exception):
         what: one sentence that says what happened.
         looked_at: the facts the decision rests on; empty when there are none.
         do: what the reader can do about it; empty when nothing can be done.
+        code: the vendor's own code and words for it, such as "107001 (invalid device id)"; empty when it has none.
     """
 
     exit_status: ClassVar[int] = 1
@@ -52,11 +75,12 @@ class TopropeError(Exception):
     page: ClassVar[str] = ""
     """The page of the documentation that explains this error, relative to the repository's root."""
 
-    def __init__(self, what: str, looked_at: str = "", do: str = "") -> None:
-        super().__init__(what, looked_at, do)
+    def __init__(self, what: str, looked_at: str = "", do: str = "", code: str = "") -> None:
+        super().__init__(what, looked_at, do, code)
         self.what = what
         self.looked_at = looked_at
         self.do = do
+        self.code = code
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -64,6 +88,8 @@ class TopropeError(Exception):
             lines.append(f"  looked at  {self.looked_at}")
         if self.do:
             lines.append(f"  do         {self.do}")
+        if self.code:
+            lines.append(f"  the card's own code for this is {self.code}")
         if self.page:
             lines.append(f"  more       {self.page}")
         return "\n".join(lines)
@@ -105,6 +131,24 @@ class ProgramError(UsageError):
     page = "docs/errors/program.md"
 
 
+class DeviceNameError(UsageError):
+    """The name of a device cannot be read, or no backend has that kind of device."""
+
+    page = "docs/errors/device-name.md"
+
+
+class SeedError(UsageError):
+    """A seed of random numbers cannot be used, such as one that is negative or not a whole number."""
+
+    page = "docs/errors/seed.md"
+
+
+class WeightsError(UsageError):
+    """A file holds no weights that can be loaded: cut short, of another format, or with more in it than weights."""
+
+    page = "docs/errors/weights.md"
+
+
 class EnvironmentProblem(TopropeError, RuntimeError):
     """The machine lacks something that the call needs."""
 
@@ -121,6 +165,50 @@ class CardError(EnvironmentProblem):
     """A real card was asked for and there is none that works."""
 
     page = "docs/errors/card.md"
+
+
+class DeviceError(EnvironmentProblem):
+    """A device cannot do what was asked for, or is not there."""
+
+
+class DeviceIndexError(DeviceError):
+    """There are devices of this kind, but none of this index."""
+
+    page = "docs/errors/device-index.md"
+
+
+class DeviceMaskError(DeviceError):
+    """The variable that says which cards a process sees was changed after the process's first use of a card."""
+
+    page = "docs/errors/device-mask.md"
+
+
+class UnsupportedError(DeviceError):
+    """The device is there but has no such thing, such as random numbers of its own."""
+
+    page = "docs/errors/unsupported.md"
+
+
+class DeviceUnavailableError(DeviceError):
+    """There is no device of the kind that was asked for."""
+
+
+class DeviceNotInstalledError(DeviceUnavailableError):
+    """The software of this kind of device is not installed in this Python."""
+
+    page = "docs/errors/device-not-installed.md"
+
+
+class DeviceBrokenError(DeviceUnavailableError):
+    """The software of this kind of device is installed but cannot be loaded, for example without a library of CANN."""
+
+    page = "docs/errors/device-broken.md"
+
+
+class DeviceNotVisibleError(DeviceUnavailableError):
+    """The software works but shows this process no device: none there, masked, not permitted, not in the container."""
+
+    page = "docs/errors/device-not-visible.md"
 
 
 class SimulatorError(TopropeError, RuntimeError):

@@ -1,0 +1,41 @@
+"""One door to NPU, CUDA and CPU: which device, what it is, what works on it, and why there is none.
+
+    from toprope import device
+
+    card = device.get()                  # or "npu:1", "cuda", "cpu"; see device.choose for the reasons
+    model.to(card.torch_device, card.best_dtype())
+    weights = device.load("model.safetensors", card)
+
+Importing it imports no torch; the first question does.
+"""
+
+from toprope.device.actions import load, seed_all
+from toprope.device.base import Availability, Capabilities, Device, FallbackWarning, Memory, Properties, State
+from toprope.device.kinds import kinds
+from toprope.device.memory import is_out_of_memory
+from toprope.device.probing import DtypeProbe
+from toprope.device.seeds import concrete_seed
+from toprope.device.select import Choice, available, choose, current, get, survey, use
+
+__all__ = [
+    "Availability",
+    "Capabilities",
+    "Choice",
+    "Device",
+    "DtypeProbe",
+    "FallbackWarning",
+    "Memory",
+    "Properties",
+    "State",
+    "available",
+    "choose",
+    "concrete_seed",
+    "current",
+    "get",
+    "is_out_of_memory",
+    "kinds",
+    "load",
+    "seed_all",
+    "survey",
+    "use",
+]

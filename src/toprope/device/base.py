@@ -1,0 +1,366 @@
+"""What a device is to toprope: the abstract class that each kind fills in, and the records it answers with.
+
+A new kind of device is one file with a subclass of `Device` and an entry point of the group `toprope.backends`:
+
+    [project.entry-points."toprope.backends"]
+    mine = "my_package.my_file:MyDevice"
+
+The name of the entry point is the kind: what stands before the colon in "mine:0".
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from toprope.device.probing import DtypeProbe, first_that_works, probe
+from toprope.device.seeds import make_generator
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Availability", "Capabilities", "Device", "FallbackWarning", "Memory", "Properties", "State"]
+
+
+class FallbackWarning(UserWarning):
+    """A device was asked for that is not there, and another was taken in its place because that was allowed."""
+
+
+class State(StrEnum):
+    """How a kind of device stands in this process."""
+
+    WORKS = "works"
+    NOT_INSTALLED = "not installed"
+    BROKEN = "broken"
+    NO_CARD = "no card"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a kind of device can be used here, and why not.
+
+    Attributes:
+        kind: "npu", "cuda", "cpu", ...
+        state: how it stands.
+        count: number of devices that this process sees.
+        reason: why there is none, as a sentence without a full stop; empty where it works.
+        looked_at: the facts that the answer rests on, such as versions, the mask and device files.
+        do: what can be done about it; empty where it works.
+    """
+
+    kind: str
+    state: State
+    count: int = 0
+    reason: str = ""
+    looked_at: str = ""
+    do: str = ""
+
+    @property
+    def text(self) -> str:
+        """The answer in one line, without a full stop."""
+        if self.state is State.WORKS:
+            return f"{self.kind}: {self.count} {'device' if self.count == 1 else 'devices'}"
+        return f"{self.kind}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a device can do. Ask these, and not the name of the kind: a new kind then needs no new branch.
+
+    Attributes:
+        simulated: it is toprope's simulated card and not a real one.
+        separate_memory: it has memory of its own, so that tensors are moved there and offloading them saves some.
+        streams: work on several of its streams can overlap, and events have an order to keep.
+        generators: it draws random numbers itself, so `torch.Generator` can live on it.
+        core_limits: the cores that a stream may use can be limited.
+        pinned_memory: host memory can be pinned for its copies.
+        collectives: the backend for torch.distributed that belongs to it ("hccl", "nccl", "gloo"), "" without one.
+    """
+
+    simulated: bool = False
+    separate_memory: bool = False
+    streams: bool = False
+    generators: bool = False
+    core_limits: bool = False
+    pinned_memory: bool = False
+    collectives: str = ""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a device is. A figure that its software does not tell is None, never a guess.
+
+    Attributes:
+        name: as the device's own software gives it, such as "Ascend910B3".
+        total_memory: bytes.
+        cores: its largest units of computing: vector cores of an NPU, multiprocessors of a GPU, cores of a CPU.
+        cube_cores: cores for matrices, on an NPU.
+        version: of compute capability, (major, minor), where the kind has such a thing.
+    """
+
+    name: str
+    total_memory: int | None = None
+    cores: int | None = None
+    cube_cores: int | None = None
+    version: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device's memory; None for a figure that this kind of device does not have.
+
+    Attributes:
+        allocated: in use by tensors of this process. On the CPU: what the process holds in memory (resident).
+        reserved: held by torch's allocator for this process, in use or not.
+        peak: the most that was allocated since the start or since `reset_peak_memory`.
+        free: what any process could still get from the device.
+        total: the size of the device's memory. On the CPU: of the machine, or of the container where that is less.
+    """
+
+    allocated: int | None
+    reserved: int | None
+    peak: int | None
+    free: int | None
+    total: int | None
+
+    def as_dict(self) -> dict[str, int | None]:
+        """The figures by name, ready for JSON."""
+        return asdict(self)
+
+
+class Device(ABC):
+    """One device that this process sees. Made by `toprope.device.get`, which checks that it is there.
+
+    Devices compare by kind and index, can be keys, and travel between processes by name (the receiver's `get`
+    decides whether it has such a device).
+
+    Args:
+        index: the number that the process knows it by, 0 for the first.
+    """
+
+    kind: ClassVar[str]
+    """What stands before the colon: "npu"."""
+
+    title: ClassVar[str]
+    """What a person calls this kind: "Ascend NPU"."""
+
+    priority: ClassVar[int] = 100
+    """Where nobody chose, the kind with the highest that works is taken. NPU 300, CUDA 200, CPU 0."""
+
+    mask_variable: ClassVar[str] = ""
+    """The environment variable that says which of these devices a process sees; empty without one."""
+
+    index_code: ClassVar[str] = ""
+    """The vendor's code and words for an index that is not there."""
+
+    dtype_order: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
+    """Names of the dtypes that `best_dtype` tries, best first."""
+
+    __slots__ = ("index", "torch_device")
+
+    index: int
+    """The number that the process knows it by."""
+
+    torch_device: torch.device
+    """The same device for torch: `torch.ones(2, device=device.torch_device)`."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self.index = index
+        self.torch_device = torch.device(self.kind, index)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"<toprope device {self}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and (self.kind, self.index) == (other.kind, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.index))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from toprope.device.select import get
+
+        return get, (str(self),)
+
+    # The kind
+
+    @classmethod
+    @abstractmethod
+    def look(cls) -> Availability:
+        """Whether this kind can be used in this process, and why not. Does not raise, and does not touch a device."""
+
+    @classmethod
+    @abstractmethod
+    def current_index(cls) -> int:
+        """The index of this thread's current device. Does not touch a device that the process has not used."""
+
+    # What it is
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+
+    @abstractmethod
+    def properties(self) -> Properties:
+        """What the device is."""
+
+    @property
+    def name(self) -> str:
+        """Its name as its own software gives it, such as "Ascend910B3"."""
+        return self.properties().name
+
+    # Which is current
+
+    @abstractmethod
+    def set_current(self) -> None:
+        """Make it torch's current device of this thread; other threads keep theirs."""
+
+    @abstractmethod
+    def as_current(self) -> AbstractContextManager[Any]:
+        """A context in which it is torch's current device of this thread. See also `toprope.device.use`."""
+
+    # Memory
+
+    @abstractmethod
+    def memory_allocated(self) -> int:
+        """Bytes in use by tensors of this process; on the CPU, what the process holds in memory."""
+
+    @abstractmethod
+    def memory_reserved(self) -> int | None:
+        """Bytes that torch's allocator holds for this process; None where it keeps none for later."""
+
+    @abstractmethod
+    def max_memory_allocated(self) -> int | None:
+        """The most bytes allocated since the start or since `reset_peak_memory`."""
+
+    @abstractmethod
+    def reset_peak_memory(self) -> None:
+        """Let `max_memory_allocated` begin anew."""
+
+    @abstractmethod
+    def memory_info(self) -> tuple[int | None, int | None]:
+        """Free and total bytes of the device, other processes counted."""
+
+    def memory(self) -> Memory:
+        """All figures at once."""
+        free, total = self.memory_info()
+        return Memory(self.memory_allocated(), self.memory_reserved(), self.max_memory_allocated(), free, total)
+
+    @abstractmethod
+    def empty_cache(self) -> None:
+        """Give back what torch's allocator holds and no tensor uses."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the error says that memory ran out. See `toprope.device.is_out_of_memory`."""
+        from toprope.device.memory import is_out_of_memory
+
+        return is_out_of_memory(error)
+
+    # Order of work
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+
+    @abstractmethod
+    def stream(self, priority: int = 0) -> Any:
+        """A new stream of the device. Where there are no streams, a stand-in whose work is done at once."""
+
+    @abstractmethod
+    def current_stream(self) -> Any:
+        """The stream that this thread's work on the device goes to."""
+
+    @abstractmethod
+    def default_stream(self) -> Any:
+        """The stream that work goes to where nobody chose one."""
+
+    @abstractmethod
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """A context in which this thread's work goes to `stream`. It waits for nothing: see `side_stream`."""
+
+    @abstractmethod
+    def event(self, *, timing: bool = False) -> Any:
+        """A new event: record it in a stream, wait for it, and with `timing` measure milliseconds between two."""
+
+    @contextmanager
+    def side_stream(self, priority: int = 0) -> Iterator[Any]:
+        """A context whose work goes to a new stream, after all that was queued before and before all that follows."""
+        outer, inner = self.current_stream(), self.stream(priority)
+        inner.wait_stream(outer)
+        try:
+            with self.on_stream(inner):
+                yield inner
+        finally:
+            outer.wait_stream(inner)
+
+    # Random numbers
+
+    def generator(
+        self, seed: int | Literal["random"] | None = None, on: Literal["device", "cpu"] = "device"
+    ) -> torch.Generator:
+        """A generator of random numbers with a known seed.
+
+        The same seed gives other numbers on another kind of device: keep `generator.device`, which has the index
+        too, and `generator.initial_seed()` with what is drawn.
+
+        Args:
+            seed: 0 to 2**64 - 1; None, "random" or -1 draws one.
+            on: "device" for numbers drawn on the device itself; "cpu" for the same numbers on every device.
+
+        Raises:
+            SeedError: no such seed.
+            UnsupportedError: the device draws no random numbers itself.
+        """
+        return make_generator(self, seed, on)
+
+    @abstractmethod
+    def manual_seed(self, seed: int) -> None:
+        """Seed the device's own default generator. See also `toprope.device.seed_all`."""
+
+    @abstractmethod
+    def rng_state(self) -> torch.Tensor:
+        """The state of the device's default generator, bytes on the CPU."""
+
+    @abstractmethod
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back a state that `rng_state` gave."""
+
+    # Dtypes
+
+    def refuses(self, dtype: torch.dtype) -> str:
+        """Why a dtype need not be tried, known without making a tensor of it; "" where it is worth trying."""
+        return ""
+
+    def probe(self, dtype: torch.dtype) -> DtypeProbe:
+        """Whether matmul, convolution and attention of this dtype work: they are run on the device, once a process."""
+        return probe(self, dtype)
+
+    def best_dtype(self, *among: torch.dtype) -> torch.dtype:
+        """The first dtype that works for matmul, convolution and attention, tried on the device itself.
+
+        Args:
+            among: what to try, best first; left out, this kind's `dtype_order`.
+
+        Raises:
+            UnsupportedError: none of them works.
+        """
+        return first_that_works(self, among)
+
+    # Files
+
+    def load(self, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:
+        """The contents of a file of weights, on this device. See `toprope.device.load`."""
+        from toprope.device.weights import load_file
+
+        return load_file(path, self, dtype=dtype)

@@ -1,0 +1,100 @@
+"""Which kinds of device there are: toprope's own, one file each, and those of the entry points `toprope.backends`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from toprope.device.base import Availability, Device, State
+from toprope.errors import DeviceBrokenError, DeviceError, DeviceNameError
+
+__all__ = ["GROUP", "device_class", "kinds", "look"]
+
+GROUP = "toprope.backends"
+"""The group of entry points in which other packages name their kinds of device."""
+
+_OWN = {
+    "npu": ("toprope.device.npu", "NpuDevice"),
+    "cuda": ("toprope.device.cuda", "CudaDevice"),
+    "cpu": ("toprope.device.cpu", "CpuDevice"),
+}
+_classes: dict[str, type[Device]] = {}
+
+
+def kinds() -> tuple[str, ...]:
+    """Names of all kinds, whether they work here or not, in the order in which they are tried."""
+
+    def order(kind: str) -> tuple[int, str]:
+        try:
+            return -device_class(kind).priority, kind
+        except DeviceError:
+            return 0, kind
+
+    return tuple(sorted({*_OWN, *_others()}, key=order))
+
+
+def device_class(kind: str) -> type[Device]:
+    """The class of a kind of device.
+
+    Raises:
+        DeviceNameError: there is no such kind.
+        DeviceBrokenError: another package names this kind, but its file cannot be loaded.
+    """
+    found = _classes.get(kind)
+    if found is None:
+        found = _classes[kind] = _own(kind) if kind in _OWN else _other(kind)
+    return found
+
+
+def look(kind: str) -> Availability:
+    """Whether a kind of device can be used in this process, and why not.
+
+    Raises:
+        DeviceNameError: there is no such kind.
+    """
+    try:
+        return device_class(kind).look()
+    except DeviceBrokenError as error:
+        return Availability(kind, State.BROKEN, reason=error.what.rstrip("."), looked_at=error.looked_at, do=error.do)
+
+
+def _own(kind: str) -> type[Device]:
+    module, name = _OWN[kind]
+    found: type[Device] = getattr(import_module(module), name)
+    return found
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
+
+
+def _other(kind: str) -> type[Device]:
+    if kind not in _others():
+        _others.cache_clear()  # the package may have come onto sys.path since
+    entry = _others().get(kind)
+    if entry is None:
+        known = ", ".join(sorted({*_OWN, *_others()}))
+        meant = ' ("cuda" is the kind of NVIDIA and AMD)' if kind in ("gpu", "nvidia", "rocm", "hip") else ""
+        raise DeviceNameError(
+            f"there is no kind of device {kind!r}.",
+            looked_at=f"kinds: {known}; entry points {GROUP}",
+            do=f"use one of {known}{meant}, or install the package that has this kind",
+        )
+    try:
+        found = entry.load()
+    except Exception as error:  # whatever a foreign file does
+        raise DeviceBrokenError(
+            f"the kind of device {kind!r} cannot be loaded: {type(error).__name__}: {error}.",
+            looked_at=f"entry point {GROUP}: {entry.name} = {entry.value}",
+            do="mend or remove the package that has this entry point",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Device)) or getattr(found, "kind", None) != kind:
+        raise DeviceBrokenError(
+            f"the kind of device {kind!r} cannot be used: {entry.value} is not a subclass of toprope.device.Device"
+            f" with kind = {kind!r}.",
+            looked_at=f"entry point {GROUP}: {entry.name} = {entry.value}",
+            do="mend or remove the package that has this entry point",
+        )
+    return found

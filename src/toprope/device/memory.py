@@ -1,0 +1,99 @@
+"""Whether an error says that memory ran out, and the host's own memory."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+__all__ = ["HostMemory", "is_out_of_memory"]
+
+# Texts of RuntimeError from torch, torch_npu and the vendors' runtimes. 207005 and 207008, of which the first is
+# printed as "storage space", are about streams: a smaller batch does not help against them.
+_TEXTS = re.compile(
+    r"\bout of memory\b"
+    r"|error code is (?:207001|200000)\b"
+    r"|\bEL0004\b"
+    r"|CU(?:BLAS|DNN|FFT|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|\[enforce fail at alloc_cpu\.cpp",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or the one it was raised from, says that memory ran out: of an NPU, a GPU or the host.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("NPU out of memory. Tried to allocate 3.47 GiB"))
+        True
+        >>> is_out_of_memory(RuntimeError("shapes do not match"))
+        False
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if isinstance(at, MemoryError) or type(at).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(at, RuntimeError) and _TEXTS.search(str(at)):
+            return True
+        at = at.__cause__
+    return False
+
+
+class HostMemory:
+    """The memory of the host as this process can use it. Figures in bytes.
+
+    Args:
+        root: where /proc and /sys are; another folder in tests.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def resident(self) -> int:
+        """What the process holds in memory, pages of mapped files included."""
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+
+    def peak(self) -> int:
+        """The most that it held since its start or since `reset_peak`."""
+        for line in self._lines("proc/self/status"):
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew; nothing happens where the system does not allow it."""
+        try:
+            (self._root / "proc/self/clear_refs").write_text("5")
+        except OSError:
+            pass
+
+    def free_and_total(self) -> tuple[int, int]:
+        """What can still be had, and the size; of the container where its limit is less than the machine's memory."""
+        import psutil
+
+        machine = psutil.virtual_memory()
+        free, total = int(machine.available), int(machine.total)
+        limit = self._number("sys/fs/cgroup/memory.max")
+        if limit is None or limit >= total:
+            return free, total
+        used = self._number("sys/fs/cgroup/memory.current") or 0
+        given_back_at_need = 0
+        for line in self._lines("sys/fs/cgroup/memory.stat"):
+            if line.startswith("inactive_file "):
+                given_back_at_need = int(line.split()[1])
+        return max(0, min(free, limit - used + given_back_at_need)), limit
+
+    def _lines(self, path: str) -> list[str]:
+        try:
+            return (self._root / path).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+
+    def _number(self, path: str) -> int | None:
+        lines = self._lines(path)
+        return int(lines[0]) if lines and lines[0].isdigit() else None

@@ -1,0 +1,258 @@
+"""Ascend NPUs, through `torch.npu`: torch_npu's, or the same names of the simulated card.
+
+The calls are held against the published torch_npu by a static test; with torch_npu on a real card they have never run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from toprope.device.ascend import look_at_machine, mask_text
+from toprope.device.base import Availability, Capabilities, Device, Properties, State
+from toprope.device.libraries import advice, reason
+from toprope.device.seeds import draws_random_numbers
+from toprope.visible import VARIABLE
+
+__all__ = ["NpuDevice"]
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+class NpuDevice(Device):
+    """One Ascend NPU."""
+
+    kind = "npu"
+    title = "Ascend NPU"
+    priority = 300
+    mask_variable = VARIABLE
+    index_code = "107001 (invalid device id)"
+
+    __slots__ = ("_npu",)
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._npu: Any = torch.npu  # type: ignore[attr-defined]
+
+    @classmethod
+    def look(cls) -> Availability:
+        """Whether torch_npu is there, can be loaded and shows a card. It is imported where torch did not do so."""
+        npu, problem = _namespace()
+        if npu is None:
+            return problem
+        if hasattr(npu, "__toprope_stand_in__"):
+            return Availability(
+                "npu",
+                State.NO_CARD,
+                reason="this run was given no NPU",
+                looked_at="TOPROPE_DEVICE=" + os.environ.get("TOPROPE_DEVICE", ""),
+                do="run the program with `toprope run --device npu` or `--device sim`",
+            )
+        try:
+            count = int(npu.device_count())
+        except RuntimeError as error:  # the driver refuses
+            return Availability(
+                "npu", State.BROKEN, reason=f"torch_npu cannot count the cards: {reason(error)}",
+                looked_at=_facts(npu), do="check npu-smi info, and that driver and CANN belong together",
+            )  # fmt: skip
+        if count > 0:
+            return Availability("npu", State.WORKS, count, looked_at=_facts(npu))
+        why, do = _why_no_card(npu)
+        return Availability("npu", State.NO_CARD, reason=f"no card is visible: {why}", looked_at=_facts(npu), do=do)
+
+    @classmethod
+    def current_index(cls) -> int:
+        """The index of this thread's current card; 0 where the process has not used one yet, which is left so."""
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        if npu.is_initialized():
+            return int(npu.current_device())
+        # torch_npu's set_device does not count as a use; this asks without one
+        peek = getattr(getattr(sys.modules.get("torch_npu"), "_C", None), "_npu_getDeviceWithoutSet", None)
+        return max(0, int(peek())) if peek is not None else 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the card can do."""
+        return Capabilities(
+            simulated=_is_simulated(self._npu),
+            separate_memory=True,
+            streams=True,
+            generators=draws_random_numbers(self.kind),
+            core_limits=hasattr(self._npu, "set_stream_limit"),
+            pinned_memory=True,
+            collectives="hccl",
+        )
+
+    def properties(self) -> Properties:
+        """The chip's name, memory and cores."""
+        found = self._npu.get_device_properties(self.index)
+        return Properties(
+            str(found.name),
+            total_memory=int(found.total_memory),
+            cores=getattr(found, "vector_core_num", None) or None,
+            cube_cores=getattr(found, "cube_core_num", None) or None,
+        )
+
+    def set_current(self) -> None:
+        """Make it the current card of this thread."""
+        self._npu.set_device(self.index)
+
+    def as_current(self) -> AbstractContextManager[Any]:
+        """A context in which it is the current card of this thread."""
+        context: AbstractContextManager[Any] = self._npu.device(self.index)
+        return context
+
+    def memory_allocated(self) -> int:
+        """Bytes in use by tensors of this process."""
+        return self._npu.memory_allocated(self.index)  # type: ignore[no-any-return]
+
+    def memory_reserved(self) -> int:
+        """Bytes that torch's allocator holds for this process."""
+        return self._npu.memory_reserved(self.index)  # type: ignore[no-any-return]
+
+    def max_memory_allocated(self) -> int:
+        """The most bytes that were allocated."""
+        return self._npu.max_memory_allocated(self.index)  # type: ignore[no-any-return]
+
+    def reset_peak_memory(self) -> None:
+        """Let the peak begin anew."""
+        if self._npu.is_initialized():  # before, there is no peak, and the allocator would be asked too early
+            self._npu.reset_peak_memory_stats(self.index)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the card, other processes counted."""
+        return self._npu.mem_get_info(self.index)  # type: ignore[no-any-return]
+
+    def empty_cache(self) -> None:
+        """Give back what torch's allocator holds and no tensor uses, on every card."""
+        self._npu.empty_cache()
+
+    def synchronize(self) -> None:
+        """Wait until all work given to the card is done."""
+        self._npu.synchronize(self.index)
+
+    def stream(self, priority: int = 0) -> Any:
+        """A new stream of the card; a lower number goes first."""
+        return self._npu.Stream(device=self.index, priority=priority)
+
+    def current_stream(self) -> Any:
+        """The stream that this thread's work on the card goes to."""
+        return self._npu.current_stream(self.index)
+
+    def default_stream(self) -> Any:
+        """The card's first stream."""
+        return self._npu.default_stream(self.index)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """A context in which this thread's work goes to the stream."""
+        context: AbstractContextManager[Any] = self._npu.stream(stream)
+        return context
+
+    def event(self, *, timing: bool = False) -> Any:
+        """A new event."""
+        return self._npu.Event(enable_timing=timing)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the card's default generator."""
+        with self.as_current():
+            self._npu.manual_seed(seed)
+
+    def rng_state(self) -> torch.Tensor:
+        """The state of the card's default generator."""
+        state: torch.Tensor = self._npu.get_rng_state(self.torch_device)
+        return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back a state that `rng_state` gave."""
+        self._npu.set_rng_state(state, self.torch_device)
+
+    def refuses(self, dtype: torch.dtype) -> str:
+        """The chip itself says whether it has bfloat16; an older one would fail only in the middle of a program."""
+        if dtype is torch.bfloat16:
+            with self.as_current():  # the chip is known once a card is in use
+                if not self._npu.is_bf16_supported():
+                    return f"{self.name} has no bfloat16 (torch.npu.is_bf16_supported)"
+        return ""
+
+
+def _namespace() -> tuple[Any, Availability]:
+    """`torch.npu`, or None and why there is none."""
+    npu = getattr(torch, "npu", None)
+    if npu is None:
+        problem = _import_torch_npu()
+        npu = getattr(torch, "npu", None)
+        if npu is None:
+            return None, problem or _not_installed()
+    return npu, Availability("npu", State.WORKS)
+
+
+@cache  # a second import of what failed takes as long, and may fail in another, misleading way
+def _import_torch_npu() -> Availability | None:
+    """Import torch_npu, which gives torch its `npu`; why that failed, None where it is not installed or worked."""
+    spec = importlib.util.find_spec("torch_npu")
+    if spec is None or getattr(spec.loader, "__toprope__", False):
+        _import_torch_npu.cache_clear()
+        return None
+    before = os.environ.get(_AUTOLOAD)
+    try:
+        import torch_npu  # type: ignore[import-not-found]  # noqa: F401
+    except (Exception, SystemExit) as error:
+        if before is None:
+            os.environ.pop(_AUTOLOAD, None)
+        else:
+            os.environ[_AUTOLOAD] = before  # torch_npu switches it off at its start
+        return Availability(
+            "npu",
+            State.BROKEN,
+            reason=f"{_torch_npu_version()} is installed but cannot be loaded: {reason(error)}",
+            looked_at=f"{_torch_npu_version()}, {look_at_machine().text}",
+            do=advice(error),
+        )
+    return None
+
+
+def _not_installed() -> Availability:
+    return Availability(
+        "npu",
+        State.NOT_INSTALLED,
+        reason="torch_npu is not installed",
+        looked_at=f"torch {torch.__version__}, {look_at_machine().text}",
+        do="install the torch-npu of the same version as torch, or rehearse with `toprope run --device sim`",
+    )
+
+
+def _torch_npu_version() -> str:
+    try:
+        return f"torch_npu {version('torch-npu')}"
+    except PackageNotFoundError:
+        found = getattr(sys.modules.get("torch_npu"), "__version__", "")
+        return f"torch_npu {found}".strip()
+
+
+def _is_simulated(npu: ModuleType) -> bool:
+    return npu.__name__.startswith("toprope.")
+
+
+def _facts(npu: ModuleType) -> str:
+    if _is_simulated(npu):
+        mask = mask_text(os.environ.get(VARIABLE), None)
+        return f"{mask}, the simulated card" if mask else "the simulated card"
+    return f"{_torch_npu_version()}, {look_at_machine().text}"
+
+
+def _why_no_card(npu: ModuleType) -> tuple[str, str]:
+    if _is_simulated(npu):
+        mask = os.environ.get(VARIABLE, "")
+        from toprope.visible import visible_cards
+
+        problem = visible_cards(mask, 16).problem or "it lists none of the simulated cards"
+        return f"{VARIABLE}={mask}: {problem}", f"unset {VARIABLE}, or list cards that are there, rising"
+    return look_at_machine().why_no_card()

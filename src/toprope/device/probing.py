@@ -1,0 +1,136 @@
+"""Which dtypes really work on a device: matmul, convolution and attention are run there, with results known before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from toprope.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from toprope.device.base import Device
+
+__all__ = ["PROBES", "DtypeProbe", "first_that_works", "probe"]
+
+
+@dataclass(frozen=True)
+class DtypeProbe:
+    """Whether a dtype works on a device.
+
+    Attributes:
+        dtype: its name without "torch.".
+        works: whether matmul, convolution and attention all ran and gave the right numbers.
+        failed: the first of them that did not; "" where all did, or where the dtype was not tried.
+        reason: what the device said, in one line.
+        seconds: what the three took together, the second time each was run.
+    """
+
+    dtype: str
+    works: bool
+    failed: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+# All numbers are whole and small, so that every dtype that works has exactly these results.
+
+
+def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    import torch
+
+    return torch.ones(32, 64, device=device, dtype=dtype) @ torch.ones(64, 32, device=device, dtype=dtype), 64.0
+
+
+def _convolution(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    import torch
+
+    picture = torch.ones(1, 16, 8, 8, device=device, dtype=dtype)
+    return torch.nn.functional.conv2d(picture, torch.ones(16, 16, 3, 3, device=device, dtype=dtype)), 144.0
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    import torch
+
+    query = torch.ones(1, 2, 16, 64, device=device, dtype=dtype)
+    value = torch.full((1, 2, 16, 64), 2.0, device=device, dtype=dtype)
+    return torch.nn.functional.scaled_dot_product_attention(query, query, value), 2.0
+
+
+PROBES: dict[str, Callable[[torch.device, torch.dtype], tuple[torch.Tensor, float]]] = {
+    "matmul": _matmul,
+    "convolution": _convolution,
+    "attention": _attention,
+}
+"""What is tried: each makes a tensor on the device whose numbers must all be the one it names."""
+
+_lock = threading.Lock()
+_known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}
+
+
+def probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
+    """Whether a dtype works on a device; tried once a process."""
+    key = (device.kind, device.index, dtype)
+    with _lock:
+        found = _known.get(key)
+        if found is None:
+            found = _known[key] = _probe(device, dtype)
+        return found
+
+
+def first_that_works(device: Device, among: Sequence[torch.dtype]) -> torch.dtype:
+    """The first dtype that works on a device.
+
+    Args:
+        device: where to try them.
+        among: best first; empty for those that the kind of device names.
+
+    Raises:
+        UnsupportedError: none works.
+    """
+    import torch
+
+    tried: list[DtypeProbe] = []
+    for dtype in among or [getattr(torch, name) for name in device.dtype_order]:
+        found = probe(device, dtype)
+        if found.works:
+            return dtype
+        tried.append(found)
+    raise UnsupportedError(
+        f"{device} computes in none of {', '.join(each.dtype for each in tried)}.",
+        looked_at="; ".join(f"{each.dtype}: {each.failed or 'not tried'}: {each.reason}" for each in tried),
+        do="allow another dtype, or use another device",
+    )
+
+
+def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    reason = device.refuses(dtype)
+    if reason:
+        return DtypeProbe(name, False, reason=reason)
+    seconds = 0.0
+    with torch.no_grad(), device.as_current():
+        for what, run in PROBES.items():
+            try:
+                result, wanted = run(device.torch_device, dtype)
+                device.synchronize()  # on a card, an operator that is refused may say so only here
+                begin = time.perf_counter()
+                result, wanted = run(device.torch_device, dtype)
+                device.synchronize()
+                seconds += time.perf_counter() - begin
+                got = result.cpu()
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                if device.is_out_of_memory(error):
+                    raise  # says nothing about the dtype
+                return DtypeProbe(name, False, what, " ".join(str(error).split()))
+            right = got == torch.full_like(got, wanted)
+            if not bool(right.all()):
+                wrong = got[~right].flatten()[0].item()
+                return DtypeProbe(name, False, what, f"the result is {wrong}, and not {wanted:g}")
+    return DtypeProbe(name, True, seconds=seconds)

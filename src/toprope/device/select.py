@@ -1,0 +1,335 @@
+"""Which device: argument > context > TOPROPE_DEVICE > PREFERRED_DEVICE > [tool.toprope] > NPU, CUDA, CPU.
+
+What is asked for is granted or refused with the reasons; another device in its place only where that was allowed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from contextlib import AbstractContextManager, ContextDecorator
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from toprope.device.base import Availability, Device, FallbackWarning, State
+from toprope.device.kinds import device_class, kinds, look
+from toprope.device.names import AUTO, Asked, read_name
+from toprope.device.torch_import import check_torch
+from toprope.errors import (
+    DeviceBrokenError,
+    DeviceIndexError,
+    DeviceMaskError,
+    DeviceNotInstalledError,
+    DeviceNotVisibleError,
+    DeviceUnavailableError,
+    SettingError,
+    TopropeError,
+)
+from toprope.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    DeviceLike = str | int | torch.device | Device
+
+__all__ = ["Choice", "available", "choose", "current", "get", "survey", "use"]
+
+PREFERRED = "PREFERRED_DEVICE"
+"""The variable that ports of other programs read; TOPROPE_DEVICE goes before it."""
+
+_log = logging.getLogger("toprope")
+_inside: ContextVar[Device | None] = ContextVar("toprope.device", default=None)
+_granted: dict[object, tuple[Device, str, str | None]] = {}  # a name with its index: device, its mask, the mask's text
+_told: set[object] = set()
+
+_ERRORS = {
+    State.NOT_INSTALLED: DeviceNotInstalledError,
+    State.BROKEN: DeviceBrokenError,
+    State.NO_CARD: DeviceNotVisibleError,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A device, and why it is this one.
+
+    Attributes:
+        device: what was granted.
+        asked: the name that was asked for; "auto" where the choice was left to toprope.
+        source: who asked: "argument", "context", "environment variable NAME", a pyproject.toml's path, "automatic".
+        passed_over: what was looked at before and why it was not taken, one line each.
+    """
+
+    device: Device
+    asked: str
+    source: str
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The choice and its reasons in one line."""
+        wanted = self.source if self.asked == AUTO else f"{self.asked} asked for by {self.source}"
+        return f"{self.device} ({'; '.join((wanted, *self.passed_over))})"
+
+
+def get(device: DeviceLike | None = None, *, fallback: bool | None = None) -> Device:
+    """The device to use.
+
+    Args:
+        device: "npu:1", "cuda", "cpu", "auto", a number, a torch.device; None leaves it to the context (`use`), the
+            variables TOPROPE_DEVICE and PREFERRED_DEVICE, [tool.toprope], and then to what is there: NPU, CUDA, CPU.
+            Without an index, the current device of this thread is meant.
+        fallback: whether another device may be taken where the one asked for is not there, with one warning; None
+            leaves it to TOPROPE_FALLBACK, which is off.
+
+    Raises:
+        DeviceNameError: no such name, or no such kind of device.
+        DeviceNotInstalledError, DeviceBrokenError, DeviceNotVisibleError: why there is no device of this kind.
+        DeviceIndexError: there are some, but not of this index.
+        DeviceMaskError: which cards the process sees was changed after it had used one.
+        SettingError: a variable or pyproject.toml cannot be read.
+
+    Example:
+        >>> from toprope import device
+        >>> device.get("cpu")
+        <toprope device cpu>
+    """
+    known = _granted.get(device) if device.__class__ is str else None
+    if known is None:
+        return choose(device, fallback=fallback).device
+    found, variable, mask = known
+    if variable and os.environ.get(variable) != mask:
+        raise _late_mask(found, variable, mask)
+    return found
+
+
+def choose(device: DeviceLike | None = None, *, fallback: bool | None = None) -> Choice:
+    """The device to use, with the reasons. Arguments and errors as for `get`."""
+    check_torch()
+    asked, source = _asked(device)
+    if asked == Asked(AUTO):
+        return _said(_automatic(source))
+    try:
+        return _said(Choice(_grant(asked), str(asked), source))
+    except (DeviceUnavailableError, DeviceIndexError) as error:
+        if not _may_fall_back(fallback):
+            raise _with_source(error, source) from error.__cause__
+        return _said(_fallen_back(asked, source, error))
+
+
+def current() -> Device:
+    """The device in force: of the innermost `use`, else as `get` chooses without an argument. Errors as for `get`."""
+    inside = _inside.get()
+    return get() if inside is None else inside
+
+
+def available(kind: str | None = None) -> list[Device]:
+    """Every device that this process sees, best kind first; the CPU is always among them.
+
+    Args:
+        kind: only devices of this kind.
+
+    Raises:
+        DeviceNameError: there is no such kind.
+    """
+    check_torch()
+    names = kinds() if kind is None else (read_name(kind).kind,)
+    return [_device(name, index) for name in names for index in range(look(name).count)]
+
+
+def survey() -> list[Availability]:
+    """How every kind of device stands in this process, and why, in the order in which they are tried."""
+    check_torch()
+    return [look(kind) for kind in kinds()]
+
+
+class use(ContextDecorator):  # noqa: N801 - reads as a verb, as torch's own contexts do
+    """A context, and a decorator, in which a device is the one in force: for `get()`, and as torch's current device.
+
+    It holds for this thread, as torch's current device does. Work for a thread pool takes its device along:
+    `pool.submit(use("npu:1")(work), data)`.
+
+    Args:
+        device: as for `get`.
+        fallback: as for `get`.
+
+    Example:
+        >>> from toprope import device
+        >>> with device.use("cpu") as chosen:
+        ...     device.current() is chosen
+        True
+    """
+
+    def __init__(self, device: DeviceLike | None = None, *, fallback: bool | None = None) -> None:
+        self._arguments = device, fallback
+        self._entered: list[tuple[AbstractContextManager[Any], Token[Device | None]]] = []
+
+    def __enter__(self) -> Device:
+        asked, fallback = self._arguments
+        device = get(asked, fallback=fallback)
+        context = device.as_current()
+        context.__enter__()
+        self._entered.append((context, _inside.set(device)))
+        return device
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        context, token = self._entered.pop()
+        _inside.reset(token)
+        context.__exit__(kind, error, trace)
+
+    def _recreate_cm(self) -> use:  # called by ContextDecorator: calls of a decorated function may overlap
+        device, fallback = self._arguments
+        return use(device, fallback=fallback)
+
+
+def _asked(device: DeviceLike | None) -> tuple[Asked, str]:
+    """What is asked for and who asks."""
+    if device is not None:
+        return read_name(device), "argument"
+    inside = _inside.get()
+    if inside is not None:
+        return Asked(inside.kind, inside.index), "context"
+    settings = Settings.load()
+    origin = settings.origins["device"]
+    preferred = os.environ.get(PREFERRED, "").strip()
+    if preferred and not origin.startswith("environment"):
+        return _read_setting(preferred, PREFERRED), f"environment variable {PREFERRED}"
+    if settings.device is None:
+        return Asked(AUTO), "automatic"
+    return _read_setting(settings.device, origin), origin
+
+
+def _read_setting(text: str, source: str) -> Asked:
+    try:
+        asked = read_name(text)
+        if asked.kind not in (AUTO, SIMULATED):
+            device_class(asked.kind)
+    except DeviceBrokenError:
+        return asked  # said where it is granted
+    except TopropeError as error:
+        raise SettingError(
+            error.what, looked_at=f"{source}={text}; {error.looked_at}".rstrip("; "), do=error.do
+        ) from None
+    return asked
+
+
+def _device(kind: str, index: int) -> Device:
+    """The one object for a device that is there."""
+    name = f"{kind}:{index}"
+    known = _granted.get(name)
+    if known is not None:
+        return known[0]
+    found = device_class(kind)(index)
+    variable = found.mask_variable
+    known = _granted.setdefault(name, (found, variable, os.environ.get(variable) if variable else None))
+    _granted.setdefault(str(found), known)  # where there can be one only, its name has no number
+    return known[0]
+
+
+SIMULATED = "sim"
+"""A name, in settings only of toprope, for an NPU that must be the simulated one."""
+
+
+def _grant(asked: Asked) -> Device:
+    """The device that was asked for, or the error that says why not."""
+    kind = "npu" if asked.kind == SIMULATED else asked.kind
+    if kind == AUTO:
+        kind = _automatic("").device.kind
+    stand = look(kind) if kind in kinds() else device_class(kind).look()
+    if stand.state is not State.WORKS:
+        raise _ERRORS[stand.state](
+            f"there is no {asked.kind}: {stand.reason}.",
+            looked_at=stand.looked_at,
+            do=f"{stand.do}, or use {_others_than(kind)}" if stand.do else f"use {_others_than(kind)}",
+        )
+    cls = device_class(kind)
+    index = cls.current_index() if asked.index is None else asked.index
+    if index >= stand.count:
+        raise _no_index(cls, index, stand)
+    device = _device(kind, index)
+    variable, mask = _granted[str(Asked(kind, index))][1:]
+    if variable and os.environ.get(variable) != mask:
+        raise _late_mask(device, variable, mask)
+    if asked.kind == SIMULATED and not device.capabilities.simulated:
+        raise DeviceNotInstalledError(
+            "there is no simulated card in this process, the npu is a real one.",
+            looked_at=stand.looked_at,
+            do="run the program with `toprope run --device sim`, or ask for npu",
+        )
+    return device
+
+
+def _automatic(source: str) -> Choice:
+    passed: list[str] = []
+    for kind in kinds():
+        stand = look(kind)
+        if stand.state is State.WORKS:
+            return Choice(_grant(Asked(kind)), AUTO, source, tuple(passed))
+        passed.append(stand.text)
+    raise DeviceNotVisibleError("there is no device at all.", looked_at="; ".join(passed))
+
+
+def _fallen_back(asked: Asked, source: str, error: TopropeError) -> Choice:
+    choice = _automatic(source)
+    reason = error.what.rstrip(".")
+    key = (str(asked), str(choice.device), reason)
+    if key not in _told:
+        _told.add(key)
+        warnings.warn(
+            f"{asked} was asked for ({source}) and {choice.device} is used: {reason}", FallbackWarning, stacklevel=4
+        )
+    return Choice(choice.device, str(asked), source, (reason, *choice.passed_over))
+
+
+def _may_fall_back(fallback: bool | None) -> bool:
+    return Settings.load().fallback if fallback is None else fallback
+
+
+def _with_source(error: TopropeError, source: str) -> TopropeError:
+    """The error, which also names the setting that asked; an argument is seen in the traceback."""
+    if source in ("argument", "context"):
+        return error
+    looked_at = "; ".join(part for part in (f"asked for by {source}", error.looked_at) if part)
+    return type(error)(error.what, looked_at, error.do, error.code)
+
+
+def _no_index(cls: type[Device], index: int, stand: Availability) -> DeviceIndexError:
+    names = [str(_device(cls.kind, each)) for each in range(stand.count)]
+    shown = names if len(names) <= 4 else [names[0], names[1], "...", names[-1]]
+    number = f"{len(names)} device{'s' if len(names) > 1 else ''}"
+    widen = f", or widen {cls.mask_variable} before the program starts" if os.environ.get(cls.mask_variable) else ""
+    return DeviceIndexError(
+        f"there is no {cls.kind}:{index}, the program sees {number} ({', '.join(shown)}).",
+        looked_at=stand.looked_at,
+        do=f"use {' or '.join(shown) if len(shown) < 4 else f'{names[0]} to {names[-1]}'}{widen}",
+        code=cls.index_code,
+    )
+
+
+def _late_mask(device: Device, variable: str, mask: str | None) -> DeviceMaskError:
+    def shown(text: str | None) -> str:
+        return "not set" if text is None else repr(text)
+
+    return DeviceMaskError(
+        f"{variable} was changed after this process had looked at its devices; {device} is still the one it was.",
+        looked_at=f"{variable}: {shown(mask)} at first, now {shown(os.environ.get(variable))}",
+        do=f"set {variable} before the program starts, or in the environment of a new process",
+    )
+
+
+def _others_than(kind: str) -> str:
+    """The names of what is there, for an error about what is not."""
+    return ", ".join(each.kind for each in survey() if each.state is State.WORKS and each.kind != kind)
+
+
+def _said(choice: Choice) -> Choice:
+    key = (str(choice.device), choice.source)
+    if key not in _told:
+        _told.add(key)
+        _log.info("device %s", choice.text)
+    return choice
