@@ -48,20 +48,18 @@ def refuse(operator: str, dtype: str | None = None) -> Iterator[None]:
         raise UsageError(f"{dtype!r} is not a dtype of torch.", do="write it as torch does: float64, bfloat16, int8")
     name = _name(operator).encode()
     dtypes = NUMBERS if wanted is None else (wanted,)
-    before, known = library.refused_dtypes(name), library.known_dtypes(name)
+    before = library.refused_dtypes(name)
     for each in dtypes:
         text = (
             f"EZ1001: [PID: {os.getpid()}] {_name(operator)} not implemented for DT_{each.upper()}"
             " (a fault that was asked for: toprope.sim.faults.refuse)"
         )
         library.set_refusal(name, NUMBERS[each], text.encode())
-    library.document(name, before | bits(dtypes), known)
-    was_on = library.refuse(1)
+    library.refuse_dtypes(name, before | bits(dtypes))
     try:
         yield
     finally:
-        library.document(name, before, known)
-        library.refuse(was_on)
+        library.refuse_dtypes(name, before)
 
 
 @contextmanager

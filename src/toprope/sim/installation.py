@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
-from toprope.sim import cards, faults
+from toprope.sim import cards, documents, faults
 from toprope.sim.spec import SimSpec
 from toprope.sizes import gibibytes
 
@@ -119,6 +119,7 @@ def _install(spec: SimSpec) -> None:
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())
+        _load_documents(library, documents.ensure(made.folder, chip), refuse=spec.refuse)
         _join_run(library)
         _register(torch)
         _state.append(spec)
@@ -169,6 +170,15 @@ def _no_addresses(spec: SimSpec, capacity: int) -> EnvironmentProblem:
 def _error_texts() -> dict[int, str]:
     data = tomllib.loads(resources.files("toprope.sim").joinpath("error_codes.toml").read_text())
     return {int(code): entry["text"] for code, entry in data["codes"].items()}
+
+
+def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
+    """Tells the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
+    error = library.load_documents(str(path).encode())
+    if error:
+        raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")
+    library.check_composites()
+    library.obey_documents(int(refuse))
 
 
 def _join_run(library: Native) -> None:

@@ -63,16 +63,16 @@ class Native:
         self.fail_allocation = get(core_lib, "ts_fail_allocation", None, c_int64)
         self.slow_link = get(core_lib, "ts_slow_link", None, c_double)
         self.clear_faults = get(core_lib, "ts_clear_faults", None)
-        self.document = get(core_lib, "ts_document", None, c_char_p, c_uint64, c_uint64)
+        self.refuse_dtypes = get(core_lib, "ts_refuse_dtypes", None, c_char_p, c_uint64)
         self.refused_dtypes = get(core_lib, "ts_refused_dtypes", c_uint64, c_char_p)
-        self.use_documents = get(core_lib, "ts_use_documents", None, c_int)
-        self.known_dtypes = get(core_lib, "ts_known_dtypes", c_uint64, c_char_p)
-        self.refuse = get(core_lib, "ts_refuse", c_int, c_int)
+        self.load_documents = get(core_lib, "ts_load_documents", c_int, c_char_p)
+        self.obey_documents = get(core_lib, "ts_obey_documents", None, c_int)
         self.share = get(
             core_lib, "ts_share", c_int, c_void_p,
             ctypes.POINTER(c_int), ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64),
         )  # fmt: skip
         self.references = get(core_lib, "ts_references", c_uint64, c_void_p)
+        self.check_composites = get(self._glue, "tsg_check_composites", None)
         self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
         self.elapsed_ms = get(self._glue, "tsg_elapsed_ms", c_double, c_void_p, c_void_p)

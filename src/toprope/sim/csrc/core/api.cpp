@@ -6,6 +6,7 @@
 #include "cards.h"
 #include "counters.h"
 #include "device.h"
+#include "documents.h"
 #include "faults.h"
 #include "memory.h"
 #include "sharing.h"
@@ -105,19 +106,15 @@ EXPORT void ts_fail_operator(const char* name, int code, uint64_t after) { fail_
 EXPORT void ts_fail_allocation(int64_t after) { fail_allocation(after); }
 EXPORT void ts_slow_link(double ns_per_byte) { slow_link(ns_per_byte); }
 EXPORT void ts_clear_faults() { clear_faults(); }
-EXPORT void ts_document(const char* name, uint64_t refused, uint64_t known) {
-  int index = index_of(kind(name));
-  refused_dtypes[index] = refused;
-  known_dtypes[index] = known;
+EXPORT void ts_refuse_dtypes(const char* name, uint64_t dtypes) {
+  refused_dtypes[index_of(kind(name))] = dtypes;
+  bool any = false;
+  for (uint64_t refused : refused_dtypes) any |= refused != 0;
+  watch(kRefusals, any);
 }
 EXPORT uint64_t ts_refused_dtypes(const char* name) { return refused_dtypes[index_of(kind(name))]; }
-EXPORT uint64_t ts_known_dtypes(const char* name) { return known_dtypes[index_of(kind(name))]; }
-EXPORT void ts_use_documents(int on) { documented = on != 0; }
-EXPORT int ts_refuse(int on) {  // whether it was on before
-  int before = watching(kRefusals);
-  watch(kRefusals, on != 0);
-  return before;
-}
+EXPORT int ts_load_documents(const char* path) { return load_documents(path); }
+EXPORT void ts_obey_documents(int on) { watch(kDocuments, on != 0); }
 
 // ---- memory shared between processes
 

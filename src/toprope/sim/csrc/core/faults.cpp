@@ -12,8 +12,6 @@
 namespace toprope::sim {
 
 uint64_t refused_dtypes[kMaxKinds];
-uint64_t known_dtypes[kMaxKinds];
-bool documented = false;
 
 namespace {
 

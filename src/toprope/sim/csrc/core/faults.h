@@ -24,11 +24,10 @@ TOPROPE_API int fault_of_operator(const Kind* kind);  // kOk, or the code to fai
 bool fault_of_allocation();
 TOPROPE_API void wait_for_link(uint64_t bytes, int64_t began_ns);
 
-// ---- dtypes that the chip refuses; bits are c10::ScalarType
+// ---- asked only while `watching(kRefusals)`
 
+// Dtypes that an operator refuses because a test wants it; bits are c10::ScalarType.
 TOPROPE_API extern uint64_t refused_dtypes[kMaxKinds];
-TOPROPE_API extern uint64_t known_dtypes[kMaxKinds];  // documented for the operator; 0: nothing is documented
-TOPROPE_API extern bool documented;                    // whether the vendor's documents are loaded at all
 
 inline int index_of(const Kind* kind) { return static_cast<int>(kind - counters->kinds); }
 

@@ -66,7 +66,7 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   }
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
-  dtypes_ |= uint64_t{1} << dtype;
+  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(dtype);
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
   return alias;
@@ -94,19 +94,31 @@ void Call::begin() {
   if (other_device_ != sim::kNoDevice) [[unlikely]] refuse_devices(npu(other_device_));
   if (saw_host_ && !host_operands_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
   check_usable(device_);
-  if (sim::watching(~0u)) [[unlikely]] begin_watched();
+  if (sim::watching(sim::kTracing | sim::kFaults)) [[unlikely]] begin_watched();
   wait_for_current_stream(device_);
   sim::add(sim::counters->operators);
   sim::add(kind_->calls);
 }
 
-void Call::begin_watched() {
-  if (sim::watching(sim::kRefusals)) {
-    int index = sim::index_of(kind_);
-    if (uint64_t refused = sim::refused_dtypes[index] & dtypes_) raise_refused(kind_, refused);
-    uint64_t undocumented = sim::documented ? dtypes_ & ~sim::known_dtypes[index] : 0;
-    if ((undocumented & ~kind_->undocumented.load(std::memory_order_relaxed)) != 0) kind_->undocumented |= undocumented;
+void Call::check_dtype(int dtype) const {
+  uint64_t bit = uint64_t{1} << dtype;
+  if (sim::refused_dtypes[sim::index_of(kind_)] & bit) [[unlikely]] raise_refused(kind_, dtype);
+  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  if (rules_ != nullptr) {
+    if (position_ >= sim::kPositions) return;
+    if (rules_->refused[position_] & bit) [[unlikely]] raise_undocumented(kind_, *rules_, position_, dtype);
+    if (rules_->known[position_] & bit) return;
   }
+  if ((kind_->undocumented.load(std::memory_order_relaxed) & bit) == 0) kind_->undocumented |= bit;
+}
+
+std::string full_name(const char* name, const char* overload) {
+  return *overload ? std::string(name) + "." + overload : std::string(name);
+}
+
+thread_local int Unchecked::depth = 0;
+
+void Call::begin_watched() {
   if (sim::watching(sim::kFaults)) {
     int code = sim::fault_of_operator(kind_);
     if (code != sim::kOk) {

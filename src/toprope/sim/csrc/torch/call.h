@@ -21,8 +21,10 @@ at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
 class Call {
  public:
-  // `kind` counts the operator. Operands from the host are refused unless `host_operands`; scalars always pass.
-  explicit Call(sim::Kind* kind, bool host_operands = false) : kind_(kind), host_operands_(host_operands) {}
+  // `kind` counts the operator, `rules` are what the vendor documents of it. Operands from the host are refused unless
+  // `host_operands`; scalars always pass.
+  explicit Call(sim::Kind* kind, const sim::Rules* rules = nullptr, bool host_operands = false)
+      : kind_(kind), rules_(rules), host_operands_(host_operands) {}
   ~Call() {
     if (began_ns_ != 0) [[unlikely]] record();
   }
@@ -38,6 +40,8 @@ class Call {
     return tensor.has_value() ? std::optional<at::Tensor>(in(*tensor)) : std::nullopt;
   }
   at::Generator in_generator(const std::optional<at::Generator>& generator);
+  // The place in the schema of the argument that is taken in next.
+  void argument(int position) { position_ = position; }
   void on(c10::Device device);  // the card, where no operand says it
 
   // All operands are in: checks that they agree, waits for the card's stream, counts.
@@ -61,16 +65,33 @@ class Call {
   void begin_watched();
   void record() const;
 
+  void check_dtype(int dtype) const;
+
   sim::Kind* kind_;
+  const sim::Rules* rules_;
   bool host_operands_;
+  int position_ = 0;
   bool saw_host_ = false;
   int device_ = sim::kNoDevice;
   int other_device_ = sim::kNoDevice;
   int dtype_ = -1;         // of the first operand
-  uint64_t dtypes_ = 0;    // of all operands; bits are c10::ScalarType
   int64_t began_ns_ = 0;   // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
+};
+
+// "aten::add" and "Tensor" as "aten::add.Tensor".
+std::string full_name(const char* name, const char* overload);
+
+// While a composite operator that has been checked runs its parts, these are not checked.
+class Unchecked {
+ public:
+  Unchecked() { depth++; }
+  ~Unchecked() { depth--; }
+  static bool active() { return depth > 0; }
+
+ private:
+  static thread_local int depth;
 };
 
 // ---- Host<Op>::call: the kernel of an operator, from its schema alone.
@@ -180,8 +201,11 @@ template <class Op, bool host_operands, class R, class... A>
 struct Host<Op, host_operands, R(A...)> {
   static R call(A... arguments) {
     static sim::Kind* const kind = sim::kind(Op::name);
-    Call call(kind, host_operands);
-    std::tuple<typename convert::In<A>::type...> host{convert::In<A>::make(call, std::forward<A>(arguments))...};
+    static const sim::Rules* const rules = sim::rules_of(full_name(Op::name, Op::overload_name));
+    Call call(kind, rules, host_operands);
+    int position = -1;
+    std::tuple<typename convert::In<A>::type...> host{
+        (call.argument(++position), convert::In<A>::make(call, std::forward<A>(arguments)))...};
     call.begin();
     sim::KernelScope scope(call.device());
     auto run = [&host]() -> R {

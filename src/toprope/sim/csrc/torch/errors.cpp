@@ -31,16 +31,25 @@ std::string text_of(int status) {
   return found == texts().end() ? "Unknown error." : found->second;
 }
 
+std::string date(bool with_microseconds = false) {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::tm parts{};
+  localtime_r(&now.tv_sec, &parts);
+  char text[48];
+  size_t length = strftime(text, sizeof text, "%Y-%m-%d-%H:%M:%S", &parts);
+  if (with_microseconds) {
+    long micro = now.tv_nsec / 1000;
+    snprintf(text + length, sizeof text - length, ".%03ld.%03ld", micro / 1000, micro % 1000);
+  }
+  return text;
+}
+
 // "[ERROR] 2025-04-10-11:26:58 (PID:1828121, Device:0, RankID:-1) ERR00100 PTA call acl api failed", as torch_npu
 // ends its messages.
 std::string trailer(const char* code) {
-  char date[32];
-  std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&now, &parts);
-  strftime(date, sizeof date, "%Y-%m-%d-%H:%M:%S", &parts);
   const char* rank = getenv("RANK");
-  return c10::str("\n[ERROR] ", date, " (PID:", getpid(), ", Device:", sim::current_device(),
+  return c10::str("\n[ERROR] ", date(), " (PID:", getpid(), ", Device:", sim::current_device(),
                   ", RankID:", rank != nullptr ? rank : "-1", ") ", code);
 }
 
@@ -75,8 +84,19 @@ void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage
                    " max_split_size_mb to avoid fragmentation.");
 }
 
-void raise_refused(const sim::Kind* kind, uint64_t dtypes) {
-  int dtype = __builtin_ctzll(dtypes);
+void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype) {
+  std::string function = kind->name;
+  if (size_t place = function.find("::"); place != std::string::npos) function.erase(0, place + 2);
+  std::string sentence = rules.sentence[position];
+  if (size_t place = sentence.find('\x01'); place != std::string::npos) {
+    sentence.replace(place, 1, sim::vendor_dtype(dtype));
+  }
+  TORCH_CHECK(false, function, ": NPU function error: call ", rules.kernel, " failed, error code is 161002",
+              trailer("ERR00100 PTA call acl api failed."), "\n[PID: ", getpid(), "] ", date(true),
+              " AclNN_Parameter_Error(EZ1001): ", sentence);
+}
+
+void raise_refused(const sim::Kind* kind, int dtype) {
   std::string text;
   {
     std::lock_guard<std::mutex> guard(mutex);

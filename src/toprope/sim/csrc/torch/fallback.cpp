@@ -15,7 +15,9 @@ namespace {
 
 struct Operator {
   std::string name;
+  std::string overload;
   sim::Kind* kind = nullptr;
+  const sim::Rules* rules = nullptr;
   bool host_operands = false;  // takes index tensors from the host, as on a real card
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
@@ -39,7 +41,9 @@ bool has_size_from_data(const std::string& name) {
 Operator describe(const c10::FunctionSchema& schema) {
   Operator op;
   op.name = schema.name();
+  op.overload = schema.overload_name();
   op.kind = sim::kind(op.name.c_str());
+  op.rules = sim::rules_of(full_name(op.name.c_str(), op.overload.c_str()));
   op.host_operands = takes_host_operands(op.name);
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
@@ -57,7 +61,7 @@ const Operator& known(const c10::FunctionSchema& schema) {
   static thread_local std::unordered_map<const c10::FunctionSchema*, Operator> all;
   Operator& op = all[&schema];
   // A library that was taken down may have left its place to another operator.
-  if (op.name != schema.name()) [[unlikely]] op = describe(schema);
+  if (op.name != schema.name() || op.overload != schema.overload_name()) [[unlikely]] op = describe(schema);
   return op;
 }
 
@@ -96,8 +100,11 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
                               " has no kernel for the simulated npu, because torch has none for the CPU.");
   const size_t count = handle.schema().arguments().size();
   const size_t begin = stack->size() - count;
-  Call call(op.kind, op.host_operands);
-  for (size_t i = begin; i < stack->size(); i++) take(call, (*stack)[i]);
+  Call call(op.kind, op.rules, op.host_operands);
+  for (size_t i = 0; i < count; i++) {
+    call.argument(static_cast<int>(i));
+    take(call, (*stack)[begin + i]);
+  }
   for (size_t i : op.generators) {
     c10::IValue& value = (*stack)[begin + i];
     value = call.in_generator(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
@@ -116,9 +123,55 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
   }
 }
 
+// ---- operators that torch composes of others, and the vendor has kernels for
+
+// Operators without a gradient formula of their own: checked, then composed as ever, so that gradients flow. The
+// composition is the one that backends without a kernel get; the key of one that nobody uses leads to it.
+void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (sim::watching(sim::kDocuments) && !Unchecked::active()) {
+    const Operator& op = known(handle.schema());
+    const size_t begin = stack->size() - handle.schema().arguments().size();
+    Call call(op.kind, op.rules, /*host_operands=*/true);
+    for (size_t i = begin; i < stack->size(); i++) {
+      call.argument(static_cast<int>(i - begin));
+      c10::IValue copy = (*stack)[i];
+      take(call, copy);
+    }
+  }
+  Unchecked unchecked;
+  handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
+}
+
+using c10::DispatchKey;
+
+void check_composites() {
+  static auto* card = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* autograd =
+      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    std::string full = full_name(name.name.c_str(), name.overload_name.c_str());
+    if (sim::rules_of(full) == nullptr) continue;
+    auto handle = dispatcher.findOp(name);
+    if (!handle || handle->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
+    const char* plain = full.c_str() + sizeof("aten::") - 1;
+    if (handle->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
+      card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
+      autograd->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
+    } else if (handle->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+               handle->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+  }
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace toprope::glue
+
+// Lets operators that torch composes of others be looked up in the vendor's documents, once these are loaded.
+extern "C" TOPROPE_API void tsg_check_composites() { toprope::glue::check_composites(); }

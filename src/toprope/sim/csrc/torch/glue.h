@@ -8,6 +8,7 @@
 
 #include "../core/counters.h"
 #include "../core/device.h"
+#include "../core/documents.h"
 #include "../core/faults.h"
 #include "../core/memory.h"
 #include "../core/stream.h"
@@ -23,7 +24,8 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 [[noreturn]] void raise_status(int status, const char* function, const char* call);
 [[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
 [[noreturn]] void raise_forked();
-[[noreturn]] void raise_refused(const sim::Kind* kind, uint64_t dtypes);
+[[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
+[[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
 
 inline void check(int status, const char* function, const char* call) {
   if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);

@@ -156,6 +156,15 @@ class Copy {
   int64_t began_ns_;
 };
 
+// A cast on the card is an operator of the vendor's, with dtypes of its own.
+void check_cast(c10::ScalarType from) {
+  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  static sim::Kind* const kind = sim::kind("npu::npu_dtype_cast");
+  static const sim::Rules* const rules = sim::rules_of("npu::npu_dtype_cast");
+  int dtype = static_cast<int>(from);
+  if (rules != nullptr && (rules->refused[0] >> dtype & 1)) raise_undocumented(kind, *rules, 0, dtype);
+}
+
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
   for (const Tensor* tensor : {&static_cast<const Tensor&>(self), &src}) {
@@ -163,6 +172,7 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     check_usable(tensor->device().index());
     wait_for_current_stream(tensor->device().index());
   }
+  if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) check_cast(src.scalar_type());
   Copy copy(self, src, non_blocking);
   Tensor to = on_npu(self) ? host_alias(self) : self;
   at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);

@@ -1,0 +1,30 @@
+// What the vendor's documents say about operators and dtypes on one chip. Written by ../../documents.py from
+// ../../refusals.toml into a file that can be read quickly at every start.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "counters.h"
+
+namespace toprope::sim {
+
+constexpr int kPositions = 8;  // arguments of an operator that are looked at; later ones never are
+
+struct Rules {
+  // By position of the argument; bits are c10::ScalarType. What a document does not mention is in neither.
+  uint64_t refused[kPositions] = {};
+  uint64_t known[kPositions] = {};
+  std::string kernel;               // the vendor's interface
+  std::string sentence[kPositions];  // of the refusal, with a \x01 where the dtype goes
+};
+
+// Reads the documents. Returns 0 or an errno. Only before operators run.
+TOPROPE_API int load_documents(const char* path);
+
+// The rules of an operator ("aten::add.Tensor"), null where no document mentions it.
+TOPROPE_API const Rules* rules_of(const std::string& name);
+
+// The vendor's name of a dtype, "DT_DOUBLE".
+TOPROPE_API const char* vendor_dtype(int dtype);
+
+}  // namespace toprope::sim
