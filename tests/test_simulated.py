@@ -3,7 +3,7 @@
 A mistake in C++ aborts or hangs a process; then one test here fails, with what the process printed. A module may say
 what it needs as literals at its top, which are read without importing it:
 
-    SIM = "910B3x2,hbm=64MiB"     the cards (4 of kind 910B3 where it says nothing)
+    SIM = "910B3x2,hbm=64MiB"     the cards (4 of kind 910B3 that refuse no dtype, where it says nothing)
     ENVIRONMENT = {"NAME": "x"}   variables of its process
 
 One module by hand: TOPROPE_INNER=1 python -m pytest tests/simulated/test_views.py
@@ -47,7 +47,7 @@ def failure(path: Path, limit: float = LIMIT, test_limit: float = TEST_LIMIT) ->
     """Runs the tests of a module in a process of its own; what went wrong, "" where nothing did."""
     wants = literals(path.read_text(encoding="utf-8"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    variables = {"TOPROPE_INNER": "1", "TOPROPE_SIM": wants.get("SIM", "910B3x4")} | wants.get("ENVIRONMENT", {})
+    variables = {"TOPROPE_INNER": "1", "TOPROPE_SIM": wants.get("SIM", "910B3x4,refuse=off")} | wants.get("ENVIRONMENT", {})
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path), "--rootdir", str(ROOT)]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "faulthandler_exit_on_timeout=true"]
     command += ["-o", f"faulthandler_timeout={test_limit}"]

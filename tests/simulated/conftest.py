@@ -19,7 +19,7 @@ if INNER:
     if not os.environ.get("TOPROPE_SIM"):
         import toprope.sim
 
-        toprope.sim.install("910B3", count=4)
+        toprope.sim.install("910B3", count=4, refuse=False)
     import torch  # with TOPROPE_SIM, this installs the card
 
 

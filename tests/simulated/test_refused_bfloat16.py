@@ -1,0 +1,18 @@
+"""A chip without bfloat16 (310P3) refuses it, and says what it takes instead."""
+
+import pytest
+import torch
+
+SIM = "310P3"
+
+
+def test_bfloat16_is_refused():
+    assert not torch.npu.is_bf16_supported()
+    with pytest.raises(RuntimeError, match=r"EZ1001.*not implemented for DT_BFLOAT16") as error:
+        torch.ones(4, 4, dtype=torch.bfloat16, device="npu") + torch.ones(4, 4, dtype=torch.bfloat16, device="npu")
+    assert "DT_FLOAT16" in str(error.value)
+
+
+def test_float16_runs():
+    half = torch.ones(4, 4, dtype=torch.float16, device="npu")
+    assert (half @ half).sum().item() == 64
