@@ -1,0 +1,139 @@
+"""A pytest plugin: `pytest --npu 910B3x2` runs tests on simulated cards, with torch_npu importable.
+
+The entry point `pytest11` loads it into every pytest where toprope is installed. Without --npu it does nothing until a
+test asks for the fixture `npu`: no torch is imported and nothing is changed. docs/pytest.md has the whole story.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+import pytest
+
+from toprope import __version__
+from toprope.compat import finder
+from toprope.errors import TopropeError
+
+__all__ = ["Npu", "npu"]
+
+_VARIABLES = ("TOPROPE_SIM", "PYTHONPATH")
+_SITE = os.path.join(finder.HERE, "site")
+_before = pytest.StashKey[dict[str, str | None]]()
+
+
+@dataclass(frozen=True)
+class Npu:
+    """What the fixture `npu` gives to a test.
+
+    Attributes:
+        device: the device to put tensors on: "npu:0".
+        count: number of cards that the process sees.
+        name: what torch.npu calls the card, such as "Ascend910B3".
+        simulated: whether it is a simulated card.
+    """
+
+    device: str
+    count: int
+    name: str
+    simulated: bool
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --npu."""
+    parser.getgroup("toprope", "simulated Ascend NPU").addoption(
+        "--npu",
+        metavar="CARDS",
+        help="run on simulated Ascend cards, such as 910B3, 910B3x2 or 910B3x2,hbm=1GiB",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Makes the cards ready before the first conftest.py, which may import torch or torch_npu."""
+    text = early_config.known_args_namespace.npu
+    if text is not None:
+        try:
+            _simulate(early_config, text)
+        except TopropeError as error:
+            raise pytest.UsageError(f"--npu {text}: {error}") from None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Gives the variables back as they were; a card that torch has stays until the process ends."""
+    before = config.stash.get(_before, None)
+    if before is not None:
+        finder.uninstall()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says on which cards the tests run."""
+    text = config.getoption("npu")
+    return None if text is None else f"npu: {text}, simulated by toprope {__version__}"
+
+
+def _simulate(config: pytest.Config, text: str) -> None:
+    """Lets this process and its children have these cards as soon as they import torch."""
+    import sys
+    from dataclasses import replace
+
+    from toprope.sim.spec import SimSpec
+
+    # who names a simulated card wants it beside a real torch_npu too
+    spec = replace(SimSpec.parse(text), force=True)
+    spec.capacity  # noqa: B018  raises where no public figure is known and none was given
+    finder.install(simulated_card=True)
+    config.stash[_before] = {name: os.environ.get(name) for name in _VARIABLES}
+    os.environ["TOPROPE_SIM"] = spec.format()
+    # for child processes, as in a `toprope run`
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _SITE]
+    os.environ["PYTHONPATH"] = os.pathsep.join([_SITE, *entries])
+    if "torch" in sys.modules:  # another plugin was earlier
+        from toprope import sim
+
+        sim.install(spec.chip, spec.count, spec.hbm, force=True, refuse=spec.refuse)
+
+
+@pytest.fixture
+def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
+    """An NPU for the test, simulated or real; where there is none, the test is skipped.
+
+    After the test the cards are waited for, so that an error of queued work is this test's, and cached memory is given
+    back.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        pytest.skip("no NPU: torch is not installed")
+    _load_real()
+    cards = getattr(torch, "npu", None)
+    if cards is None or not cards.is_available():
+        pytest.skip("no NPU: there is no card that torch.npu sees; give --npu 910B3 for a simulated one")
+    simulated = _is_simulated()
+    cards.set_device(0)
+    yield Npu("npu:0", cards.device_count(), cards.get_device_name(0), simulated)
+    for card in range(cards.device_count()):
+        cards.synchronize(card)
+    cards.empty_cache()
+
+
+def _load_real() -> None:
+    """Loads a real torch_npu where one is installed, since torch may have been told not to do so itself."""
+    if finder.real_spec("torch_npu") is not None and not _is_simulated():
+        try:
+            import_module("torch_npu")
+        except Exception as error:
+            pytest.skip(f"no NPU: torch_npu is installed but cannot be loaded: {error}")
+
+
+def _is_simulated() -> bool:
+    from toprope.sim import installed
+
+    return installed() is not None
