@@ -1,4 +1,8 @@
-"""Which cards ASCEND_RT_VISIBLE_DEVICES shows to a process, by the vendor's rules, and why it shows no more.
+"""Which cards a process sees, by the vendors' rules, why it sees no more, and under which numbers.
+
+A card has up to three numbers. `physical`: the machine's, as in /dev/davinci5. `visible`: the one that the mask
+ASCEND_RT_VISIBLE_DEVICES counts, from 0 over the cards of the machine or of the container. `logical`: the process's
+own, as in npu:1. Without container and mask the three are the same.
 
 Example:
     >>> from toprope.visible import visible_cards
@@ -10,12 +14,32 @@ Example:
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["VARIABLE", "Visible", "explain", "visible_cards"]
+__all__ = [
+    "CONTAINER_VARIABLE",
+    "CUDA_VARIABLE",
+    "VARIABLE",
+    "IdMap",
+    "Visible",
+    "cuda_map",
+    "explain",
+    "explain_grant",
+    "granted_cards",
+    "npu_map",
+    "visible_cards",
+]
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 """The variable of the vendor's runtime; it is read when a process first touches a card, and never again."""
+
+CONTAINER_VARIABLE = "ASCEND_VISIBLE_DEVICES"
+"""Which cards a container is granted, by the machine's numbers; read by Ascend's container runtime, not by CANN."""
+
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""NVIDIA's variable; unlike the vendor's of Ascend it may list cards in any order, and by UUID."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +102,204 @@ def explain(mask: str, count: int) -> str:
     number = f"{len(seen.cards)} of {count} cards" if seen.cards else "no card"
     why = f": {seen.problem}" if seen.problem else ""
     return f"{VARIABLE}={mask} shows {number}{why}"
+
+
+@dataclass(frozen=True)
+class IdMap:
+    """The numbers of the cards that a process sees.
+
+    Attributes:
+        visible: for npu:0, npu:1, ... (or cuda:0, ...) the number that the mask counts.
+        physical: the same cards' numbers on the machine.
+        problem: why there are fewer than were listed, without a full stop; empty where there are not.
+    """
+
+    visible: tuple[int, ...]
+    physical: tuple[int, ...]
+    problem: str = ""
+
+    def __len__(self) -> int:
+        return len(self.physical)
+
+    def to_physical(self, logical: int) -> int:
+        """The machine's number of a card of this process.
+
+        Raises:
+            IndexError: the process sees no such card.
+        """
+        return self.physical[self._checked(logical)]
+
+    def to_visible(self, logical: int) -> int:
+        """The number under which the mask counts a card of this process.
+
+        Raises:
+            IndexError: the process sees no such card.
+        """
+        return self.visible[self._checked(logical)]
+
+    def from_physical(self, physical: int) -> int | None:
+        """This process's number of one of the machine's cards; None where it does not see it."""
+        return self.physical.index(physical) if physical in self.physical else None
+
+    def from_visible(self, visible: int) -> int | None:
+        """This process's number of the card that the mask counts so; None where it does not see it."""
+        return self.visible.index(visible) if visible in self.visible else None
+
+    def mask_for(self, *logical: int) -> str:
+        """The mask that shows a child process these cards of this one; the child counts them from 0, rising.
+
+        Raises:
+            IndexError: the process sees no such card.
+        """
+        return ",".join(str(each) for each in sorted({self.to_visible(card) for card in logical}))
+
+    def _checked(self, logical: int) -> int:
+        if not 0 <= logical < len(self.physical):
+            raise IndexError(f"the process sees {len(self.physical)} cards, and none of the number {logical}")
+        return logical
+
+
+def npu_map(mask: str | None, granted: str | None, machine: Sequence[int]) -> IdMap:
+    """The numbers of the NPUs that a process sees.
+
+    The container's runtime leaves a card its number (/dev/davinci5 keeps its name), but CANN counts the cards of the
+    container from 0, and the mask with it.
+
+    Args:
+        mask: ASCEND_RT_VISIBLE_DEVICES; None where it is not set.
+        granted: ASCEND_VISIBLE_DEVICES, where a container's runtime has acted on it; None outside of containers, and
+            where `machine` already is what the container has.
+        machine: numbers of the machine's cards, with or without gaps, such as those of /dev/davinci*.
+
+    Example:
+        >>> npu_map("1,2", "4-7", range(8)).physical
+        (5, 6)
+        >>> npu_map("4,5", "4-5", range(8))
+        IdMap(visible=(), physical=(), problem='there is no card 4: the mask counts the 2 cards here from 0')
+    """
+    cards = sorted(set(machine))
+    problem = ""
+    if granted is not None:
+        grant = granted_cards(granted)
+        missing = [card for card in grant.cards if card not in cards]
+        problem = grant.problem or (f"the machine has no card {missing[0]}" if missing else "")
+        cards = [card for card in grant.cards if card in cards]
+    seen = visible_cards(mask, len(cards))
+    if seen.problem:
+        problem = seen.problem
+        if problem.startswith("there is no card"):
+            problem += f": the mask counts the {len(cards)} cards here from 0"
+    return IdMap(seen.cards, tuple(cards[card] for card in seen.cards), problem)
+
+
+_GRANT = re.compile(r"(?:Ascend[^-,\s]*-)?(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_GRANTED = 4096
+
+
+def granted_cards(granted: str) -> Visible:
+    """The cards that ASCEND_VISIBLE_DEVICES grants a container, by the machine's numbers, rising.
+
+    Args:
+        granted: numbers and ranges ("0,2-4"), as Kubernetes gives them ("Ascend910-0,Ascend910-1"), "void" for none.
+
+    Example:
+        >>> granted_cards("4-6").cards
+        (4, 5, 6)
+    """
+    if granted.strip() in ("", "void"):
+        return Visible((), "it grants no card")
+    cards: set[int] = set()
+    for part in granted.split(","):
+        found = _GRANT.fullmatch(part.strip())
+        if found is None:
+            return Visible((), f"{part.strip()!r} is no number of a card")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not first <= last < _MOST_GRANTED:
+            return Visible((), f"{part.strip()!r} is no range of cards")
+        cards.update(range(first, last + 1))
+    return Visible(tuple(sorted(cards)))
+
+
+def explain_grant(mask: str | None, granted: str | None, nodes: Sequence[int]) -> str:
+    """What is wrong between what a container was granted and what its programs open; "" where nothing is.
+
+    Args:
+        mask: ASCEND_RT_VISIBLE_DEVICES; None where it is not set.
+        granted: ASCEND_VISIBLE_DEVICES; None where it is not set.
+        nodes: numbers of the device files /dev/davinci* that the container has.
+
+    Example:
+        >>> explain_grant(None, "5", range(8))
+        'ASCEND_VISIBLE_DEVICES=5 grants card 5, and programs see 8 cards: npu:0 is card 0, which was never granted'
+    """
+    grant = granted_cards(granted) if granted is not None else Visible(())
+    if granted is None or not grant.cards:
+        return f"{CONTAINER_VARIABLE}={granted}: {grant.problem}" if grant.problem else ""
+    seen = npu_map(mask, None, nodes)
+    for logical, card in enumerate(seen.physical):
+        if card not in grant.cards:
+            return (
+                f"{CONTAINER_VARIABLE}={granted} grants {_cards(grant.cards)}, and programs see "
+                f"{len(seen)} card{'s' if len(seen) > 1 else ''}: npu:{logical} is card {card}, which was never granted"
+            )
+    if not seen.physical and mask is not None and nodes:
+        return f"{VARIABLE}={mask} shows none of {_cards(sorted(nodes))}: {seen.problem}"
+    return ""
+
+
+def _cards(cards: Sequence[int]) -> str:
+    return f"card{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}"
+
+
+def cuda_map(mask: str | None, count: int, uuids: Sequence[str] = ()) -> IdMap:
+    """The numbers of the GPUs that a process sees, by torch.cuda's rules; the mask counts the machine's.
+
+    Any order is kept; the first entry that is not there ends the list; an entry that comes twice leaves none. A GPU
+    can also be named by its UUID, or by a beginning of it that fits one GPU only; the first entry decides which of the
+    two is meant.
+
+    Args:
+        mask: CUDA_VISIBLE_DEVICES; None where it is not set, which shows all.
+        count: number of GPUs of the machine.
+        uuids: their UUIDs ("GPU-..."), where they are known.
+
+    Example:
+        >>> cuda_map("2,0", 4).physical
+        (2, 0)
+    """
+    if mask is None:
+        return IdMap(tuple(range(count)), tuple(range(count)))
+    if not mask:
+        return IdMap((), (), "it is empty")
+    prefix = mask[:4] if mask.startswith(("GPU-", "MIG-")) else ""
+    listed: list[str | int] = []
+    problem = ""
+    for part in mask.split(","):
+        entry = part if prefix else _leading_number(part.strip())
+        if entry in listed:
+            return IdMap((), (), f"{entry} is listed twice")
+        if (isinstance(entry, str) and not entry.startswith(prefix)) or (isinstance(entry, int) and entry < 0):
+            problem = f"reading stops at {part!r}"
+            break
+        listed.append(entry)
+    found: list[int] = []
+    for entry in listed:
+        card = _by_uuid(entry, uuids) if isinstance(entry, str) else entry
+        if not 0 <= card < count:
+            return IdMap(tuple(found), tuple(found), f"there is no GPU {entry}")
+        if card in found:
+            return IdMap((), (), f"GPU {card} is listed twice")
+        found.append(card)
+    return IdMap(tuple(found), tuple(found), problem)
+
+
+def _leading_number(text: str) -> int:
+    """The number at the beginning of a text, as C reads it: "1gpu" is 1; -1 where there is none."""
+    found = re.match(r"[+-]?[0-9]+", text)
+    return int(found[0]) if found else -1
+
+
+def _by_uuid(text: str, uuids: Sequence[str]) -> int:
+    """The GPU whose UUID begins so; -1 where it is none, or more than one."""
+    fitting = [index for index, uuid in enumerate(uuids) if uuid.startswith(text)]
+    return fitting[0] if len(fitting) == 1 else -1
