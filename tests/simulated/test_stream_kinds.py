@@ -86,6 +86,13 @@ def test_the_default_stream_by_its_number() -> None:
     assert npu.ExternalStream(npu.default_stream(1).npu_stream, 1) == npu.default_stream(1)
 
 
+def test_every_stream_of_a_card_is_found_by_its_number() -> None:
+    for priority in (0, -1):
+        streams = [npu.Stream(3, priority=priority) for _ in range(40)]
+        assert len({*streams}) == 32
+        assert [npu.ExternalStream(stream.npu_stream, 3) for stream in streams] == streams
+
+
 def test_numbers_that_are_no_stream_of_the_card() -> None:
     for call in (lambda: npu.ExternalStream(4096), lambda: npu.ExternalStream(npu.default_stream(1).npu_stream, 0)):
         with pytest.raises(RuntimeError, match=r"error code is 107003(.|\n)*The stream is not in the current context"):
