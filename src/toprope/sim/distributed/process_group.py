@@ -1,0 +1,124 @@
+"""The backend `hccl` of a process group: gloo over host views of the card's memory."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from toprope.sim.distributed import collectives, kernels
+
+__all__ = ["ProcessGroupHCCL", "hccl_of"]
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class ProcessGroupHCCL(ProcessGroupGloo):
+    """What torch_npu names so: the communication of one group of processes, each with a card.
+
+    Collectives of a group run one after the other in the order they were asked for, as on the stream that HCCL has
+    for them; gloo has one thread for each group here.
+
+    Args:
+        store: where the processes of the group find each other.
+        rank: number of this process in the group.
+        size: number of processes in the group.
+        timeout: the group's options, or the time that a collective may take.
+    """
+
+    class Options:
+        """What a group is made with: the fields of torch_npu's class of this name. Only the time-out does anything.
+
+        Attributes:
+            op_timeout: seconds that HCCL gives a kernel of its own.
+            is_high_priority_stream: whether HCCL's stream is one of high priority.
+            global_ranks_in_group: the ranks of the group in the default group, empty for that one.
+            hccl_config: settings of the communicator, such as {"hccl_buffer_size": 200}.
+            group_id: name of the group.
+        """
+
+        def __init__(self) -> None:
+            self._timeout = _DEFAULT_TIMEOUT
+            self.op_timeout = _DEFAULT_TIMEOUT
+            self.is_high_priority_stream = False
+            self.global_ranks_in_group: list[int] = []
+            self.hccl_config: dict[str, Any] = {}
+            self.group_id = ""
+
+        @property
+        def backend(self) -> str:
+            """The backend that these options are for."""
+            return "hccl"
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: ProcessGroupHCCL.Options | timedelta = _DEFAULT_TIMEOUT
+    ) -> None:
+        kernels.register(ProcessGroupHCCL)
+        if isinstance(timeout, timedelta):
+            self._options = self.Options()
+            self._options._timeout = timeout
+        else:
+            self._options = timeout
+        gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        gloo._devices = [ProcessGroupGloo.create_default_device()]
+        gloo._timeout = self._options._timeout
+        gloo._threads = 1
+        super().__init__(store, rank, size, gloo)
+        self.under_way: threading.Event | None = None
+        """Set when the last collective whose caller waits later has ended."""
+
+    def settle(self, seconds: float | None = None) -> None:
+        """Wait for the collectives under way, whatever becomes of them.
+
+        Args:
+            seconds: how long at most; None for as long as they take.
+        """
+        if self.under_way is not None and self.under_way.wait(seconds):
+            self.under_way = None
+
+    @property
+    def options(self) -> Options:  # type: ignore[override]
+        """What the group was made with."""
+        return self._options
+
+    supports_splitting = False
+    """gloo's way to part a group in two has no place for HCCL's options; torch makes a new group instead."""
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "hccl"
+
+    def get_hccl_comm_name(self, rankid: int, *args: Any, init_comm: bool = True) -> str:
+        """The name of the group's communicator, the same in all its processes."""
+        return str(self._options.hccl_config.get("hccl_comm_name") or f"toprope_{self._options.group_id}")
+
+    allreduce = collectives.allreduce
+    allreduce_coalesced = collectives.allreduce_coalesced
+    broadcast = collectives.broadcast
+    reduce = collectives.reduce
+    allgather = collectives.allgather
+    allgather_coalesced = collectives.allgather_coalesced
+    _allgather_base = collectives.allgather_base
+    allgather_into_tensor_coalesced = collectives.allgather_into_tensor_coalesced
+    gather = collectives.gather
+    scatter = collectives.scatter
+    reduce_scatter = collectives.reduce_scatter
+    _reduce_scatter_base = collectives.reduce_scatter_base
+    reduce_scatter_tensor_coalesced = collectives.reduce_scatter_tensor_coalesced
+    alltoall = collectives.alltoall
+    alltoall_base = collectives.alltoall_base
+    barrier = collectives.barrier
+    send = collectives.send
+    recv = collectives.recv
+    recv_anysource = collectives.recv_anysource
+
+
+def hccl_of(group: Any) -> ProcessGroupHCCL | None:
+    """The backend `hccl` of a process group, None where it has another one for the cards, or none."""
+    if torch.device("npu") not in group._device_types:
+        return None
+    backend = collectives.unwrapped(group._get_backend(torch.device("npu")))
+    return backend if isinstance(backend, ProcessGroupHCCL) else None

@@ -1,0 +1,81 @@
+"""What a real card's HCCL refuses, so that a program meets it here. The facts are in hccl.toml.
+
+`install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch it off: gloo can do all of it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torch import Tensor
+
+from toprope.sim.installation import installed
+from toprope.sim.npu._state import message
+
+__all__ = ["check", "reason"]
+
+_NOT_SUPPORTED = "ERR02007 DIST feature not supported"
+
+
+def check(name: str, tensors: Any, options: Any) -> None:
+    """Refuse a collective that a real card refuses, unless the user has switched that off.
+
+    Args:
+        name: the collective, as torch's backends name it.
+        tensors: its device tensors, or lists of them.
+        options: torch's options, or None.
+
+    Raises:
+        RuntimeError: torch_npu's.
+    """
+    spec = installed()
+    if spec is None or not spec.refuse:
+        return
+    operation = getattr(options, "reduceOp", None)
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in _flat(tensors)} or {""}
+    for dtype in sorted(dtypes):
+        why = reason(name, dtype, "" if operation is None else operation.op.name)
+        if why:
+            raise RuntimeError(message(why, _NOT_SUPPORTED))
+
+
+def reason(name: str, dtype: str = "", operation: str = "") -> str:
+    """torch_npu's words where it refuses a collective, "" where it does not.
+
+    Args:
+        name: such as "allreduce".
+        dtype: such as "float64"; empty where there are no tensors.
+        operation: of a reduction, such as "BAND"; empty for what is none.
+    """
+    facts = _facts()
+    whole: str = facts["calls"].get(name, "") if name != "source" else ""
+    if whole:
+        return whole
+    if dtype and dtype not in facts["types"]:
+        return "Unsupported data type for HCCL process group"
+    reductions = facts["reductions"]
+    if not operation:
+        return ""
+    if operation in reductions["refused_operations"]:
+        return f"Cannot use ReduceOp.{operation} with HCCL"
+    cast = name in reductions["casts"] and dtype in reductions["cast_types"]
+    if dtype and dtype not in reductions["types"] and not cast:
+        return f"HCCL {name}: Unsupported data type {facts['types'][dtype]}"
+    return ""
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    return tomllib.loads(resources.files("toprope.sim.distributed").joinpath("hccl.toml").read_text(encoding="utf-8"))
+
+
+def _flat(tensors: Any) -> Iterator[Tensor]:
+    if isinstance(tensors, Tensor):
+        yield tensors
+    else:
+        for each in tensors:
+            yield from _flat(each)

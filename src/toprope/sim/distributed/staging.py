@@ -1,0 +1,174 @@
+"""Host tensors for a collective: the bytes of device tensors in a form that gloo can carry, and the way back.
+
+A view wherever possible, for gloo then works on the card's memory itself. gloo takes contiguous tensors of nine types:
+
+- what a collective only moves travels as a type of the same width, bit for bit (complex128 as pairs of float64);
+- bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which is what "or" and "and" mean there;
+- int16 is reduced in int32 and cut to 16 bits afterwards, which for whole numbers gives the same bits;
+- members of lists need not be contiguous: they are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from toprope.sim.npu._state import message
+
+__all__ = ["Staging", "host", "reduce_operation"]
+
+_CARRIED = frozenset((
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+))  # fmt: skip
+_OF_WIDTH = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+_OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
+
+
+def host(tensor: Tensor) -> Tensor:
+    """A host tensor over the bytes of a device tensor, once the current stream of its card has done its work.
+
+    Raises:
+        RuntimeError: the tensor is not one of bytes on a card.
+    """
+    if tensor.device.type != "npu" or tensor.layout is not torch.strided:
+        raise RuntimeError(message("Tensors must be NPU and dense", "ERR02002 DIST invalid type"))
+    view: Tensor = torch.ops.toprope_sim.host_view(tensor)
+    return view
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """The host tensor of one that a collective takes as it lies in memory, which HCCL does not let have gaps.
+
+    Raises:
+        RuntimeError: torch_npu's, the tensor is not contiguous in any memory format.
+    """
+    view = host(tensor)
+    if view.is_contiguous():
+        return view
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if view.dim() in formats and view.is_contiguous(memory_format=formats[view.dim()]):
+        return view.as_strided((view.numel(),), (1,))
+    raise RuntimeError(message("Tensors must be contiguous", "ERR02002 DIST invalid type"))
+
+
+def _carrier(view: Tensor) -> Tensor:
+    """The same bytes under a type that gloo moves."""
+    if view.dtype is torch.complex128:
+        return torch.view_as_real(view)
+    return view.view(_carrier_type(view.dtype))
+
+
+def _carrier_type(dtype: torch.dtype) -> torch.dtype:
+    if dtype in _CARRIED:
+        return dtype
+    return torch.float64 if dtype is torch.complex128 else _OF_WIDTH[dtype.itemsize]
+
+
+def _widened(view: Tensor) -> Tensor:
+    return view.to(torch.int32) if view.dtype is torch.int16 else view
+
+
+def _summable(view: Tensor) -> Tensor:
+    """The same bytes under a type that gloo reduces.
+
+    Raises:
+        RuntimeError: torch_npu's, HCCL has no such type.
+    """
+    if view.dtype is torch.bool:
+        return view.view(torch.uint8)
+    if view.dtype in _CARRIED or view.is_complex():
+        return view
+    raise RuntimeError(message("Unsupported data type for HCCL process group", "ERR02007 DIST feature not supported"))
+
+
+class Staging:
+    """The host tensors of one collective.
+
+    Args:
+        settle: waits for collectives under way; called before anything is read from the card at once, since gloo
+            reads only when their turn comes.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.settle = settle
+        self._back: list[tuple[Tensor, Tensor]] = []
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """For a tensor that is read or written as it lies in memory."""
+        return _carrier(_single(tensor))
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """For a member of a list that is read."""
+        view = host(tensor)
+        if not view.is_contiguous():
+            self.settle()
+            view = view.contiguous()
+        return _carrier(view)
+
+    def written(self, tensor: Tensor) -> Tensor:
+        """For a member of a list that is written."""
+        view = host(tensor)
+        if not view.is_contiguous():
+            self._back.append((view, torch.empty_like(view, memory_format=torch.contiguous_format)))
+            view = self._back[-1][1]
+        return _carrier(view)
+
+    def reduced(self, tensor: Tensor) -> Tensor:
+        """For a tensor that is reduced in place."""
+        view = _single(tensor)
+        if view.dtype is torch.int16:
+            self.settle()
+            self._back.append((view, _widened(view)))
+            view = self._back[-1][1]
+        return _summable(view)
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """For a tensor that is reduced in place, when it is to stay as it is: gloo has a copy."""
+        self.settle()
+        return _summable(_widened(_single(tensor).clone()))
+
+    def joined_to_reduce(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """For a list that is reduced as one row of numbers: the row, and how many of them each member has."""
+        self.settle()
+        rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
+        return _summable(torch.cat(rows)), [row.numel() for row in rows]
+
+    def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """For a list that is read as one row of numbers: the row, and how many of them each member has."""
+        self.settle()
+        rows = [_carrier(host(tensor).contiguous()).reshape(-1) for tensor in tensors]
+        return torch.cat(rows), [row.numel() for row in rows]
+
+    def parted(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """For a list that is written as one row of numbers: the row, and how many of them each member has."""
+        views = [host(tensor) for tensor in tensors]
+        kind = _carrier_type(views[0].dtype)
+        sizes = [view.numel() * view.dtype.itemsize // kind.itemsize for view in views]
+        row = torch.empty(sum(sizes), dtype=kind)
+        for view, part in zip(views, row.split_with_sizes(sizes), strict=True):
+            self._back.append((view, part.view(view.dtype).view(view.shape)))
+        return row, sizes
+
+    def take(self, tensor: Tensor, result: Tensor) -> None:
+        """For a tensor that a piece of a host tensor is copied to when the collective is done."""
+        self._back.append((_single(tensor).view(-1), result))
+
+    def finish(self) -> Callable[[], None]:
+        """What copies results to the card where gloo did not write there itself. It holds no backend: gloo's thread
+        runs it, and must not be the one that lets go of a backend last, which ends that thread."""
+        back = self._back
+
+        def copy_back() -> None:
+            for target, source in back:
+                target.copy_(source)
+
+        return copy_back
+
+
+def reduce_operation(operation: ReduceOp.RedOpType, dtype: torch.dtype) -> ReduceOp.RedOpType:
+    """The operation that gloo is asked for."""
+    return _OF_BOOL.get(operation, operation) if dtype is torch.bool else operation

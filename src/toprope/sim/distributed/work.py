@@ -1,0 +1,163 @@
+"""torch's Work for a collective under way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from toprope.sim.distributed.threads import run_elsewhere
+
+__all__ = ["HcclWork", "done"]
+
+_NO_LIMIT = timedelta(0)
+_c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
+
+_expected: dict[int, HcclWork] = {}
+"""Works that somebody may still wait for. torch's C++ holds of a work only what is C++, and must find its Python part:
+there every user waits once, or asks for the future at once, and either ends the stay here."""
+
+_MOST_EXPECTED = 10_000
+"""More than these means that a program drops works unread; the oldest are let go then."""
+
+_HELD_HERE_ALONE = 4
+"""References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
+
+
+def done(results: Any) -> Work:
+    """The work of a collective that has ended well.
+
+    Args:
+        results: the device tensors that its future holds.
+    """
+    future: Any = torch.futures.Future()
+    future.set_result(results)
+    made: Work = _c10d._create_work_from_future(future)
+    return made
+
+
+class _Outcome:
+    """How a collective ended, and the future that tells it to those who asked.
+
+    Args:
+        works: gloo's works.
+        finish: what is to be done when all of them are done.
+        results: the device tensors that the future holds.
+    """
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], None], results: Any) -> None:
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+        self._told = threading.Lock()
+        self._source: Any = torch.futures.Future()
+        self.future: Any = self._source.then(lambda _: self._take(results))
+
+        def end(future: Any) -> None:
+            """Runs in gloo's thread: no other collective of the group begins before."""
+            try:
+                for one in future.value():
+                    one.value()  # raises what gloo raised
+                finish()
+            except Exception as error:
+                self.error = error
+            self.ended.set()
+            run_elsewhere(self.tell)
+
+        torch.futures.collect_all([work.get_future() for work in works]).then(end)
+
+    def _take(self, results: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return results
+
+    def tell(self) -> None:
+        """Complete the future, which runs what hangs on it; once, in the thread that comes first."""
+        if self._told.acquire(blocking=False):
+            self._source.set_result(None)
+
+
+class HcclWork(Work):
+    """The work of a collective whose caller waits later.
+
+    Args:
+        works: gloo's works that it consists of.
+        finish: what is to be done when all of them are done, such as copies to the card.
+        results: the device tensors that its future holds.
+    """
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], None], results: Any) -> None:
+        super().__init__()
+        self._works = works
+        self._outcome = _Outcome(works, finish, results)
+        self._results = results
+        _free_unread()
+        _expected[id(self)] = self
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when the collective has ended, well or not."""
+        return self._outcome.ended
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Wait until the results are on the card.
+
+        Args:
+            timeout: how long, none for the time that the group's collectives may take.
+
+        Raises:
+            RuntimeError: gloo's, the collective failed or the time is over.
+        """
+        try:
+            for work in self._works:
+                work.wait(timeout)
+            self.ended.wait()
+        finally:
+            _expected.pop(id(self), None)
+        if self._outcome.error is not None:
+            raise self._outcome.error
+        self._outcome.tell()
+        return True
+
+    def get_future(self) -> Any:
+        """The future of the results."""
+        _expected.pop(id(self), None)
+        return self._outcome.future
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._outcome.error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it did not end well; None where it did, and before it ends."""
+        return self._outcome.error
+
+    def result(self) -> Any:
+        """The device tensors; what is in them is the result once it has ended."""
+        return self._results
+
+    def synchronize(self) -> None:
+        """Nothing: a host that has waited for the work may use the results on every stream."""
+
+    def forget_results(self) -> None:
+        """Hold no tensors any longer, only how it ended."""
+        self._works = ()
+        self._results = None
+        self._outcome.future = None
+
+
+def _free_unread() -> None:
+    """Free the tensors of works that have ended and that no Python code holds."""
+    for work in list(_expected.values()):
+        if work.is_completed() and sys.getrefcount(work) <= _HELD_HERE_ALONE:
+            work.forget_results()
+    while len(_expected) >= _MOST_EXPECTED:
+        del _expected[next(iter(_expected))]
