@@ -1,0 +1,27 @@
+"""What the vendor's error codes and messages mean: usual causes, what to try, and the public sources of it.
+
+Data in TOML; nothing here imports torch, and the files are read when a code is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toprope.codes.catalogue import codes, explain, in_text
+    from toprope.codes.model import Explanation, Source
+
+__all__ = ["Explanation", "Source", "codes", "explain", "in_text"]
+
+_HOMES = {
+    "Explanation": "model",
+    "Source": "model",
+    "codes": "catalogue",
+    "explain": "catalogue",
+    "in_text": "catalogue",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))

@@ -1,0 +1,47 @@
+"""What is known of a code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Explanation", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public page or thread that a meaning was read from.
+
+    Attributes:
+        id: its name in sources.toml.
+        url: where it is.
+        what: what it is.
+        read: the day it was read, as YYYY-MM-DD.
+    """
+
+    id: str
+    url: str
+    what: str
+    read: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a code or a message means.
+
+    Attributes:
+        code: the code as the vendor writes it; for a message without a code, our short name of it.
+        name: the vendor's constant; empty where there is none or it is not known.
+        means: one sentence without a full stop.
+        causes: the usual ones, the likeliest first.
+        try_: what to do, in this order.
+        sources: where it was read, the vendor's pages first.
+        of_its_own: False where the code has no entry and this is only what its family means.
+    """
+
+    code: str
+    name: str
+    means: str
+    causes: tuple[str, ...]
+    try_: tuple[str, ...]
+    sources: tuple[Source, ...]
+    of_its_own: bool = True
