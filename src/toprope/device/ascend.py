@@ -11,16 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toprope.visible import VARIABLE, visible_cards
+from toprope.visible import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
 
-__all__ = ["AscendMachine", "look_at_machine"]
+__all__ = ["AscendMachine", "look_at_machine", "mask_text"]
 
 _NODE = re.compile(r"davinci(\d+)")
 _CANN_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/latest")
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
-CONTAINER_VARIABLE = "ASCEND_VISIBLE_DEVICES"
-"""Which cards the container was granted, by the machine's numbers; read by Ascend's container runtime."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ class AscendMachine:
                 "there is no /dev/davinci_manager",
                 "give it to the container, or install the driver" if self.container else "install the driver",
             )
-        seen = visible_cards(self.mask, len(self.cards))
-        if self.mask is not None and not seen.cards:
+        seen = npu_map(self.mask, None, self.cards)
+        if self.mask is not None and not seen:
             inside = ", ".join(str(each) for each in range(len(self.cards)))
             return (
                 f"{VARIABLE}={self.mask} shows none of {len(self.cards)} cards: {seen.problem}",

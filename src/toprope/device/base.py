@@ -49,8 +49,11 @@ class Availability:
         state: how it stands.
         count: number of devices that this process sees.
         reason: why there is none, as a sentence without a full stop; empty where it works.
-        looked_at: the facts that the answer rests on, such as versions, the mask and device files.
+        looked_at: the facts that the answer rests on, such as versions, the mask and device files; empty where it
+            works, see `Device.facts`.
         do: what can be done about it; empty where it works.
+        surprising: there is none although the machine was made ready for it and nobody hid it. A program that chooses
+            by itself then says what it passed over.
     """
 
     kind: str
@@ -59,6 +62,7 @@ class Availability:
     reason: str = ""
     looked_at: str = ""
     do: str = ""
+    surprising: bool = False
 
     @property
     def text(self) -> str:
@@ -198,6 +202,11 @@ class Device(ABC):
     @abstractmethod
     def look(cls) -> Availability:
         """Whether this kind can be used in this process, and why not. Does not raise, and does not touch a device."""
+
+    @classmethod
+    def facts(cls) -> str:
+        """What this kind rests on here in one line, for an error: versions, the mask, device files. Does not raise."""
+        return ""
 
     @classmethod
     @abstractmethod

@@ -37,10 +37,10 @@ class CudaDevice(Device):
             except RuntimeError as error:
                 return Availability(
                     "cuda", State.BROKEN, reason=f"torch cannot count the GPUs: {reason(error)}",
-                    looked_at=_facts(), do="check nvidia-smi and the driver",
+                    looked_at=_facts(), do="check nvidia-smi and the driver", surprising=True,
                 )  # fmt: skip
         if count > 0:
-            return Availability("cuda", State.WORKS, count, looked_at=_facts())
+            return Availability("cuda", State.WORKS, count)
         if torch.version.cuda is None and torch.version.hip is None:
             return Availability(
                 "cuda",
@@ -52,7 +52,7 @@ class CudaDevice(Device):
         if said:
             return Availability(
                 "cuda", State.BROKEN, reason=reason(RuntimeError(str(said[0].message))),
-                looked_at=_facts(), do="mend the driver, or install a torch that is built for it",
+                looked_at=_facts(), do="mend the driver, or install a torch that is built for it", surprising=True,
             )  # fmt: skip
         return Availability(
             "cuda",
@@ -61,6 +61,11 @@ class CudaDevice(Device):
             looked_at=_facts(),
             do="check nvidia-smi, CUDA_VISIBLE_DEVICES and whether the container was given the GPUs",
         )
+
+    @classmethod
+    def facts(cls) -> str:
+        """torch's version and what it is built for, the mask, device files."""
+        return _facts()
 
     @classmethod
     def current_index(cls) -> int:

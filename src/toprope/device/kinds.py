@@ -56,7 +56,9 @@ def look(kind: str) -> Availability:
     try:
         return device_class(kind).look()
     except DeviceBrokenError as error:
-        return Availability(kind, State.BROKEN, reason=error.what.rstrip("."), looked_at=error.looked_at, do=error.do)
+        return Availability(
+            kind, State.BROKEN, reason=error.what.rstrip("."), looked_at=error.looked_at, do=error.do, surprising=True
+        )
 
 
 def _own(kind: str) -> type[Device]:

@@ -62,11 +62,21 @@ class NpuDevice(Device):
             return Availability(
                 "npu", State.BROKEN, reason=f"torch_npu cannot count the cards: {reason(error)}",
                 looked_at=_facts(npu), do="check npu-smi info, and that driver and CANN belong together",
+                surprising=True,
             )  # fmt: skip
         if count > 0:
-            return Availability("npu", State.WORKS, count, looked_at=_facts(npu))
+            return Availability("npu", State.WORKS, count)
         why, do = _why_no_card(npu)
-        return Availability("npu", State.NO_CARD, reason=f"no card is visible: {why}", looked_at=_facts(npu), do=do)
+        return Availability(
+            "npu", State.NO_CARD, reason=f"no card is visible: {why}", looked_at=_facts(npu), do=do,
+            surprising=os.environ.get(VARIABLE) != "",
+        )  # fmt: skip
+
+    @classmethod
+    def facts(cls) -> str:
+        """Versions, driver, device files and masks; of the simulated card, that it is one."""
+        npu = getattr(torch, "npu", None)
+        return _facts(npu) if npu is not None else f"torch {torch.__version__}, {look_at_machine().text}"
 
     @classmethod
     def current_index(cls) -> int:
@@ -215,6 +225,7 @@ def _import_torch_npu() -> Availability | None:
             reason=f"{_torch_npu_version()} is installed but cannot be loaded: {reason(error)}",
             looked_at=f"{_torch_npu_version()}, {look_at_machine().text}",
             do=advice(error),
+            surprising=True,
         )
     return None
 

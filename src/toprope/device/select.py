@@ -40,6 +40,9 @@ __all__ = ["Choice", "available", "choose", "current", "get", "survey", "use"]
 PREFERRED = "PREFERRED_DEVICE"
 """The variable that ports of other programs read; TOPROPE_DEVICE goes before it."""
 
+SIMULATED = "sim"
+"""The name of the settings for an NPU that must be the simulated one. To a program it is an npu."""
+
 _log = logging.getLogger("toprope")
 _inside: ContextVar[Device | None] = ContextVar("toprope.device", default=None)
 _granted: dict[object, tuple[Device, str, str | None]] = {}  # a name with its index: device, its mask, the mask's text
@@ -231,26 +234,22 @@ def _device(kind: str, index: int) -> Device:
     return known[0]
 
 
-SIMULATED = "sim"
-"""A name, in settings only of toprope, for an NPU that must be the simulated one."""
-
-
 def _grant(asked: Asked) -> Device:
     """The device that was asked for, or the error that says why not."""
     kind = "npu" if asked.kind == SIMULATED else asked.kind
     if kind == AUTO:
         kind = _automatic("").device.kind
-    stand = look(kind) if kind in kinds() else device_class(kind).look()
+    cls = device_class(kind)
+    stand = cls.look()
     if stand.state is not State.WORKS:
         raise _ERRORS[stand.state](
             f"there is no {asked.kind}: {stand.reason}.",
             looked_at=stand.looked_at,
             do=f"{stand.do}, or use {_others_than(kind)}" if stand.do else f"use {_others_than(kind)}",
         )
-    cls = device_class(kind)
     index = cls.current_index() if asked.index is None else asked.index
     if index >= stand.count:
-        raise _no_index(cls, index, stand)
+        raise _no_index(cls, index, stand.count)
     device = _device(kind, index)
     variable, mask = _granted[str(Asked(kind, index))][1:]
     if variable and os.environ.get(variable) != mask:
@@ -258,20 +257,25 @@ def _grant(asked: Asked) -> Device:
     if asked.kind == SIMULATED and not device.capabilities.simulated:
         raise DeviceNotInstalledError(
             "there is no simulated card in this process, the npu is a real one.",
-            looked_at=stand.looked_at,
+            looked_at=cls.facts(),
             do="run the program with `toprope run --device sim`, or ask for npu",
         )
     return device
 
 
 def _automatic(source: str) -> Choice:
-    passed: list[str] = []
+    passed: list[Availability] = []
     for kind in kinds():
         stand = look(kind)
         if stand.state is State.WORKS:
-            return Choice(_grant(Asked(kind)), AUTO, source, tuple(passed))
-        passed.append(stand.text)
-    raise DeviceNotVisibleError("there is no device at all.", looked_at="; ".join(passed))
+            device = _grant(Asked(kind))
+            for each in passed:
+                if each.surprising and (each.text, str(device)) not in _told:
+                    _told.add((each.text, str(device)))
+                    _log.warning("device %s is used; %s (%s)", device, each.text, each.do)
+            return Choice(device, AUTO, source, tuple(each.text for each in passed))
+        passed.append(stand)
+    raise DeviceNotVisibleError("there is no device at all.", looked_at="; ".join(each.text for each in passed))
 
 
 def _fallen_back(asked: Asked, source: str, error: TopropeError) -> Choice:
@@ -298,14 +302,14 @@ def _with_source(error: TopropeError, source: str) -> TopropeError:
     return type(error)(error.what, looked_at, error.do, error.code)
 
 
-def _no_index(cls: type[Device], index: int, stand: Availability) -> DeviceIndexError:
-    names = [str(_device(cls.kind, each)) for each in range(stand.count)]
+def _no_index(cls: type[Device], index: int, count: int) -> DeviceIndexError:
+    names = [str(_device(cls.kind, each)) for each in range(count)]
     shown = names if len(names) <= 4 else [names[0], names[1], "...", names[-1]]
     number = f"{len(names)} device{'s' if len(names) > 1 else ''}"
     widen = f", or widen {cls.mask_variable} before the program starts" if os.environ.get(cls.mask_variable) else ""
     return DeviceIndexError(
         f"there is no {cls.kind}:{index}, the program sees {number} ({', '.join(shown)}).",
-        looked_at=stand.looked_at,
+        looked_at=cls.facts(),
         do=f"use {' or '.join(shown) if len(shown) < 4 else f'{names[0]} to {names[-1]}'}{widen}",
         code=cls.index_code,
     )

@@ -5,10 +5,12 @@ The mapped pages are given back as they are copied, so that a file larger than t
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import mmap
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from toprope.errors import WeightsError
 
 __all__ = ["load_file"]
 
-PIECE = 16 * 2**20
-"""Bytes copied at a time: large enough for a link's full speed, small enough that the host hardly notices."""
+PIECE = 32 * 2**20
+"""Bytes copied at a time: the host's share of memory, and large enough for a copy to go past the processor's caches."""
 
+_BESIDE = re.compile(r"GLOBAL (\S+) was not an allowed global")
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _GIVE_BACK = 4  # MADV_DONTNEED: pages of a file that nobody wrote to are read again when they are needed
 
@@ -34,11 +37,12 @@ def load_file(path: str | os.PathLike[str], device: Device, *, dtype: torch.dtyp
     file = Path(path)
     with file.open("rb") as stream:
         start = stream.read(9)
-    move = _Mover(device, dtype)
-    # An archive of torch.save begins as a zip file, an older one as a pickle; safetensors with its header's size.
-    if start[:4] == _ZIP or start[:1] == _PICKLE:
-        return _load_checkpoint(file, move, mapped=start[:4] == _ZIP)
-    return _load_safetensors(file, move)
+    # safetensors begins with eight bytes for the size of a header in JSON; those bytes may look like anything.
+    # An archive of torch.save begins as a zip file, an older one as a pickle.
+    if start[8:] != b"{" and (start[:4] == _ZIP or start[:1] == _PICKLE):
+        mapped = start[:4] == _ZIP
+        return _load_checkpoint(file, _Mover(device, dtype, mapped=mapped), mapped=mapped)
+    return _load_safetensors(file, _Mover(device, dtype, mapped=True))
 
 
 def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
@@ -58,13 +62,14 @@ def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
 def _load_checkpoint(file: Path, move: _Mover, *, mapped: bool) -> Any:
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise WeightsError(
-            f"{file} has more in it than weights, or is damaged: {_first_sentence(error)}",
-            looked_at="torch.load(weights_only=True)",
-            do="save its state_dict alone; or, where you trust whoever made it, torch.load(weights_only=False)",
-        ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        beside = _BESIDE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if beside is not None:
+            raise WeightsError(
+                f"{file} has more in it than weights: {beside[1]}.",
+                looked_at="torch.load(weights_only=True)",
+                do="save its state_dict alone; or, where you trust whoever made it, torch.load(weights_only=False)",
+            ) from error
         raise WeightsError(
             f"{file} is no checkpoint of torch.save, or is damaged: {_first_sentence(error)}",
             looked_at=f"its {file.stat().st_size} bytes",
@@ -81,9 +86,10 @@ def _first_sentence(error: Exception) -> str:
 class _Mover:
     """Moves the tensors of one file to a device."""
 
-    def __init__(self, device: Device, dtype: torch.dtype | None) -> None:
-        self._device = device
+    def __init__(self, device: Device, dtype: torch.dtype | None, *, mapped: bool) -> None:
+        self._to = device.torch_device
         self._dtype = dtype
+        self._mapped = mapped
         self._moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # storages of a checkpoint, by address
 
     def tensor(self, source: torch.Tensor) -> torch.Tensor:
@@ -92,10 +98,12 @@ class _Mover:
 
     def everything(self, value: Any) -> Any:
         """What was saved, with its tensors on the device; containers are made anew, of the same type."""
+        if self._to.type == "cpu" and self._dtype is None:
+            return value
         if isinstance(value, torch.Tensor):
             return self._shared(value)
         if isinstance(value, dict):
-            made = value.copy()  # an OrderedDict keeps its order, a state_dict its _metadata
+            made = copy.copy(value)  # with its order, and the _metadata of a state_dict
             made.update((key, self.everything(each)) for key, each in value.items())
             return made
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -108,7 +116,7 @@ class _Mover:
         """A tensor of a checkpoint on the device, by way of its storage: tensors that shared one still do."""
         plain = source.detach()
         if plain.layout is not torch.strided or plain.is_quantized:
-            moved = plain.to(self._device.torch_device)
+            moved = plain.to(self._to)
         else:
             storage = plain.untyped_storage()
             key = storage.data_ptr(), plain.dtype
@@ -123,14 +131,15 @@ class _Mover:
     def _piece_by_piece(self, source: torch.Tensor) -> torch.Tensor:
         """A tensor of one dimension on the device."""
         dtype = self._dtype if self._dtype is not None and source.is_floating_point() else source.dtype
-        if not self._device.capabilities.separate_memory:
+        if self._to.type == "cpu":
             return source.to(dtype)
-        target = torch.empty(source.size(), dtype=dtype, device=self._device.torch_device)
-        step = PIECE // source.element_size()
+        target = torch.empty(source.size(), dtype=dtype, device=self._to)
+        step = PIECE // source.element_size() // (1 if dtype is source.dtype else 2)
         for begin in range(0, source.numel(), step):
             piece = source[begin : begin + step]
             target[begin : begin + step].copy_(piece.to(dtype))
-            _give_back(piece)
+            if self._mapped:
+                _give_back(piece)
         return target
 
 
