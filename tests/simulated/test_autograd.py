@@ -107,6 +107,18 @@ def test_derivatives_are_those_of_finite_differences(name: str) -> None:
         assert gradgradcheck(CHECKED[name], x)
 
 
+def test_gradients_that_are_zero() -> None:
+    for constant in (torch.sgn, torch.sign, torch.round, torch.floor):
+        x = torch.full((100,), 3.5, device=CARD, requires_grad=True)
+        constant(x).sum().backward()
+        assert_same(x.grad, torch.zeros(100))
+    full = torch.ones(100, device=CARD)  # memory that is used again holds what was there
+    del full
+    zero = torch._efficientzerotensor((100,), device=CARD)
+    assert zero._is_zerotensor()
+    assert_same(zero + torch.ones(100, device=CARD), torch.ones(100))
+
+
 def test_forward_mode() -> None:
     def go(x: torch.Tensor) -> torch.Tensor:
         with forward_ad.dual_level():

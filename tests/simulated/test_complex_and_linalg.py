@@ -48,6 +48,12 @@ def test_bits_of_conjugate_and_negative_views() -> None:
     assert z.conj().to(CARD).cpu().resolve_conj()[0] == z.conj()[0]
 
 
+def test_conjugates_in_place() -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    assert_same(z.to(CARD).conj_physical_(), z.conj_physical())
+    assert_same(torch.conj_physical(z.to(CARD), out=torch.empty(0, dtype=z.dtype, device=CARD)), z.conj_physical())
+
+
 FOURIER: dict[str, Callable[[torch.Tensor], object]] = {
     "fft": lambda t: torch.fft.fft(t),
     "rfft and back": lambda t: torch.fft.irfft(torch.fft.rfft(t), n=t.size(-1)),
@@ -117,6 +123,21 @@ def test_decompositions_give_the_matrix_back() -> None:
 @pytest.mark.parametrize("decompose", [torch.linalg.svd, torch.linalg.eigh])
 def test_gradients_of_decompositions(decompose: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
     compare(lambda a: [part.abs() for part in decompose(a)], symmetric(1, 4))
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_solving_with_factors(left: bool, adjoint: bool) -> None:
+    a, b = torch.randn(3, 3, dtype=torch.complex128), torch.randn(3, 3, dtype=torch.complex128)
+    factors, pivots = torch.linalg.lu_factor(a)
+    compare(lambda *given: torch.linalg.lu_solve(*given, left=left, adjoint=adjoint), factors, pivots, b)
+
+
+def test_singular_values_into_given_tensors() -> None:
+    a = torch.randn(3, 3, dtype=torch.complex128)
+    out = [torch.empty(0, dtype=dtype, device=CARD) for dtype in (a.dtype, torch.float64, a.dtype)]
+    torch.svd(a.to(CARD), out=tuple(out))
+    assert_same(out[1], torch.svd(a).S)
 
 
 def test_least_squares_of_a_tall_matrix() -> None:

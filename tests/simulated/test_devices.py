@@ -57,7 +57,7 @@ def test_the_refusal_names_both_devices_and_the_operator() -> None:
 
 
 def test_an_index_comes_from_the_host_or_the_same_card() -> None:
-    with pytest.raises(RuntimeError, match=r"either on cpu or on the same device as the indexed tensor \(npu:0\)"):
+    with pytest.raises(RuntimeError, match="on the same device"):
         torch.ones(4, device=CARD)[torch.tensor([1], device=SECOND)]
 
 

@@ -89,8 +89,14 @@ def test_values_may_be_a_scalar_of_the_host_but_not_a_tensor() -> None:
 
 
 def test_a_tensor_of_the_host_is_not_indexed_from_the_card() -> None:
-    with pytest.raises(RuntimeError, match="indices should be either on cpu or on the same device"):
-        torch.zeros(5)[INDEX.to(CARD)]
+    host, index = torch.zeros(5), INDEX.to(CARD)
+    with pytest.raises(RuntimeError, match="on the same device"):
+        host[index]
+    with pytest.raises(RuntimeError, match="on the same device"):
+        host[index] = 1.0
+    with pytest.raises(RuntimeError, match="on the same device"):
+        host.index_put_((index,), torch.ones(3), accumulate=True)
+    assert_close(host, torch.zeros(5))
 
 
 def test_an_index_outside_is_an_error() -> None:

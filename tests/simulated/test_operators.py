@@ -148,12 +148,31 @@ def test_out_of_several_results() -> None:
     t = torch.randn(4, 6)
     torch.topk(t.to(CARD), 2, out=(values, places))
     assert_same((values, places), tuple(torch.topk(t, 2)))
+    torch.mode(t.to(CARD), 1, out=(values, places))
+    assert_same((values, places), tuple(torch.mode(t, 1)))
 
 
 def test_out_that_is_a_view_is_written_through() -> None:
     base = torch.zeros(4, 4, device=CARD)
     torch.add(torch.ones(4, device=CARD), 1, out=base[:, 1])
     assert_same(base, torch.tensor([[0.0, 2, 0, 0]]).repeat(4, 1))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t, wider: t.add_(wider),
+        lambda t, wider: torch.add(t, wider, out=t),
+        lambda t, wider: t.logical_or_(wider),
+        lambda t, wider: t.logical_xor_(wider),
+        lambda t, wider: t.ldexp_(wider),
+    ],
+)
+def test_an_operand_is_not_resized_by_its_own_result(write: Callable[..., torch.Tensor]) -> None:
+    card = torch.ones(3, 1, device=CARD)
+    with pytest.raises(RuntimeError, match=r"output with shape \[3, 1\] doesn't match the broadcast shape \[3, 2\]"):
+        write(card, torch.ones(3, 2, device=CARD))
+    assert_same(card, torch.ones(3, 1))
 
 
 def test_out_of_another_shape_warns_as_on_the_cpu() -> None:
