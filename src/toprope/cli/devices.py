@@ -1,0 +1,39 @@
+"""`toprope devices`: the devices that a program would see here, and why there are no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def devices(
+    as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON, sizes in bytes.")] = False,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long loading torch_npu and asking devices may take.")
+    ] = 60,
+) -> None:
+    """List the devices that a program would see, with name, number, memory and dtype; and why there are no others.
+
+    The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
+    """
+    from toprope.cli.doctor import look, wants_colour
+    from toprope.cli.doctor_text import devices_as_dict, devices_text
+    from toprope.device.doctor import diagnose
+    from toprope.device.facts import gather
+
+    with look():
+        facts = gather(wait=wait, memory=True)
+    findings = diagnose(facts)
+    if as_json:
+        sys.stdout.write(json.dumps(devices_as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
+    else:
+        sys.stdout.write(devices_text(facts, findings, colour=wants_colour()))
+    raise typer.Exit(int(any(finding.problem for finding in findings)))

@@ -1,0 +1,100 @@
+"""`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from toprope.errors import UsageError
+
+__all__ = ["app", "look", "wants_colour"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def doctor(
+    codes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CODE]...",
+            show_default=False,
+            help='Explain a code (507034, EZ1001, ERR00100) or the codes in a message ("..."; - reads stdin).',
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long loading torch_npu and trying devices may take.")
+    ] = 60,
+) -> None:
+    """Look for what keeps programs from the NPU, and say what to do; or explain error codes.
+
+    Without CODE: what is installed, what is visible and why not, whether versions belong together, which dtypes work,
+    one tiny training. torch runs in a process of its own, nothing is downloaded. The exit status is 1 where there is a
+    problem, else 0. Docs: docs/doctor.md.
+    """
+    if codes:
+        _explain(codes, as_json=as_json)
+        return
+    from toprope.cli.doctor_text import as_dict, report
+    from toprope.device.doctor import diagnose
+    from toprope.device.facts import gather
+
+    with look():
+        facts = gather(wait=wait)
+    findings = diagnose(facts)
+    if as_json:
+        sys.stdout.write(json.dumps(as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
+    else:
+        sys.stdout.write(report(facts, findings, colour=wants_colour()))
+    raise typer.Exit(int(any(finding.problem for finding in findings)))
+
+
+class look:  # noqa: N801 - a context that reads as a verb
+    """A context that says on a terminal what is waited for, and takes it away again."""
+
+    _TEXT = "looking: torch and the devices are tried in a process of their own ..."
+
+    def __enter__(self) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(self._TEXT)
+            sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + " " * len(self._TEXT) + "\r")
+            sys.stderr.flush()
+
+
+def wants_colour() -> bool:
+    """Whether output goes to a terminal that may have colour (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _explain(words: list[str], *, as_json: bool) -> None:
+    from toprope.cli.doctor_text import codes_as_dict, codes_text
+    from toprope.codes import explain, in_text
+
+    found = {}
+    for word in words:
+        text = sys.stdin.read() if word == "-" else word
+        if any(letter.isspace() for letter in text.strip()) or word == "-":
+            known = in_text(text)
+            if not known:
+                raise UsageError(
+                    "there is no code and no known message in that text.",
+                    looked_at=f"{len(text)} characters",
+                    do="give the whole message, with the lines below the traceback; or run toprope doctor alone",
+                )
+        else:
+            known = (explain(text),)
+        found.update({each.code: each for each in known})
+    explanations = list(found.values())
+    if as_json:
+        sys.stdout.write(json.dumps(codes_as_dict(explanations), ensure_ascii=False, indent=2) + "\n")
+    else:
+        sys.stdout.write(codes_text(explanations, colour=wants_colour()))

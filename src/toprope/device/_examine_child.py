@@ -1,0 +1,214 @@
+"""The child process of `toprope doctor`: imports torch, loads its backends one by one, tries every kind of device.
+
+Run by `toprope.device.examine`, never imported. Every fact is a line of JSON on a file descriptor of its own, written
+as soon as it is known, so that a crash leaves what was found before it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class Examiner:
+    """Says facts on a file descriptor."""
+
+    def __init__(self, channel: int, options: dict[str, Any]) -> None:
+        self.channel = channel
+        self.options = options
+
+    def say(self, fact: str, **details: object) -> None:
+        """Write one fact."""
+        os.write(self.channel, (json.dumps({"fact": fact, **details}) + "\n").encode())
+
+    def doing(self, what: str) -> None:
+        """Say what comes next: where the process ends in it, this is what it died of."""
+        self.say("doing", what=what)
+
+    def run(self) -> None:
+        """Find everything out."""
+        self.doing("import torch")
+        # a backend that fails must not end torch's own import: they are loaded one by one below
+        before = os.environ.get(AUTOLOAD)
+        os.environ[AUTOLOAD] = "0"
+        try:
+            import torch
+        except BaseException as error:
+            self.say("torch", error=reason(error))
+            self.say("end")
+            return
+        finally:
+            if before is None:
+                del os.environ[AUTOLOAD]
+            else:
+                os.environ[AUTOLOAD] = before
+        self.say("torch", version=str(torch.__version__))
+        self.load_backends()
+        self.load_torch_npu()
+        self.look_at_devices()
+        self.say("end")
+
+    def load_backends(self) -> None:
+        """Load what `import torch` would load, each for itself."""
+        for entry in entry_points(group="torch.backends"):
+            name = entry.module.partition(".")[0]
+            if is_facade(name):
+                continue  # a real torch_npu is installed, and in this process the simulated card stands in for it
+            self.doing(f"load the backend {entry.name} ({entry.value})")
+            try:
+                entry.load()()
+            except Exception as error:
+                self.say("backend", name=entry.name, module=name, error=reason(error))
+            else:
+                self.say("backend", name=entry.name, module=name)
+
+    def load_torch_npu(self) -> None:
+        """Import torch_npu by name: its own reason is the exact one."""
+        try:
+            spec = find_spec("torch_npu")
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            return
+        place = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+        self.doing("import torch_npu")
+        try:
+            module = import_module("torch_npu")
+        except Exception as error:
+            self.say("torch_npu", file=place, error=reason(error))
+        else:
+            version = str(getattr(module, "__version__", ""))
+            self.say("torch_npu", file=place, version=version, facade=is_facade("torch_npu"))
+
+    def look_at_devices(self) -> None:
+        """Ask every kind of device, and try dtypes and training on the first of each."""
+        from toprope import device as room
+
+        self.doing("ask which devices there are")
+        for stand in room.survey():
+            if stand.state is not room.State.WORKS:
+                self.say("absent", kind=stand.kind, reason=stand.reason)
+                continue
+            for device in room.available(stand.kind):
+                self.doing(f"ask {device}")
+                first = device.index == 0
+                try:
+                    self.describe(device, first)
+                    if first and self.options.get("try", True):
+                        self.try_dtypes(device)
+                        self.try_step(device)
+                except Exception as error:
+                    self.say("device", name=str(device), kind=device.kind, error=reason(error))
+
+    def describe(self, device: Any, first: bool) -> None:
+        """Name and memory; free memory of further cards only when asked, since it takes a little of each card."""
+        properties = device.properties()
+        simulated = bool(device.capabilities.simulated)
+        free = device.memory_info()[0] if first or simulated or self.options.get("memory") else None
+        self.say(
+            "device", name=str(device), kind=device.kind, title=properties.name,
+            total=properties.total_memory, free=free, simulated=simulated,
+        )  # fmt: skip
+
+    def try_dtypes(self, device: Any) -> None:
+        """Run matmul, convolution and attention in every dtype, and time a product where time means something."""
+        import torch
+
+        for name in DTYPES:
+            self.doing(f"compute with {name} on {device}")
+            dtype = getattr(torch, name)
+            found = device.probe(dtype)
+            milliseconds = None
+            if found.works and not device.capabilities.simulated:
+                milliseconds = product_time(device, dtype)
+            self.say(
+                "dtype", device=str(device), dtype=name, works=found.works, failed=found.failed,
+                reason=found.reason[:2000], milliseconds=milliseconds,
+            )  # fmt: skip
+        self.say("best", device=str(device), dtype=str(device.best_dtype()).removeprefix("torch."))
+
+    def try_step(self, device: Any) -> None:
+        """Train a tiny model for a few steps, with numbers drawn on the CPU."""
+        import torch
+
+        self.doing(f"train on {device}")
+        begin = time.perf_counter()
+        try:
+            generator = torch.Generator().manual_seed(0)
+            inputs = torch.randn(32, 8, generator=generator).to(device.torch_device)
+            wanted = inputs.sum(1, keepdim=True)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+            model = model.to(device.torch_device)
+            losses = []
+            for _ in range(5):
+                model.zero_grad()
+                loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+                loss.backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():  # torch.optim would import torch._dynamo: a second and more
+                    for parameter in model.parameters():
+                        parameter.sub_(parameter.grad, alpha=0.05)  # type: ignore[arg-type]
+                losses.append(float(loss))
+            device.generator(0)
+        except Exception as error:
+            self.say("step", device=str(device), error=reason(error))
+        else:
+            spent = (time.perf_counter() - begin) * 1000
+            self.say("step", device=str(device), first=losses[0], last=losses[-1], milliseconds=round(spent, 1))
+
+
+def product_time(device: Any, dtype: Any) -> float:
+    """Milliseconds of one product of two 256 x 256 matrices: the best of a few, on one thread of the CPU."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, another program on the machine is in the figure
+    try:
+        matrix = torch.ones(256, 256, device=device.torch_device, dtype=dtype)
+        best = float("inf")
+        for _ in range(5):
+            device.synchronize()
+            begin = time.perf_counter()
+            matrix @ matrix
+            device.synchronize()
+            best = min(best, time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    return round(best * 1000, 3)
+
+
+def is_facade(name: str) -> bool:
+    """Whether a module of this name is toprope's stand-in."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and bool(getattr(spec.loader, "__toprope__", False))
+
+
+def reason(error: BaseException) -> str:
+    """Type and text of an error, and of what it was raised from."""
+    text = f"{type(error).__name__}: {error}"
+    cause = error.__cause__
+    if cause is not None:
+        text += f" (from {type(cause).__name__}: {cause})"
+    return " ".join(text.split())[:4000]
+
+
+if __name__ == "__main__":
+    examiner = Examiner(int(sys.argv[1]), json.loads(sys.argv[2]))
+    try:
+        examiner.run()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            examiner.say("failed", error=reason(error))
+        raise

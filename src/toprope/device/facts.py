@@ -1,0 +1,143 @@
+"""Gathers what `toprope.device.doctor` reasons about: metadata, variables, files, npu-smi. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import grp
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import distributions
+from pathlib import Path
+
+from toprope.device import smi, software
+from toprope.device.ascend import look_at_machine
+from toprope.device.examine import WAIT, examine
+from toprope.device.machine import Facts, SmiCard
+
+__all__ = ["MASKS", "SHOWN", "gather", "installed"]
+
+MASKS = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""The variables that say which cards a process, or a container, may see."""
+
+SHOWN = (
+    *MASKS, "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH",
+    "ATB_HOME_PATH", "ASCEND_LAUNCH_BLOCKING", "PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE", "HCCL_OP_EXPANSION_MODE",
+    "HCCL_EXEC_TIMEOUT", "HCCL_CONNECT_TIMEOUT", "ASCEND_GLOBAL_LOG_LEVEL", "TOPROPE_DEVICE", "TOPROPE_SIM",
+    "TOPROPE_FALLBACK", "PREFERRED_DEVICE", "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+)  # fmt: skip
+"""The variables that are looked at, in the order in which they are shown."""
+
+_LIBRARIES = (
+    "torch", "torch-npu", "torchvision", "torchair", "triton", "triton-ascend", "transformers", "accelerate",
+    "diffusers", "deepspeed", "vllm", "vllm-ascend", "mindspeed", "ray",
+)  # fmt: skip
+_FOLDERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ATB_HOME_PATH")
+_SMI_LIMIT = 10.0
+
+
+def gather(
+    *,
+    root: Path = Path("/"),
+    environment: Mapping[str, str] | None = None,
+    path: list[str] | None = None,
+    examining: bool = True,
+    wait: float = WAIT,
+    trying: bool = True,
+    memory: bool = False,
+) -> Facts:
+    """Look at this machine and at the Python that runs this.
+
+    Args:
+        root: where the machine's files are; another folder for tests.
+        environment: the variables of the process that is looked at; this one's own when left out.
+        path: the folders in which Python packages are looked for; sys.path when left out.
+        examining: whether child processes import torch and use the devices.
+        wait: seconds that they have.
+        trying: whether they try dtypes and training.
+        memory: whether they ask every card for its free memory.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    needed, listed = software.needed_python()
+    facts = Facts(
+        python=platform.python_version(),
+        executable=sys.executable,
+        machine=platform.machine(),
+        packages=installed((*_LIBRARIES, *needed, *listed), sys.path if path is None else path),
+        environment=_variables(variables),
+        ascend=look_at_machine(root, variables),
+        missing_nodes=tuple(name for name in software.node_names()[1] if not (root / "dev" / name).exists()),
+        groups=_groups(),
+        broken_paths={name: variables[name] for name in _FOLDERS if _is_broken(variables.get(name, ""))},
+        software=software.find(root, variables),
+    )
+    npu_smi = shutil.which("npu-smi", path=variables.get("PATH"))
+    smi_child = None if npu_smi is None else _start_smi(npu_smi, variables)
+    if examining:
+        facts = replace(facts, examination=examine(variables, wait=wait, trying=trying, memory=memory))
+    if smi_child is None:
+        return facts
+    cards, error = _end_of_smi(smi_child)
+    return replace(facts, npu_smi=npu_smi or "", smi_cards=cards, npu_smi_error=error)
+
+
+def installed(names: tuple[str, ...], path: list[str]) -> dict[str, str]:
+    """The versions of those of these distributions that lie in these folders. toprope's stand-ins lie in none."""
+    found = {}
+    for name in names:
+        distribution = next(iter(distributions(name=name, path=path)), None)
+        if distribution is not None:
+            found[name] = distribution.version or "not known"
+    return found
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that are shown, and those whose names look like a mask's and are not."""
+    known = {name: environment[name] for name in SHOWN if name in environment}
+    for name in sorted(set(environment) - set(SHOWN)):
+        if "VIS" in name and difflib.get_close_matches(name, MASKS, n=1, cutoff=0.9):
+            known[name] = environment[name]
+    return known
+
+
+def _groups() -> tuple[str, ...]:
+    def name(number: int) -> str:
+        try:
+            return grp.getgrgid(number).gr_name
+        except KeyError:
+            return str(number)
+
+    return tuple(name(number) for number in sorted({os.getegid(), *os.getgroups()}))
+
+
+def _is_broken(folder: str) -> bool:
+    return folder != "" and not os.path.isdir(folder)
+
+
+def _start_smi(program: str, environment: Mapping[str, str]) -> subprocess.Popen[str] | None:
+    try:
+        return subprocess.Popen(
+            [program, "info"],
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+def _end_of_smi(child: subprocess.Popen[str]) -> tuple[tuple[SmiCard, ...] | None, str]:
+    try:
+        text, _ = child.communicate(timeout=_SMI_LIMIT)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return None, f"it did not answer within {_SMI_LIMIT:.0f} s"
+    cards = smi.parse(text)
+    if not cards:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return None, lines[-1][:200] if lines else f"it ended with exit status {child.returncode} and said nothing"
+    return cards, ""

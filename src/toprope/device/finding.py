@@ -1,0 +1,34 @@
+"""A finding: something that is wrong, or worth knowing, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Finding"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `toprope doctor` found.
+
+    Attributes:
+        name: a short name that stays the same, for programs: "cann-not-loaded".
+        what: what is the matter, in whole sentences.
+        do: what to do about it, in this order.
+        looked_at: the facts that it rests on, where `what` does not say them.
+        sources: public pages and threads about it.
+        problem: True for what keeps programs from working; False for what is only worth knowing.
+    """
+
+    name: str
+    what: str
+    do: tuple[str, ...] = ()
+    looked_at: str = ""
+    sources: tuple[str, ...] = ()
+    problem: bool = True
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The finding as plain data, ready for JSON."""
+        return asdict(self)
