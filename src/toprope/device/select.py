@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar, Token
@@ -46,7 +47,9 @@ SIMULATED = "sim"
 _log = logging.getLogger("toprope")
 _inside: ContextVar[Device | None] = ContextVar("toprope.device", default=None)
 _granted: dict[object, tuple[Device, str, str | None]] = {}  # a name with its index: device, its mask, the mask's text
+_masks: dict[str, str | None] = {}  # kind: its mask when the first device was granted
 _told: set[object] = set()
+_HERE = os.path.dirname(__file__)
 
 _ERRORS = {
     State.NOT_INSTALLED: DeviceNotInstalledError,
@@ -229,7 +232,8 @@ def _device(kind: str, index: int) -> Device:
         return known[0]
     found = device_class(kind)(index)
     variable = found.mask_variable
-    known = _granted.setdefault(name, (found, variable, os.environ.get(variable) if variable else None))
+    mask = _masks.setdefault(kind, os.environ.get(variable) if variable else None)
+    known = _granted.setdefault(name, (found, variable, mask))
     _granted.setdefault(str(found), known)  # where there can be one only, its name has no number
     return known[0]
 
@@ -285,9 +289,19 @@ def _fallen_back(asked: Asked, source: str, error: TopropeError) -> Choice:
     if key not in _told:
         _told.add(key)
         warnings.warn(
-            f"{asked} was asked for ({source}) and {choice.device} is used: {reason}", FallbackWarning, stacklevel=4
+            f"{asked} was asked for ({source}) and {choice.device} is used: {reason}",
+            FallbackWarning,
+            stacklevel=_outside(),
         )
     return Choice(choice.device, str(asked), source, (reason, *choice.passed_over))
+
+
+def _outside() -> int:
+    """How many calls above the caller the program is that called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _may_fall_back(fallback: bool | None) -> bool:
