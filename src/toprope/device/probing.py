@@ -129,7 +129,7 @@ def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
                 if device.is_out_of_memory(error):
                     raise  # says nothing about the dtype
                 return DtypeProbe(name, False, what, " ".join(str(error).split()))
-            right = got == torch.full_like(got, wanted)
+            right = got == wanted
             if not bool(right.all()):
                 wrong = got[~right].flatten()[0].item()
                 return DtypeProbe(name, False, what, f"the result is {wrong}, and not {wanted:g}")
