@@ -1,7 +1,7 @@
 """Runs the same thing on the CPU and on the card, and holds one against the other."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,7 +94,3 @@ def compare_module(module: torch.nn.Module, *inputs: torch.Tensor, **tolerance: 
     for ours, theirs in zip(gradients(card, wanted[1]), gradients(host, wanted[0]), strict=True):
         assert ours.device == CARD
         assert_close(ours.cpu(), theirs, **tolerance)
-
-
-def devices_of(tree: Any) -> Iterator[torch.device]:
-    return (tensor.device for tensor in tensors(tree))

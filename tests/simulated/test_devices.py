@@ -69,6 +69,27 @@ def test_scalars_of_the_host_are_welcome() -> None:
         card + torch.tensor(1.0, device=SECOND)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda host, card: host.add_(card),
+        lambda host, card: host.__iadd__(card),
+        lambda host, card: host.pow_(card),
+        lambda host, card: host.addcmul_(card, card),
+        lambda host, card: torch.add(card, card, out=host),
+        lambda host, card: torch.clamp(card, 0, 1, out=host),
+        lambda host, card: torch.sum(card, 0, out=host),
+        lambda host, card: torch._foreach_add_([host], [card]),
+    ],
+)
+def test_a_scalar_of_the_host_is_read_but_never_written(write: Callable[..., object]) -> None:
+    host = torch.tensor(1.0)
+    with pytest.raises(RuntimeError, match=SAME):
+        write(host, torch.tensor(2.0, device=CARD))
+    assert host.data_ptr() != 0
+    assert host == 1.0
+
+
 # ---- copies
 
 

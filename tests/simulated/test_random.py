@@ -150,6 +150,10 @@ def test_generators_of_another_device_are_refused() -> None:
         torch.randn(4, device=CARD, generator=torch.Generator())
     with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'npu'"):
         torch.randn(4, generator=torch.Generator("npu"))
+    host = torch.zeros(4)
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'npu'"):
+        host.uniform_(generator=torch.Generator("npu"))
+    assert host.data_ptr() != 0
 
 
 def test_default_generators() -> None:
