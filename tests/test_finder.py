@@ -95,7 +95,7 @@ def test_a_facade_is_importable_and_gone_without_the_finder(stand_in: str, packa
         del sys.modules["stand_in"], sys.modules["stand_in.part"]
         print(importlib.util.find_spec("stand_in"))
     """)
-    assert python(code, packages) == ["None", "1", "7 7 stand_in", "True True", "True True", "None"]
+    assert python(code, packages) == ["None", "2", "7 7 stand_in", "True True", "True True", "None"]
 
 
 def test_a_real_package_wins_even_when_it_comes_later_on_the_path(
@@ -318,7 +318,7 @@ def test_the_next_sitecustomize_is_run(tmp_path: Path) -> None:
         print(sys.users_own == sitecustomize.__file__)
         print([type(one).__name__ for one in sys.meta_path if type(one).__module__.startswith("toprope")])
     """
-    assert python(code, SITE, tmp_path) == ["True", "['FacadeFinder']"]
+    assert python(code, SITE, tmp_path) == ["True", "['ParallelFinder', 'FacadeFinder']"]
 
 
 def test_the_folder_for_counters_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:

@@ -193,6 +193,17 @@ def test_a_real_card() -> None:
     assert len(seen.splitlines()) == 1
 
 
+def test_notes_come_last_whatever_the_device() -> None:
+    notes = ("one thing", "another")
+    for outcome in (
+        Outcome(SIM, 8.4, 0, (process(),), notes=notes),
+        Outcome(Choice("npu", probe=Probe("works", "2.13.0", 2, "Ascend910B3")), 8.4, 0, notes=notes),
+    ):
+        assert as_text(outcome).endswith("  note          one thing\n  note          another\n")
+        assert as_dict(outcome)["notes"] == list(notes)
+    assert as_dict(Outcome(SIM, 8.4, 0))["notes"] == []
+
+
 def test_json_is_one_line_with_the_same_facts() -> None:
     line = as_json_line(Outcome(SIM, 8.4449, -15, (process(),)))
     assert line.count("\n") == 1

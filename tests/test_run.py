@@ -254,6 +254,12 @@ def test_the_users_own_autoload_switch_is_handed_on() -> None:
     assert environment_for(Choice("sim", SimSpec()), base, "/f")["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
 
 
+def test_a_run_on_a_real_card_has_a_folder_for_notes() -> None:
+    environment = environment_for(Choice("npu"), {}, "/f")
+    assert environment["TOPROPE_RUN_DIR"] == "/f"
+    assert not {"TOPROPE_SIM", "PATH"} & environment.keys()
+
+
 def test_an_index_in_the_users_device_is_kept() -> None:
     assert environment_for(Choice("npu"), {"TOPROPE_DEVICE": "npu:1"}, "/f")["TOPROPE_DEVICE"] == "npu:1"
     assert environment_for(Choice("sim", SimSpec()), {"TOPROPE_DEVICE": "npu:1"}, "/f")["TOPROPE_DEVICE"] == "npu:1"
@@ -284,7 +290,7 @@ FINDERS = """
     import sys, json
     print([type(one).__name__ for one in sys.meta_path if type(one).__module__.startswith("toprope")], flush=True)
 """
-ALL = "['TorchFinder', 'CardFinder', 'FacadeFinder']\n"
+ALL = "['ParallelFinder', 'TorchFinder', 'CardFinder', 'FacadeFinder']\n"
 
 
 def test_children_and_their_children_have_the_finders(world: World) -> None:
@@ -304,7 +310,9 @@ def test_children_and_their_children_have_the_finders(world: World) -> None:
     done = world.run("-q", "--chip", "910B3", program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == ALL * 4 + "spawned\n"
-    assert world.run("-q", "--device", "cpu", "child.py").stdout == "['TorchFinder', 'FacadeFinder']\n"
+    assert (
+        world.run("-q", "--device", "cpu", "child.py").stdout == "['TorchFinder', 'ParallelFinder', 'FacadeFinder']\n"
+    )
 
 
 def test_a_command_has_the_finders(world: World) -> None:

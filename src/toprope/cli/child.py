@@ -32,7 +32,7 @@ def environment_for(
     Args:
         choice: the card.
         base: the variables of the user, which are otherwise handed on as they are.
-        folder: where the processes of the run keep their cards and counters; programs find its `bin` first.
+        folder: where the processes of the run keep their cards, counters and notes; programs find its `bin` first.
         real_installed: whether a real torch_npu is there, from which cpu and cuda hide the cards.
         trace: whether the processes record what they do to the simulated card.
     """
@@ -50,7 +50,9 @@ def environment_for(
             environment["PATH"] = os.pathsep.join([_tools(folder), environment["PATH"]])
         if trace:
             environment["TOPROPE_TRACE"] = "1"
-    elif real_installed and choice.device in ("cpu", "cuda"):
+    elif choice.device == "npu":
+        environment["TOPROPE_RUN_DIR"] = folder
+    elif real_installed:
         # torch.npu.is_available() is then False, as these devices promise
         environment["ASCEND_RT_VISIBLE_DEVICES"] = ""
     return environment

@@ -26,6 +26,7 @@ class Outcome:
         status: its exit status; the negative number of the signal that killed it.
         processes: the counters of every process in which the simulated card was installed.
         trace: what became of the trace; None where none was asked for.
+        notes: what there is to say about the program beyond figures, a line each.
     """
 
     choice: Choice
@@ -33,11 +34,12 @@ class Outcome:
     status: int
     processes: tuple[Counters, ...] = ()
     trace: TraceFile | None = None
+    notes: tuple[str, ...] = ()
 
 
 def as_text(outcome: Outcome) -> str:
     """The report for a reader, a few lines."""
-    return "".join(f"{line}\n" for line in _lines(outcome))
+    return "".join(f"{line}\n" for line in (*_lines(outcome), *(_line("note", text) for text in outcome.notes)))
 
 
 def as_json_line(outcome: Outcome) -> str:
@@ -68,6 +70,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         },
         "simulated": [_totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec)],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
+        "notes": list(outcome.notes),
     }
 
 

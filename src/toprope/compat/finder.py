@@ -17,6 +17,8 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from toprope.compat import parallel_import
+from toprope.compat.parallel_import import ParallelFinder
 from toprope.compat.torch_import import TorchFinder
 from toprope.errors import InstallError
 
@@ -123,7 +125,7 @@ class CardFinder:
         return _distributions((FACADES[name] for name in CARD_NAMES if name in FACADES), context)
 
 
-_OURS = (FacadeFinder, CardFinder, TorchFinder)
+_OURS = (FacadeFinder, CardFinder, ParallelFinder, TorchFinder)
 
 
 def real_spec(name: str) -> ModuleSpec | None:
@@ -132,7 +134,7 @@ def real_spec(name: str) -> ModuleSpec | None:
 
 
 def install(*, simulated_card: bool = False) -> None:
-    """Make the facades importable in this process; a second call changes nothing.
+    """Make the facades importable in this process, and nn.DataParallel run on cards; a second call changes nothing.
 
     Args:
         simulated_card: whether this process is to have the simulated card: torch_npu and torchair are then served
@@ -154,6 +156,7 @@ def install(*, simulated_card: bool = False) -> None:
             sys.meta_path.insert(0, TorchFinder(simulated_card=True))
     if not any(isinstance(finder, FacadeFinder) for finder in sys.meta_path):
         sys.meta_path.append(FacadeFinder())
+    parallel_import.install()
 
 
 def install_for_run() -> None:
@@ -174,7 +177,8 @@ def install_for_run() -> None:
 
 
 def uninstall() -> None:
-    """Take the finders away again. Facades that were imported stay imported."""
+    """Take the finders away again, and give torch its own functions back. Imported facades stay imported."""
+    parallel_import.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OURS)]
 
 

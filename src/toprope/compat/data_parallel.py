@@ -1,0 +1,170 @@
+"""What torch.nn.DataParallel asks of a device, for cards: torch has it for CUDA alone, and torch_npu has none of it.
+
+Each function has the name and the arguments of torch's in torch.nn.parallel, after the one it stands in for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toprope.compat.notes import note
+
+__all__ = ["broadcast", "broadcast_coalesced", "gather", "on_cards", "parallel_apply", "reduce_add", "scatter"]
+
+# torch's own helpers, which are untyped
+_utils: Any = torch._utils
+
+_NOTE = "torch_npu alone would not run nn.DataParallel on cards, toprope did; DistributedDataParallel runs on both"
+
+
+def on_cards() -> bool:
+    """Whether the devices that numbers stand for in torch.nn.parallel are cards."""
+    return bool(_utils._get_available_device_type() == "npu")
+
+
+def _card(device: Any) -> torch.device:
+    return torch.device("npu", _utils._get_device_index(device))
+
+
+@cache
+def _tell() -> None:
+    """Have the report of the run say what kind of program this is."""
+    note("data-parallel", _NOTE)
+
+
+def broadcast(
+    own: Callable[..., Any],
+    tensor: Tensor,
+    devices: Iterable[Any] | None = None,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> Any:
+    """Copies of a tensor on several cards; on its own card the tensor itself."""
+    if (devices is None) == (out is None):
+        return own(tensor, devices, out=out)  # raises
+    _tell()
+    tensor = _utils._handle_complex(tensor)
+    if devices is not None:
+        return tuple(tensor.to(_card(device), non_blocking=True) for device in devices)
+    for target in out or ():
+        target.copy_(tensor, non_blocking=True)
+    return tuple(out or ())
+
+
+def broadcast_coalesced(
+    own: Callable[..., Any], tensors: Sequence[Tensor], devices: Iterable[Any], buffer_size: int = 10485760
+) -> list[list[Tensor]]:
+    """Copies of several tensors on several cards, small ones in one copy; on their own card the tensors themselves."""
+    _tell()
+    tensors = [_utils._handle_complex(tensor) for tensor in tensors]
+    flat = [(group, _utils._flatten_dense_tensors(group)) for group in _utils._take_tensors(tensors, buffer_size)]
+    everywhere = []
+    for device in map(_card, devices):
+        if all(tensor.device == device for tensor in tensors):
+            everywhere.append(list(tensors))
+            continue
+        copies = []
+        for group, row in flat:
+            parts = _utils._unflatten_dense_tensors(row.to(device, non_blocking=True), group)
+            # each with a version of its own: to write to one is not to have written to all
+            copies += [part.data for part in parts]
+        everywhere.append(list(_utils._reorder_tensors_as(copies, tensors)))
+    return everywhere
+
+
+def reduce_add(own: Callable[..., Any], inputs: Sequence[Tensor], destination: int | None = None) -> Any:
+    """The sum of tensors from several cards, on the card of one of them."""
+    device = torch.device("npu", _utils._get_device_index(destination, optional=True))
+    here = [tensor for tensor in inputs if tensor.device == device]
+    if not here or any(tensor.device.type != "npu" or tensor.size() != inputs[0].size() for tensor in inputs):
+        return own(inputs, destination)  # raises
+    if len(inputs) == 1:
+        return inputs[0]
+    others = [tensor for tensor in inputs if tensor is not here[0]]
+    total = here[0] + others[0].to(device, non_blocking=True)
+    for tensor in others[1:]:
+        total.add_(tensor.to(device, non_blocking=True))
+    return total
+
+
+def scatter(
+    own: Callable[..., Any],
+    tensor: Tensor,
+    devices: Iterable[Any] | None = None,
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Sequence[torch.Stream | None] | None = None,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> Any:
+    """The chunks of a tensor, each on a card of its own."""
+    if devices is None or out is not None:
+        return _scatter_out(own, tensor, devices, chunk_sizes, dim, out)
+    _tell()
+    tensor = _utils._handle_complex(tensor)
+    cards = [_card(device) for device in devices]
+    chunks = tensor.chunk(len(cards), dim) if chunk_sizes is None else tensor.split_with_sizes(list(chunk_sizes), dim)
+    placed = []
+    for place, (chunk, card) in enumerate(zip(chunks, cards, strict=False)):
+        stream = streams[place] if streams is not None else None
+        if stream is None:
+            placed.append(chunk.to(card, non_blocking=True))
+        else:
+            with torch.accelerator.device_index(card.index), stream:
+                placed.append(chunk.to(card, non_blocking=True))
+    return tuple(placed)
+
+
+def _scatter_out(
+    own: Callable[..., Any],
+    tensor: Tensor,
+    devices: Any,
+    chunk_sizes: Any,
+    dim: int,
+    out: Sequence[Tensor] | None,
+) -> Any:
+    if out is None or devices is not None or chunk_sizes is not None:
+        return own(tensor, devices, chunk_sizes, dim, out=out)  # raises
+    _tell()
+    tensor = _utils._handle_complex(tensor)
+    for target, chunk in zip(out, tensor.split_with_sizes([one.size(dim) for one in out], dim), strict=True):
+        target.copy_(chunk, non_blocking=True)
+    return tuple(out)
+
+
+def gather(
+    own: Callable[..., Any],
+    tensors: Iterable[Tensor],
+    dim: int = 0,
+    destination: Any = None,
+    *,
+    out: Tensor | None = None,
+) -> Any:
+    """Tensors from several cards joined on one, or on the host."""
+    tensors = [_utils._handle_complex(tensor) for tensor in tensors]
+    if out is not None:
+        if destination is not None:
+            return own(tensors, dim, destination, out=out)  # raises
+        return out.copy_(torch.cat([tensor.to(out.device) for tensor in tensors], dim))
+    index = _utils._get_device_index(destination, allow_cpu=True, optional=True)
+    device = torch.device("npu", index) if index >= 0 else torch.device("cpu")
+    return torch.cat([tensor.to(device) for tensor in tensors], dim)
+
+
+def parallel_apply(
+    own: Callable[..., Any],
+    modules: Sequence[Any],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[dict[str, Any]] | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Any:
+    """Calls modules, each on its card in a thread of its own; torch's, which forgets autocast on all but CUDA."""
+    if torch.is_autocast_enabled("npu"):
+        dtype = torch.get_autocast_dtype("npu")
+        modules = [torch.autocast("npu", dtype)(module) for module in modules]
+    return own(modules, inputs, kwargs_tup, devices)

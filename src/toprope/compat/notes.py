@@ -1,0 +1,31 @@
+"""What the report of a run has to say about the program beyond figures: one file each in the run's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["note", "read"]
+
+_SUFFIX = ".note"
+
+
+def note(key: str, text: str) -> None:
+    """Have the report say something once, from however many processes; nothing is done outside a run.
+
+    Args:
+        key: names the remark; the first text under a key counts.
+        text: one line.
+    """
+    folder = os.environ.get("TOPROPE_RUN_DIR", "")
+    if folder:
+        try:
+            with (Path(folder) / f"{key}{_SUFFIX}").open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            pass  # another process was first, or the run is over
+
+
+def read(folder: Path) -> tuple[str, ...]:
+    """The remarks of a run."""
+    return tuple(path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"*{_SUFFIX}")))

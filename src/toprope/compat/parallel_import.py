@@ -1,0 +1,109 @@
+"""Gives torch.nn.DataParallel its way to the cards, when and if torch.nn.parallel is imported.
+
+torch's own scatter, gather and broadcast are CUDA's, and torch_npu brings none. The functions are in data_parallel.py;
+this file is read at the start of every Python process of a run and imports nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ParallelFinder", "install", "uninstall"]
+
+_WRAPPED = {
+    "torch.nn.parallel.comm": ("broadcast", "broadcast_coalesced", "gather", "reduce_add", "scatter"),
+    "torch.nn.parallel.parallel_apply": ("parallel_apply",),
+}
+"""Modules of torch, and the functions in them that know CUDA alone."""
+
+_COPIES = ("torch.nn.parallel", "torch.nn.parallel.data_parallel", "torch.cuda.comm")
+"""Modules that hold these functions under their own names once they are imported."""
+
+
+def install() -> None:
+    """Wrap torch's functions now where they are loaded, else when they are."""
+    missing = [name for name in _WRAPPED if name not in sys.modules]
+    for name in _WRAPPED.keys() - set(missing):
+        _wrap(sys.modules[name])
+    if missing and not any(isinstance(finder, ParallelFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ParallelFinder())
+
+
+def uninstall() -> None:
+    """Give torch its own functions back."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ParallelFinder)]
+    for module in filter(None, map(sys.modules.get, _WRAPPED)):
+        for name, function in list(vars(module).items()):
+            if hasattr(function, "__toprope_wraps__"):
+                _replace(module, name, function.__toprope_wraps__)
+
+
+class ParallelFinder:
+    """Finds the modules where the other finders find them, with a loader that wraps their functions afterwards."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The spec of such a module with our loader around its own; None for every other module."""
+        if fullname not in _WRAPPED:
+            return None
+        for finder in sys.meta_path:
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    loader: Any = _Loader(spec.loader)
+                    spec.loader = loader
+                return spec
+        return None
+
+
+class _Loader:
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _wrap(module)
+
+
+def _wrap(module: ModuleType) -> None:
+    for name in _WRAPPED[module.__name__]:
+        own = getattr(module, name, None)
+        if own is not None and not hasattr(own, "__toprope_wraps__"):
+            _replace(module, name, _with_cards(name, own))
+
+
+def _replace(module: ModuleType, name: str, function: Callable[..., Any]) -> None:
+    before = getattr(module, name)
+    for each in (module, *filter(None, map(sys.modules.get, _COPIES))):
+        if vars(each).get(name) is before:
+            setattr(each, name, function)
+
+
+def _with_cards(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function, which leaves work on cards to ours."""
+
+    @functools.wraps(own)
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        from toprope.compat import data_parallel
+
+        if not data_parallel.on_cards():
+            return own(*arguments, **keywords)
+        return getattr(data_parallel, name)(own, *arguments, **keywords)
+
+    vars(function)["__toprope_wraps__"] = own
+    return function
