@@ -71,7 +71,8 @@ def outcomes(folder: str, wanted: tuple[str, ...], printed: str) -> dict[str, st
     wrong = dict.fromkeys(wanted, "")
     for rank in (0, 1):
         path = Path(folder) / f"{rank}.jsonl"
-        told = dict(json.loads(line) for line in path.read_text().splitlines()) if path.exists() else {}
+        lines = path.read_text().splitlines() if path.exists() else []
+        told = {case: text for case, text, _ in map(json.loads, lines)}
         for case in wanted:
             text = told.get(case, f"not run, or not to its end\n{printed}")
             wrong[case] += f"\nrank {rank}: {text}" if text else ""
@@ -118,6 +119,7 @@ FEW = tuple(
     f"distributed_cases:case_{name}"
     for name in ("all_gather_of_different_sizes", "reduce_scatter", "barrier", "errors")
 )
+LIBRARIES = tuple(cases("distributed_libraries"))
 BESIDE_GLOO = (*cases("distributed_hosts"), *FEW)
 RUN = (*REFUSALS, "distributed_training:case_ddp", "distributed_training:case_fully_sharded")
 
@@ -148,6 +150,13 @@ def test_the_report_of_torchrun_names_both_cards() -> None:
 @pytest.mark.parametrize("case", BESIDE_GLOO)
 def test_beside_gloo_with_torchs_own_checks(case: str) -> None:
     check(case, launch('backend="cpu:gloo,npu:hccl"', BESIDE_GLOO, TORCH_DISTRIBUTED_DEBUG="DETAIL"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(LIMIT + 30)
+@pytest.mark.parametrize("case", LIBRARIES)
+def test_torchs_own_libraries(case: str) -> None:
+    check(case, launch('backend="cpu:gloo,npu:hccl"', LIBRARIES))
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 As in distributed_cases.py, both processes run every `case_...`.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,31 @@ def case_ddp_under_autocast() -> None:
         nn.functional.mse_loss(*_both(expected, joint_batch(0))).backward()
     for got, wanted in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(got.grad.cpu(), wanted.grad.cpu(), rtol=2e-2, atol=2e-2)
+
+
+def case_synchronised_batch_norm() -> None:
+    for shape in ((6, 4), (6, 4, 5), (6, 4, 3, 2)):
+        for affine in (True, False):
+            x = torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+            alone = nn.BatchNorm1d(4, affine=affine) if len(shape) < 4 else nn.BatchNorm2d(4, affine=affine)
+            shared = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).npu()
+            for _ in range(2):
+                whole, mine = x.clone().requires_grad_(), x.chunk(2)[RANK].npu().requires_grad_()
+                expected, got = alone(whole), shared(mine)
+                (expected * x).sum().backward()
+                (got * mine.detach()).sum().backward()
+            torch.testing.assert_close(got.cpu(), expected.chunk(2)[RANK], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mine.grad.cpu(), whole.grad.chunk(2)[RANK], rtol=1e-4, atol=1e-4)
+            for one, other in zip(shared.buffers(), alone.buffers(), strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+            for one, other in zip(shared.parameters(), alone.parameters(), strict=True):
+                dist.all_reduce(one.grad)
+                torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-4, atol=1e-4)
+    half = nn.SyncBatchNorm(4).npu()
+    with torch.autocast("npu", torch.float16):
+        assert half(torch.randn(3, 4).half().npu()).dtype == torch.float16
+    half.eval()
+    half(torch.randn(3, 4).npu())
 
 
 def case_fully_sharded() -> None:

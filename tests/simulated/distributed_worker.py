@@ -1,4 +1,5 @@
-"""One process of a group: runs cases and writes down, for each, what went wrong ("" where nothing did).
+"""One process of a group: runs cases and writes down, for each, what went wrong ("" where nothing did) and
+how many seconds it took.
 
     python distributed_worker.py FOLDER INIT MODULE:CASE...
 
@@ -10,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from datetime import timedelta
@@ -27,6 +29,7 @@ def main(folder: str, init: str, *cases: str) -> int:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=r"`torch.jit", category=DeprecationWarning)
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank % torch.npu.device_count())
@@ -38,13 +41,13 @@ def main(folder: str, init: str, *cases: str) -> int:
         for case in cases:
             faulthandler.dump_traceback_later(CASE_LIMIT, exit=True)
             torch.manual_seed(0)
-            wrong = ""
+            wrong, began = "", time.monotonic()
             try:
                 module, _, function = case.partition(":")
                 getattr(importlib.import_module(module), function)()
             except BaseException:
                 wrong = traceback.format_exc()
-            results.write(json.dumps([case, wrong]) + "\n")
+            results.write(json.dumps([case, wrong, time.monotonic() - began]) + "\n")
             results.flush()
             if wrong:
                 return 1  # the other process may wait for this one: the rest cannot be run

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
 
-from toprope.sim.distributed import collectives
+from toprope.sim.distributed import batch_norm, collectives
 from toprope.sim.distributed.staging import host
 from toprope.sim.npu._state import message
 
@@ -41,7 +41,9 @@ def register(backend: type) -> None:
         warnings.filterwarnings("ignore", message=r"\s*Warning only once for all operators")
         for name, kernel in _KERNELS.items():
             library.impl(name, kernel, allow_override=True)
-    _registered.append(library)
+    aten: Any = torch.library.Library("aten", "IMPL", "PrivateUse1")  # type: ignore[no-untyped-call]
+    batch_norm.register(aten)
+    _registered.extend((library, aten))
 
 
 def _call(group: Any, name: str, *arguments: Any) -> Any:

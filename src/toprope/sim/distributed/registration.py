@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from toprope.sim.after_import import after_import
+
 __all__ = ["register"]
 
 _made: list[Any] = []
@@ -33,6 +35,14 @@ def register(torch: ModuleType) -> None:
     distributed_c10d._new_process_group_helper = _with_default_backend(distributed_c10d._new_process_group_helper)
     torch.distributed.is_hccl_available = is_hccl_available
     torch.distributed.reinit_process_group = reinit_process_group
+    after_import("torch._dynamo.trace_rules", _keep_dynamo_out)
+
+
+def _keep_dynamo_out() -> None:
+    """Have torch.compile run our Python as it is, which torch's C++ calls and no graph can hold."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("toprope.sim.distributed")
 
 
 def _create(options: Any, backend_options: Any) -> Any:
