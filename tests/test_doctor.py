@@ -1,7 +1,9 @@
 """The doctor's reasoning, without a machine: facts in, findings out. Its readers and its data."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +15,7 @@ from toprope.device.doctor import diagnose
 from toprope.device.doctor_software import explain_torch_npu
 from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, Package, SmiCard, Step
 
+ROOT = Path(__file__).resolve().parent.parent
 CARD = DeviceResult("npu:0", "npu", "Ascend910B3", 2**36, 2**35, step=Step(2.0, 1.0, 3.0))
 CPU = DeviceResult("cpu", "cpu", "a processor", step=Step(2.0, 1.0, 3.0))
 WORKS = Facts(
@@ -272,3 +275,11 @@ def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
     assert json.loads(json.dumps(doctor_text.as_dict(facts, found)))["problems"] == len(problems)
     assert doctor_text.devices_text(facts, found)
     json.dumps(doctor_text.devices_as_dict(facts, found))
+
+
+def test_every_finding_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/toprope/device").glob("doctor*.py"))
+    named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {"no-cann", "cann-not-loaded", "nnal-incomplete"}
+    assert len(named) > 25
+    assert sorted(name for name in named if f"`{name}`" not in page) == []
