@@ -101,6 +101,9 @@ def _install(spec: SimSpec) -> None:
         _refuse_real(spec)
         import torch
 
+        if _state:  # that import has installed what TOPROPE_SIM asks for
+            _refuse_other(spec)
+            return
         name = torch._C._get_privateuse1_backend_name()
         if name != "privateuseone":
             raise InstallError(

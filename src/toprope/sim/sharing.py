@@ -10,13 +10,16 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
 
+from toprope.sim.installation import install, installed
 from toprope.sim.native import native
+from toprope.sim.spec import SimSpec
 
 __all__ = ["collect", "register"]
 
@@ -28,6 +31,7 @@ _lock = threading.Lock()
 
 def collect() -> None:
     """Lets go of storages that no receiver holds any more; `torch.npu.ipc_collect`."""
+    _twins.close()
     with _lock:
         _kept[:] = [storage for storage in _kept if native().references(storage.data_ptr())]
 
@@ -48,7 +52,9 @@ def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     storage = tensor.untyped_storage()
     memory = _share(storage)
     meta = (tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad)
-    return _rebuild, (type(tensor), tensor.device.index, memory, meta)
+    cards = installed()
+    assert cards is not None
+    return _rebuild, (type(tensor), cards.format(), tensor.device.index, memory, meta)
 
 
 def _share(storage: torch.UntypedStorage) -> tuple[Any, int, int, int] | None:
@@ -61,10 +67,39 @@ def _share(storage: torch.UntypedStorage) -> tuple[Any, int, int, int] | None:
         raise RuntimeError(f"device memory cannot be shared with another process: {os.strerror(error)}")
     with _lock:
         _kept.append(storage)
-    return DupFd(file.value), size.value, offset.value, storage.nbytes()
+    return _for_another(file.value), size.value, offset.value, storage.nbytes()
 
 
-def _rebuild(kind: type, device: int, memory: tuple[Any, int, int, int] | None, meta: tuple[Any, ...]) -> torch.Tensor:
+def _for_another(file: int) -> Any:
+    """The file in a form that a pickle carries; small tensors lie in one file."""
+    if get_spawning_popen() is not None:
+        # A process about to be spawned takes a list of files that may name none twice.
+        file = os.dup(file)
+        _twins.files.append(file)
+    return DupFd(file)
+
+
+class _Twins(threading.local):
+    """Duplicates that this thread made for processes it was spawning; these have them by now when it is not."""
+
+    def __init__(self) -> None:
+        self.files: list[int] = []
+
+    def close(self) -> None:
+        if get_spawning_popen() is None:
+            while self.files:
+                os.close(self.files.pop())
+
+
+_twins = _Twins()
+
+
+def _rebuild(
+    kind: type, cards: str, device: int, memory: tuple[Any, int, int, int] | None, meta: tuple[Any, ...]
+) -> torch.Tensor:
+    if installed() is None:  # the sender installed them itself, and left no TOPROPE_SIM for its children
+        spec = SimSpec.parse(cards)
+        install(spec.chip, spec.count, spec.hbm, force=spec.force, refuse=spec.refuse)
     dtype, offset, size, stride, requires_grad = meta
     if memory is None:
         tensor = torch.empty_strided(size, stride, dtype=dtype, device=f"npu:{device}")
