@@ -128,6 +128,7 @@ def test_the_codes_of_a_message_in_their_order_and_no_process_id() -> None:
         ("self not implemented for DT_BFLOAT16 EZ1001 EZ1001 EZ1001", ["EZ1001"]),
         ("wrote 507999 bytes; process 123456 ended; /dev/E12345; 2026-11-28", []),
         ("Expected one of cpu, cuda, ipu, xpu device type at start of device string: npu", ["unknown-device"]),
+        ("[WARNING] HCCL: multi groups include aiv alg", ["aiv-groups"]),
         ("npu out of MEMORY. Tried to allocate 3.47 GiB", ["out-of-memory"]),
     ],
 )

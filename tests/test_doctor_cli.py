@@ -101,6 +101,11 @@ def test_codes_are_explained_without_starting_anything(
     assert "there is no entry for this code itself" in capsys.readouterr().out
 
 
+def test_a_stdout_that_knows_only_ascii() -> None:
+    done = toprope("doctor", "EZ1001", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_message_on_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import io
 

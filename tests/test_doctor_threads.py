@@ -179,6 +179,20 @@ def test_thread_8_no_card_is_visible_and_the_message_says_why(machine: AscendMac
     assert [each.code for each in in_text(bare)] == ["no-visible-device"]
 
 
+def test_thread_8_end_to_end_with_a_torch_npu_that_sees_nothing(doctor, tmp_path: Path) -> None:
+    """https://github.com/vllm-project/vllm-ascend/issues/14631"""
+    code = (
+        "import torch, types\ntorch.npu = types.ModuleType('torch_npu.npu')\n"
+        "torch.npu.is_available, torch.npu.device_count = lambda: False, lambda: 0\n"
+    )
+    install(tmp_path / "site", "torch-npu", "2.13.0", code)
+    status, answer = doctor("devices", PYTHONPATH=str(tmp_path / "site"))
+    assert status == 1
+    assert "torch_npu works and shows no card" in problems(answer)["no-card"]["what"]
+    assert "/dev/davinci*" in problems(answer)["no-card"]["what"]
+    assert "no card is visible" in answer["absent"]["npu"]
+
+
 def test_thread_9_a_mask_that_falls_shows_no_card(doctor) -> None:
     """https://github.com/agentscope-ai/Trinity-RFT/pull/618: is_available() is silently False."""
     status, answer = doctor("devices", TOPROPE_SIM="910B3x2", ASCEND_RT_VISIBLE_DEVICES="1,0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -24,7 +23,7 @@ def devices(
 
     The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
     """
-    from toprope.cli.doctor import look, wants_colour
+    from toprope.cli.doctor import look, say, wants_colour
     from toprope.cli.doctor_text import devices_as_dict, devices_text
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
@@ -33,7 +32,7 @@ def devices(
         facts = gather(wait=wait, memory=True)
     findings = diagnose(facts)
     if as_json:
-        sys.stdout.write(json.dumps(devices_as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
+        say(json.dumps(devices_as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
     else:
-        sys.stdout.write(devices_text(facts, findings, colour=wants_colour()))
+        say(devices_text(facts, findings, colour=wants_colour()))
     raise typer.Exit(int(any(finding.problem for finding in findings)))

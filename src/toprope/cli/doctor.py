@@ -11,7 +11,7 @@ import typer
 
 from toprope.errors import UsageError
 
-__all__ = ["app", "look", "wants_colour"]
+__all__ = ["app", "look", "say", "wants_colour"]
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -48,9 +48,9 @@ def doctor(
         facts = gather(wait=wait)
     findings = diagnose(facts)
     if as_json:
-        sys.stdout.write(json.dumps(as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
+        say(json.dumps(as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
     else:
-        sys.stdout.write(report(facts, findings, colour=wants_colour()))
+        say(report(facts, findings, colour=wants_colour()))
     raise typer.Exit(int(any(finding.problem for finding in findings)))
 
 
@@ -68,6 +68,12 @@ class look:  # noqa: N801 - a context that reads as a verb
         if sys.stderr.isatty():
             sys.stderr.write("\r" + " " * len(self._TEXT) + "\r")
             sys.stderr.flush()
+
+
+def say(text: str) -> None:
+    """Write a text to stdout; what its encoding does not have, such as a dot in the middle, becomes a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def wants_colour() -> bool:
@@ -95,6 +101,6 @@ def _explain(words: list[str], *, as_json: bool) -> None:
         found.update({each.code: each for each in known})
     explanations = list(found.values())
     if as_json:
-        sys.stdout.write(json.dumps(codes_as_dict(explanations), ensure_ascii=False, indent=2) + "\n")
+        say(json.dumps(codes_as_dict(explanations), ensure_ascii=False, indent=2) + "\n")
     else:
-        sys.stdout.write(codes_text(explanations, colour=wants_colour()))
+        say(codes_text(explanations, colour=wants_colour()))

@@ -85,19 +85,25 @@ class Examiner:
         except Exception as error:
             self.say("torch_npu", file=place, error=reason(error))
         else:
-            version = str(getattr(module, "__version__", ""))
+            version = str(getattr(module, "__version__", "not known"))
             self.say("torch_npu", file=place, version=version, facade=is_facade("torch_npu"))
 
     def look_at_devices(self) -> None:
         """Ask every kind of device, and try dtypes and training on the first of each."""
         from toprope import device as room
+        from toprope.device.kinds import look
 
-        self.doing("ask which devices there are")
-        for stand in room.survey():
-            if stand.state is not room.State.WORKS:
-                self.say("absent", kind=stand.kind, reason=stand.reason)
+        for kind in room.kinds():
+            self.doing(f"ask which devices of the kind {kind} there are")
+            try:
+                stand = look(kind)
+                devices = room.available(kind) if stand.state is room.State.WORKS else []
+            except Exception as error:
+                self.say("absent", kind=kind, reason=reason(error))
                 continue
-            for device in room.available(stand.kind):
+            if not devices:
+                self.say("absent", kind=kind, reason=stand.reason)
+            for device in devices:
                 self.doing(f"ask {device}")
                 first = device.index == 0
                 try:
