@@ -20,6 +20,7 @@ _OWN = {
     "cpu": ("toprope.device.cpu", "CpuDevice"),
 }
 _classes: dict[str, type[Device]] = {}
+_broken: dict[str, DeviceBrokenError] = {}  # what failed once is not tried again
 
 
 def kinds() -> tuple[str, ...]:
@@ -43,7 +44,13 @@ def device_class(kind: str) -> type[Device]:
     """
     found = _classes.get(kind)
     if found is None:
-        found = _classes[kind] = _own(kind) if kind in _OWN else _other(kind)
+        if kind in _broken:
+            raise _broken[kind]
+        try:
+            found = _classes[kind] = _own(kind) if kind in _OWN else _other(kind)
+        except DeviceBrokenError as error:
+            _broken[kind] = error
+            raise
     return found
 
 
