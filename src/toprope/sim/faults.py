@@ -8,6 +8,7 @@ TOPROPE_SIM_FAULTS names the same functions, separated by semicolons, for the wh
 from __future__ import annotations
 
 import ast
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 from toprope.errors import SettingError, SimulatorError, UsageError
 from toprope.sim.dtypes import NUMBERS, bits
+from toprope.sim.refusals import VENDOR_NAMES
 from toprope.sizes import parse_size
 
 __all__ = ["fail", "out_of_memory", "parse", "refuse", "slow_link", "unhealthy"]
@@ -51,7 +53,8 @@ def refuse(operator: str, dtype: str | None = None) -> Iterator[None]:
     before = library.refused_dtypes(name)
     for each in dtypes:
         text = (
-            f"EZ1001: [PID: {os.getpid()}] {_name(operator)} not implemented for DT_{each.upper()}"
+            f"EZ1001: [PID: {os.getpid()}] {_name(operator)} not implemented for "
+            f"{VENDOR_NAMES.get(each, f'DT_{each.upper()}')}"
             " (a fault that was asked for: toprope.sim.faults.refuse)"
         )
         library.set_refusal(name, NUMBERS[each], text.encode())
@@ -193,6 +196,8 @@ def enter_from_environment() -> None:
         SettingError: the variable cannot be read, or its calls have the wrong arguments.
     """
     text = os.environ.get("TOPROPE_SIM_FAULTS", "")
+    if text:
+        atexit.register(_for_the_process.close)  # later the interpreter has nothing left to end them with
     for name, arguments, keywords in parse(text):
         try:
             _for_the_process.enter_context(_FUNCTIONS[name](*arguments, **keywords))
