@@ -1,0 +1,188 @@
+"""The trace as bytes and as Chrome-trace JSON, from records made by hand."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.sim import counters, records
+from toprope.sim.dtypes import NUMBERS
+from toprope.sim.records import Record, Trace, chrome, parse
+from toprope.sim.tracing import write_run
+
+NAMES = ["aten::add", "aten::mm", "allreduce"]
+ACTS = [act for act in records._ACTS if act]
+NANOSECONDS = st.integers(0, 10**15)
+
+
+@st.composite
+def made(draw: st.DrawFn) -> Record:
+    """A record as the core may write it."""
+    begin = draw(NANOSECONDS)
+    return Record(
+        act=draw(st.sampled_from(ACTS)),
+        name=draw(st.sampled_from([*NAMES, ""])),
+        begin_ns=begin,
+        end_ns=begin + draw(st.integers(0, 10**9)),
+        device=draw(st.integers(-1, 15)),
+        stream=draw(st.integers(0, 40)),
+        thread=draw(st.integers(1, 3)),
+        bytes=draw(st.integers(0, 2**40)),
+        address=draw(st.integers(0, 2**63)),
+        dtype=draw(st.sampled_from(["", *NUMBERS])),
+        other_device=draw(st.integers(-1, 15)),
+        cube_cores=draw(st.integers(0, 25)),
+        vector_cores=draw(st.integers(0, 50)),
+    )
+
+
+def packed(capacity: int, written: list[Record], pid: int = 7, began: int = 100, wall: int = 10**18) -> bytes:
+    """The bytes of a ring of this capacity after these records."""
+    ring = [bytes(records.RECORD_SIZE)] * capacity
+    for place, record in enumerate(written):
+        ring[place % capacity] = records._RECORD.pack(
+            record.begin_ns, record.end_ns, record.bytes, record.address, record.thread, record.stream,
+            NAMES.index(record.name) if record.name else 0xFFFF, records._ACTS.index(record.act), record.device,
+            record.other_device, NUMBERS.get(record.dtype, -1), record.cube_cores, record.vector_cores,
+        )  # fmt: skip
+    header = records._HEADER.pack(records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)
+    return header + b"".join(ring)
+
+
+@given(st.lists(made(), max_size=12), st.integers(1, 8))
+def test_the_ring_gives_back_its_last_records_in_order(written: list[Record], capacity: int) -> None:
+    trace = parse(packed(capacity, written), NAMES)
+    assert trace is not None
+    assert list(trace.records) == written[-capacity:]
+    assert trace.lost == max(0, len(written) - capacity)
+    assert (trace.pid, trace.began_ns, trace.wall_ns) == (7, 100, 10**18)
+    assert trace.operators() == tuple(record for record in written[-capacity:] if record.act == "operator")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_are_no_trace(data: bytes) -> None:
+    parse(data, NAMES)
+    good = packed(2, [])
+    assert parse(good[: len(good) - 1], NAMES) is None
+    assert parse(b"X" + good[1:], NAMES) is None
+
+
+@given(st.integers(0, 100), st.integers(0, 255))
+def test_a_damaged_record_harms_no_other(place: int, value: int) -> None:
+    record = Record("operator", "aten::mm", 1, 2, 0, 0, 1, 0, 0, "float32", -1, 0, 0)
+    data = bytearray(packed(3, [record] * 3))
+    data[records.HEADER_SIZE + place % records.RECORD_SIZE] = value
+    trace = parse(bytes(data), NAMES)
+    assert trace is not None
+    assert trace.records[-2:] == (record, record)
+
+
+def test_a_name_that_is_not_there_is_empty() -> None:
+    record = Record("operator", "allreduce", 1, 2, 0, 0, 1, 0, 0, "", -1, 0, 0)
+    trace = parse(packed(1, [record]), NAMES[:1])
+    assert trace is not None
+    assert trace.records[0].name == ""
+
+
+TRACES = st.lists(
+    st.builds(
+        lambda pid, began, wall, kept: Trace(pid, began, wall, tuple(kept), 0),
+        st.integers(1, 4), NANOSECONDS, st.integers(10**18, 10**18 + 10**12), st.lists(made(), max_size=6),
+    ),
+    max_size=3, unique_by=lambda trace: trace.pid,
+)  # fmt: skip
+
+
+@given(TRACES)
+def test_every_act_is_one_event_on_a_named_track(traces: list[Trace]) -> None:
+    made = json.loads(json.dumps(chrome(traces)))
+    events = [event for event in made["traceEvents"] if event["ph"] != "M"]
+    assert len(events) == sum(len(trace.records) for trace in traces)
+    tracks = [(event["pid"], event["tid"]) for event in made["traceEvents"] if event["name"] == "thread_name"]
+    assert len(tracks) == len(set(tracks))
+    assert {(event["pid"], event["tid"]) for event in events} == set(tracks)
+    processes = [event["pid"] for event in made["traceEvents"] if event["name"] == "process_name"]
+    assert processes == [trace.pid for trace in traces]
+    for event in events:
+        assert event["ph"] in ("X", "i")
+        assert event["name"] or event["cat"] in ("operator", "collective")
+        assert ("dur" in event) == (event["ph"] == "X")
+
+
+@given(st.lists(made(), min_size=1, max_size=6))
+def test_one_track_has_one_card_stream_and_thread(kept: list[Record]) -> None:
+    events = chrome([Trace(1, 0, 0, tuple(kept), 0)])["traceEvents"]
+    where: dict[int, set[tuple[int, int, int]]] = {}
+    for record, event in zip(kept, [event for event in events if event["ph"] != "M"], strict=True):
+        stream = -1 if record.act == "synchronise" else record.stream
+        where.setdefault(event["tid"], set()).add((record.device, stream, record.thread))
+    assert all(len(each) == 1 for each in where.values())
+    assert len({place for each in where.values() for place in each}) == len(where)
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert len(names) == len(set(names))
+
+
+def test_processes_are_laid_side_by_side_by_the_wall_clock() -> None:
+    """Their steady clocks may begin anywhere; what counts is when each began on the wall."""
+    act = Record("operator", "aten::mm", 5_000, 9_000, 0, 0, 1, 0, 0, "float32", -1, 0, 0)
+    early = Trace(1, 4_000, 1_000_000_000, (act,), 0)
+    late = Trace(2, 0, 1_000_050_000, (act,), 0)
+    first, second = [event for event in chrome([late, early])["traceEvents"] if event["ph"] == "X"][::-1]
+    assert (first["pid"], first["ts"], first["dur"]) == (1, 1.0, 4.0)
+    assert (second["pid"], second["ts"]) == (2, 55.0)
+
+
+def test_an_operator_says_its_dtype_and_a_copy_its_bytes() -> None:
+    acts = (
+        Record("operator", "aten::mm", 1000, 3000, 1, 2, 44, 0, 0, "bfloat16", -1, 0, 0),
+        Record("copy to card", "", 1000, 2000, 1, 0, 44, 4096, 0, "", -1, 0, 0),
+        Record("allocate", "", 1000, 1000, 1, 0, 44, 512, 0x10, "", -1, 0, 0),
+        Record("synchronise", "", 1000, 2000, 1, 0, 44, 0, 0, "", -1, 0, 0),
+    )
+    events = chrome([Trace(9, 0, 0, acts, 0)])["traceEvents"]
+    named = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert named == {"npu:1 stream 2": 0, "npu:1 stream 0": 1, "npu:1 waits of the host": 2}
+    shown = [event for event in events if event["ph"] != "M"]
+    assert [(event["name"], event["cat"], event["ph"], event["tid"]) for event in shown] == [
+        ("aten::mm", "operator", "X", 0),
+        ("copy to card", "copy to card", "X", 1),
+        ("allocate", "allocate", "i", 1),
+        ("synchronise", "synchronise", "X", 2),
+    ]
+    assert shown[0]["args"] == {"dtype": "bfloat16", "host thread": 44}
+    assert shown[1]["args"] == {"bytes": 4096, "host thread": 44}
+
+
+def test_what_another_thread_does_on_a_stream_has_a_track_of_its_own() -> None:
+    acts = tuple(Record("operator", "aten::mm", 1, 9, 0, 0, thread, 0, 0, "", -1, 0, 0) for thread in (5, 6, 5))
+    events = chrome([Trace(9, 0, 0, acts, 0)])["traceEvents"]
+    named = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert named == ["npu:0 stream 0", "npu:0 stream 0, host thread 6"]
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [0, 1, 0]
+
+
+def counters_file(names: list[str]) -> bytes:
+    place = counters._HEADER.size + counters._TOTALS.size + counters.MAX_CARDS * counters._CARD.size
+    kinds = b"".join(counters._KIND.pack(name.encode(), 0, 1) for name in names)
+    return (bytes(place) + counters._KIND_COUNT.pack(len(names)) + kinds).ljust(counters.SIZE, b"\0")
+
+
+@pytest.mark.parametrize("processes", [0, 1, 3])
+def test_a_run_is_written_as_the_same_trace_without_holding_it(tmp_path: Path, processes: int) -> None:
+    act = Record("operator", "aten::mm", 5_000, 9_000, 0, 0, 1, 0, 0, "float32", -1, 0, 0)
+    traces = []
+    for pid in range(1, processes + 1):
+        data = packed(2, [act] * 3, pid=pid, wall=10**18 + pid)
+        (tmp_path / f"{pid}-1.trace").write_bytes(data)
+        (tmp_path / f"{pid}-1.counters").write_bytes(counters_file(NAMES))
+        trace = parse(data, NAMES)
+        assert trace is not None
+        traces.append(trace)
+    (tmp_path / "9-1.trace").write_bytes(b"cut off")
+    stream = io.StringIO()
+    written = write_run(tmp_path, stream)
+    assert json.loads(stream.getvalue()) == chrome(traces)
+    assert (written.records, written.lost, written.processes) == (2 * processes, processes, processes)
