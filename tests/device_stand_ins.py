@@ -110,7 +110,7 @@ def server() -> subprocess.Popen:
     return process
 
 
-def run(code: str, *folders: Path, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess:
+def run(code: str, *folders: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess:
     """Runs code in a Python that has torch, and finds these folders first."""
     asked = [textwrap.dedent(code), [str(folder) for folder in folders], variables, timeout]
     process = server()
@@ -120,7 +120,7 @@ def run(code: str, *folders: Path, timeout: float = 120, **variables: str) -> su
     return subprocess.CompletedProcess(["forked"], status, out, err)
 
 
-def run_anew(code: str, *folders: Path, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess:
+def run_anew(code: str, *folders: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess:
     """Runs code in a Python of its own, which has not imported torch yet."""
     changed = environment() | variables
     path = [*map(str, folders), *([changed["PYTHONPATH"]] if changed.get("PYTHONPATH") else [])]
