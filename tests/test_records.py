@@ -22,8 +22,9 @@ NANOSECONDS = st.integers(0, 10**15)
 def made(draw: st.DrawFn) -> Record:
     """A record as the core may write it."""
     begin = draw(NANOSECONDS)
+    act = draw(st.sampled_from(ACTS))
     return Record(
-        act=draw(st.sampled_from(ACTS)),
+        act=act,
         name=draw(st.sampled_from([*NAMES, ""])),
         begin_ns=begin,
         end_ns=begin + draw(st.integers(0, 10**9)),
@@ -33,7 +34,7 @@ def made(draw: st.DrawFn) -> Record:
         bytes=draw(st.integers(0, 2**40)),
         address=draw(st.integers(0, 2**63)),
         dtype=draw(st.sampled_from(["", *NUMBERS])),
-        other_device=draw(st.integers(-1, 15)),
+        other_device=draw(st.integers(0, 15)) if act == "copy between cards" else -1,
         cube_cores=draw(st.integers(0, 25)),
         vector_cores=draw(st.integers(0, 50)),
     )

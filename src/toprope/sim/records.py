@@ -53,8 +53,8 @@ class Record:
     """One act.
 
     Attributes:
-        act: "operator", "copy to card", "copy from card", "copy between cards", "allocate", "free", "event record",
-            "event wait", "synchronise", "task" or "collective".
+        act: "operator", "copy to card", "copy from card" (item() is one), "copy between cards", "allocate", "free",
+            "event record", "event wait", "synchronise", "task" or "collective".
         name: the operator's ("aten::mm") or the collective's name; empty where there is none.
         begin_ns, end_ns: on the host's steady clock. The card's own time is not simulated.
         device: number of the card in the process; -1 where there is none.
@@ -136,7 +136,8 @@ def read(data: bytes | memoryview, names: Sequence[str]) -> Iterator[Record]:
         if 0 < act < len(_ACTS):
             name = names[kind] if kind < len(names) else ""
             where = (device, stream, thread, size, address)
-            yield Record(_ACTS[act], name, begin, end, *where, _DTYPES.get(dtype, ""), other, cube, vector)
+            source = other if _ACTS[act] == "copy between cards" else -1
+            yield Record(_ACTS[act], name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
 
 
 def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
