@@ -174,7 +174,7 @@ def _lock(folder: Path) -> Iterator[None]:
     """Holds off other processes that would make the same build."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _not_writable(folder.parent, error) from error
     try:

@@ -32,9 +32,6 @@ _log = logging.getLogger("toprope")
 _lock = threading.RLock()
 _state: list[SimSpec] = []
 
-_WAIT_LIMIT = 1091
-"""Seconds a wait for a stream may take: the default time limit of an operator on A2 and A3 cards."""
-
 _PADDING = 32
 """Bytes that torch_npu adds to a request before it rounds it."""
 
@@ -117,7 +114,7 @@ def _install(spec: SimSpec) -> None:
         library = load(made.core, made.glue)
         chip = chips.get(spec.chip)
         padding = _PADDING if (chip.soc_version or 0) < _FIRST_WITHOUT_PADDING else 0
-        if library.configure(spec.count, capacity, padding, _WAIT_LIMIT) != 0:
+        if library.configure(spec.count, capacity, padding) != 0:
             raise _no_addresses(spec, capacity)
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():

@@ -29,11 +29,12 @@ class Native:
         self._glue = ctypes.CDLL(str(glue))
 
         get, core_lib = self._get, self._core
-        self.configure = get(core_lib, "ts_configure", c_int, c_int, c_uint64, c_uint64, c_int)
+        self.configure = get(core_lib, "ts_configure", c_int, c_int, c_uint64, c_uint64)
         self.describe = get(core_lib, "ts_describe", None, c_char_p, c_char_p, c_int)
         self.keep_counters_in = get(core_lib, "ts_keep_counters_in", c_int, c_char_p)
         self.counters = get(core_lib, "ts_counters", c_void_p)
         self.device_count = get(core_lib, "ts_device_count", c_int)
+        self.use_cards = get(core_lib, "ts_use_cards", None)
         self.is_initialised = get(core_lib, "ts_is_initialised", c_int)
         self.physical_id = get(core_lib, "ts_physical_id", c_int, c_int)
         self.current_device = get(core_lib, "ts_current_device", c_int)
@@ -49,6 +50,12 @@ class Native:
         self.set_fraction = get(core_lib, "ts_set_fraction", None, c_int, c_double)
         self.fraction = get(core_lib, "ts_fraction", c_double, c_int)
         self.memory_stats = get(core_lib, "ts_memory_stats", None, c_int, ctypes.POINTER(c_int64))
+        self.memory_snapshot = get(
+            core_lib, "ts_memory_snapshot", ctypes.c_size_t, c_int, ctypes.POINTER(c_int64), ctypes.c_size_t
+        )
+        self.set_wait_limit_ms = get(core_lib, "ts_set_wait_limit_ms", None, ctypes.c_uint32)
+        self.stop_device = get(core_lib, "ts_stop_device", None, c_int)
+        self.restart_device = get(core_lib, "ts_restart_device", None, c_int)
         self.launch = get(core_lib, "ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
         self.share_cards = get(core_lib, "ts_share_cards", c_int, c_char_p)
         self.taken_of_card = get(core_lib, "ts_taken_of_card", c_uint64, c_int)
@@ -72,6 +79,10 @@ class Native:
             ctypes.POINTER(c_int), ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64),
         )  # fmt: skip
         self.references = get(core_lib, "ts_references", c_uint64, c_void_p)
+        self.seed_generators = get(self._glue, "tsg_seed_generators", None, c_uint64)
+        self.host_memory_stats = get(self._glue, "tsg_host_memory_stats", None, ctypes.POINTER(c_int64))
+        self.reset_host_memory_stats = get(self._glue, "tsg_reset_host_memory_stats", None, c_int)
+        self.set_sync_debug_mode = get(self._glue, "tsg_set_sync_debug_mode", None, c_int)
         self.check_composites = get(self._glue, "tsg_check_composites", None)
         self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)

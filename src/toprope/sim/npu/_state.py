@@ -106,7 +106,7 @@ def lazy_init() -> None:
     """
     if native().forked_after_use():
         raise RuntimeError(_BAD_FORK)
-    native().device_count()
+    native().use_cards()
 
 
 def device_index(device: Any = None, optional: bool = True, allow_cpu: bool = False) -> int:

@@ -1,13 +1,15 @@
-"""`torch.npu`: what the allocator of pinned host memory holds."""
+"""`torch.npu`: what the allocator of pinned host memory holds. Sizes are bytes."""
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from typing import Any
 
 import torch
 
-from toprope.sim.npu._state import not_here
+from toprope.sim.native import native
+from toprope.sim.npu.memory import flat
 
 __all__ = [
     "host_empty_cache",
@@ -17,7 +19,7 @@ __all__ = [
     "reset_peak_host_memory_stats",
 ]
 
-_NO_FIGURES = "its allocator of pinned memory keeps no figures"
+_FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def host_empty_cache() -> None:
@@ -25,37 +27,34 @@ def host_empty_cache() -> None:
     torch.accelerator.empty_host_cache()
 
 
-def host_memory_stats() -> OrderedDict[str, Any]:
-    """Not there yet: the figures with flat names.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise not_here("host_memory_stats", _NO_FIGURES)
-
-
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
-    """Not there yet: the figures as nested dictionaries.
+    """The figures of pinned memory as nested dictionaries.
 
-    Raises:
-        NotImplementedError: always.
+    The allocator here keeps nothing for reuse: blocks in use are all there are. Times of its calls are not kept.
     """
-    raise not_here("host_memory_stats_as_nested_dict", _NO_FIGURES)
+    raw = (ctypes.c_int64 * 8)()
+    native().host_memory_stats(raw)
+    blocks, sizes = dict(zip(_FIGURES, raw[:4], strict=True)), dict(zip(_FIGURES, raw[4:], strict=True))
+    return {
+        "allocations": blocks,
+        "active_requests": dict(blocks),
+        "allocated_bytes": sizes,
+        "active_bytes": dict(sizes),
+        "num_host_alloc": blocks["allocated"],
+        "num_host_free": blocks["freed"],
+    }
+
+
+def host_memory_stats() -> OrderedDict[str, Any]:
+    """The figures of pinned memory with flat names such as "allocated_bytes.current"."""
+    return flat(host_memory_stats_as_nested_dict())
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Not there yet: totals that start again from zero.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise not_here("reset_accumulated_host_memory_stats", _NO_FIGURES)
+    """Lets the totals (allocated, freed) of pinned memory start again from zero."""
+    native().reset_host_memory_stats(0)
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Not there yet: peaks that start again from what is in use.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise not_here("reset_peak_host_memory_stats", _NO_FIGURES)
+    """Lets the peaks of pinned memory start again from what is in use."""
+    native().reset_host_memory_stats(1)

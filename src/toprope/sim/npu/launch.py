@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
-from functools import cache
-from typing import Any
 
-from toprope.sim.npu._state import PARAMETER, VALUE, message, not_here
+from toprope.sim.native import native
+from toprope.sim.npu._state import PARAMETER, VALUE, message
 
 __all__ = [
     "get_sync_debug_mode",
@@ -22,17 +20,8 @@ _sync_mode = 0
 _task_queue = 1
 
 
-@cache
-def _warn_that_it_does_nothing() -> None:
-    warnings.warn(
-        "torch.npu.set_sync_debug_mode: toprope's simulated card keeps the mode, but neither warns nor raises when a"
-        " call waits for the card.",
-        stacklevel=3,
-    )
-
-
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Sets what happens when a call waits for the card. It is kept, and has no effect here, which a warning says once.
+    """Sets what happens when a call waits for the card without being told to (item, copies, nonzero, ...).
 
     Args:
         debug_mode: 0 or "default", 1 or "warn", 2 or "error".
@@ -53,8 +42,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         )
     if not 0 <= debug_mode <= 2:
         raise RuntimeError(message("invalid value of debug_mode, expected one of 0,1,2", VALUE))
-    if debug_mode:
-        _warn_that_it_does_nothing()
+    native().set_sync_debug_mode(debug_mode)
     _sync_mode = debug_mode
 
 
@@ -83,10 +71,15 @@ def get_task_queue_enable() -> int:
     return 0 if os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1" else _task_queue
 
 
-def set_op_timeout_ms(timeout: int) -> Any:
-    """Not there yet: the time after which the card gives up on an operator.
+def set_op_timeout_ms(timeout: int) -> None:
+    """Sets the longest time that the host waits for work on a card; the wait then fails with 107019.
+
+    Args:
+        timeout: milliseconds, at least 1. It is 1091 s until it is set, as on A2 and A3 cards.
 
     Raises:
-        NotImplementedError: always.
+        RuntimeError: it is not a number of milliseconds.
     """
-    raise not_here("set_op_timeout_ms", "its limit of 1091 s for a wait cannot be changed")
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or not 1 <= timeout < 2**32:
+        raise RuntimeError(message(f"timeout must be a number of milliseconds, but got {timeout!r}.", VALUE))
+    native().set_wait_limit_ms(timeout)

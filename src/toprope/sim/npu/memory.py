@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import TYPE, VALUE, check_index, device_index, lazy_init, message, not_here
+from toprope.sim.npu._state import TYPE, VALUE, check_index, device_index, lazy_init, message
 from toprope.sim.npu.devices import is_initialized
 from toprope.sim.npu.streams import Stream, current_stream, stream_of_handle
 from toprope.sim.npu.streams import stream as stream_context
@@ -82,17 +83,22 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
 
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     """The allocator's figures with flat names such as "allocated_bytes.all.peak"."""
-    flat: dict[str, int] = {}
+    return flat(memory_stats_as_nested_dict(device))
+
+
+def flat(nested: dict[str, Any]) -> OrderedDict[str, int]:
+    """Nested figures with their keys joined by points, in order."""
+    found: dict[str, int] = {}
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
                 add(f"{prefix}.{key}" if prefix else key, inner)
         else:
-            flat[prefix] = value
+            found[prefix] = value
 
-    add("", memory_stats_as_nested_dict(device))
-    return OrderedDict(sorted(flat.items()))
+    add("", nested)
+    return OrderedDict(sorted(found.items()))
 
 
 def _figure(device: Any, group: str, figure: str) -> int:
@@ -242,9 +248,46 @@ def get_allocator_backend() -> str:
 
 
 def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    """Not there yet: the pieces and blocks of the allocator.
+    """The pieces of all cards with their blocks, in the form of `torch.cuda.memory_snapshot`.
 
-    Raises:
-        NotImplementedError: always.
+    Args:
+        mempool_id: a private pool, of which the simulated card has none: the list is then empty.
     """
-    raise not_here("memory_snapshot", "its allocator gives sums (memory_stats) and no list of its blocks")
+    lazy_init()
+    if mempool_id is not None:
+        return []
+    return [piece for device in range(native().device_count()) for piece in _pieces(device)]
+
+
+_STATES = ("inactive", "active_allocated", "active_awaiting_free")
+
+
+def _pieces(device: int) -> Iterator[dict[str, Any]]:
+    room = native().memory_snapshot(device, None, 0)
+    raw = (ctypes.c_int64 * room)()
+    numbers = iter(raw[: native().memory_snapshot(device, raw, room)])
+    for address in numbers:
+        size, stream, large, count = (next(numbers) for _ in range(4))
+        blocks = []
+        place = address
+        for _ in range(count):
+            length, asked, state = next(numbers), next(numbers), next(numbers)
+            blocks.append(
+                {"address": place, "size": length, "requested_size": asked if state else 0, "state": _STATES[state]}
+            )
+            place += length
+        used = [block for block in blocks if block["state"] == "active_allocated"]
+        active = [block for block in blocks if block["state"] != "inactive"]
+        yield {
+            "device": device,
+            "address": address,
+            "total_size": size,
+            "allocated_size": sum(block["size"] for block in used),
+            "active_size": sum(block["size"] for block in active),
+            "requested_size": sum(block["requested_size"] for block in used),
+            "stream": stream,
+            "segment_type": "large" if large else "small",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "blocks": blocks,
+        }

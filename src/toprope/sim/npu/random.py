@@ -62,9 +62,8 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the generators of all cards; `torch.manual_seed` calls it."""
-    for generator in default_generators():
-        generator.manual_seed(int(seed))
+    """Seeds the generators of all cards; `torch.manual_seed` calls it. It uses no card: the seed can wait for one."""
+    native().seed_generators(int(seed) % 2**64)
 
 
 def seed() -> None:

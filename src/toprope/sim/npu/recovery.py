@@ -1,33 +1,38 @@
-"""`torch.npu`: stopping a card, starting it again, and damaged memory."""
+"""`torch.npu`: stopping a card, starting it again, and what is left of other processes."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from toprope.sim.npu._state import lazy_init, not_here
+from toprope.sim.native import native
+from toprope.sim.npu._state import check_index, lazy_init
 
 __all__ = ["check_uce_in_memory", "ipc_collect", "restart_device", "stop_device"]
 
 
-def stop_device(device_id: int) -> Any:
-    """Not there yet: dropping all work that is queued on a card.
+def stop_device(device_id: int) -> None:
+    """Drops the work that is queued on a card. Until `restart_device`, whatever uses it fails with 107022.
 
     Raises:
-        NotImplementedError: always.
+        AssertionError: no card of that number.
     """
-    raise not_here("stop_device", "work that is queued on it cannot be dropped")
+    native().stop_device(check_index(device_id))
 
 
 def restart_device(
     device_id: int, rebuild_all_resources: bool = False, disable_tensor_unsafe_check: bool = False
-) -> Any:
-    """Not there yet: use of a card after `stop_device`.
+) -> None:
+    """Lets a stopped card be used again. Its tensors keep what they held.
+
+    Args:
+        device_id: the card.
+        rebuild_all_resources: accepted; the simulated card has nothing to build again.
+        disable_tensor_unsafe_check: accepted; tensors are not marked as unsafe here.
 
     Raises:
-        NotImplementedError: always.
+        AssertionError: no card of that number.
     """
-    raise not_here("restart_device", "it cannot be stopped")
+    native().restart_device(check_index(device_id))
 
 
 def check_uce_in_memory(device_id: int) -> int:
@@ -37,9 +42,8 @@ def check_uce_in_memory(device_id: int) -> int:
 
 
 def ipc_collect() -> None:
-    """Lets go of memory that was kept for other processes, where these are done with it."""
+    """Lets go of memory that was shared with other processes and that none of them holds any more."""
     lazy_init()
-    if "toprope.sim.sharing" in sys.modules:
-        from toprope.sim import sharing
-
+    sharing = sys.modules.get("toprope.sim.sharing")
+    if sharing is not None:
         sharing.collect()

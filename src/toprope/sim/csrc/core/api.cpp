@@ -1,4 +1,5 @@
 // The core's functions for callers that speak C: Python through ctypes, tools without torch.
+#include <algorithm>
 #include <cstring>
 
 #include <unistd.h>
@@ -19,8 +20,8 @@ using namespace toprope::sim;
 
 EXPORT const char* ts_torch_version() { return TOPROPE_TORCH_VERSION; }
 
-EXPORT int ts_configure(int cards, uint64_t capacity, uint64_t padding, int wait_limit_s) {
-  return configure({cards, capacity, padding, wait_limit_s});
+EXPORT int ts_configure(int cards, uint64_t capacity, uint64_t padding) {
+  return configure({cards, capacity, padding});
 }
 
 EXPORT void ts_describe(const char* chip, const char* torch_version, int capacity_by_user) {
@@ -35,6 +36,7 @@ EXPORT int ts_keep_counters_in(const char* path) { return keep_counters_in(path)
 EXPORT const void* ts_counters() { return counters; }
 
 EXPORT int ts_device_count() { return device_count(); }
+EXPORT void ts_use_cards() { use_cards(); }
 EXPORT int ts_is_initialised() { return is_initialised(); }
 EXPORT int ts_physical_id(int device) { return physical_id(device); }
 EXPORT int ts_current_device() { return current_device(); }
@@ -78,6 +80,17 @@ EXPORT int ts_launch(int device, int64_t id, int (*function)(void*), void* argum
   stream(device, id).push([function, argument] { return function(argument); });
   return kOk;
 }
+
+// Numbers of the snapshot that fit into `room`; returns how many there are.
+EXPORT size_t ts_memory_snapshot(int device, int64_t* out, size_t room) {
+  std::vector<int64_t> numbers = memory_snapshot(device);
+  if (out != nullptr) std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
+  return numbers.size();
+}
+
+EXPORT void ts_set_wait_limit_ms(uint32_t limit) { wait_limit_ms = limit; }
+EXPORT void ts_stop_device(int device) { stop_device(device); }
+EXPORT void ts_restart_device(int device) { restart_device(device); }
 
 // ---- cards of a run
 

@@ -1,7 +1,6 @@
 // A piece of device memory as the allocator keeps it, and the rules for its size.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <set>
@@ -21,10 +20,6 @@ constexpr size_t kSmallPiece = size_t{2} << 20;
 constexpr size_t kMediumBlock = size_t{10} << 20;
 constexpr size_t kMediumPiece = size_t{20} << 20;
 
-// Blocks up to this size are kept, once freed, for the next request of exactly their size; no search, no merging.
-constexpr size_t kQuickSize = size_t{64} << 10;
-constexpr size_t kQuickKept = 64;
-
 struct Use {
   Stream* stream;
   uint64_t ticket;
@@ -39,7 +34,7 @@ struct Block {
   Block* after = nullptr;
   bool small = false;
   bool in_use = false;
-  bool free_to_merge = false;  // in the ordered set, not in a quick list and not awaiting another stream
+  bool free_to_merge = false;  // in the ordered set, not awaited by another stream
   bool counted = true;
   bool adopted = false;
   std::atomic<uint64_t> life{0};  // counts releases: tells a block from its successor behind the same address
@@ -55,7 +50,6 @@ struct BySize {
 };
 
 using FreeBlocks = std::set<Block*, BySize>;
-using Quick = std::array<std::vector<Block*>, kQuickSize / kStep + 1>;
 
 inline size_t block_size(size_t bytes) {
   size_t padded = bytes + machine().padding;

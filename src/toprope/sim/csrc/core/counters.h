@@ -42,8 +42,10 @@ static_assert(sizeof(CardCounters) == 80 && sizeof(Kind) == 64);
 // Where all figures of this process are kept. Never null.
 TOPROPE_API extern Counters* counters;
 
-// Moves the counters to a file. Returns 0 or an errno.
+// Moves the counters to a file. Returns 0 or an errno. A process that is forked later counts for itself, and keeps a
+// file of its own in the same folder from its first use of a card on.
 TOPROPE_API int keep_counters_in(const char* path);
+void count_for_this_process();
 
 // The slot that counts operators of this name; the last slot once all are taken.
 TOPROPE_API Kind* kind(const char* name);

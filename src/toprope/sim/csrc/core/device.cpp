@@ -38,17 +38,22 @@ std::vector<int> read_mask(const char* mask, int cards) {
   return ids;
 }
 
+std::vector<int> seen_now() {
+  if (const char* mask = getenv("ASCEND_RT_VISIBLE_DEVICES")) return read_mask(mask, the_machine.cards);
+  std::vector<int> all;
+  for (int i = 0; i < the_machine.cards; i++) all.push_back(i);
+  return all;
+}
+
 void initialise() {
   std::lock_guard<std::mutex> guard(setup);
   if (visible_count.load() >= 0) return;
-  const char* mask = getenv("ASCEND_RT_VISIBLE_DEVICES");
-  if (mask != nullptr) {
+  count_for_this_process();
+  if (const char* mask = getenv("ASCEND_RT_VISIBLE_DEVICES")) {
     counters->flags |= 2;
     strncpy(counters->mask, mask, sizeof(Counters::mask) - 1);
-    visible = read_mask(mask, the_machine.cards);
-  } else {
-    for (int i = 0; i < the_machine.cards; i++) visible.push_back(i);
   }
+  visible = seen_now();
   int count = static_cast<int>(visible.size());
   counters->card_count = count;
   for (int i = 0; i < count; i++) {
@@ -77,15 +82,22 @@ bool is_initialised() { return visible_count.load(std::memory_order_relaxed) >= 
 int device_count() {
   int count = visible_count.load(std::memory_order_acquire);
   if (count >= 0) [[likely]] return count;
-  initialise();
-  return visible_count.load();
+  return static_cast<int>(seen_now().size());
 }
 
-int physical_id(int device) { return is_device(device) ? visible[device] : -1; }
+void use_cards() {
+  if (visible_count.load(std::memory_order_acquire) < 0) [[unlikely]] initialise();
+}
+
+int physical_id(int device) {
+  use_cards();
+  return is_device(device) ? visible[device] : -1;
+}
 
 int current_device() { return chosen; }
 
 int set_device(int device) {
+  use_cards();
   if (!is_device(device)) return kInvalidDevice;
   chosen = device;
   return kOk;

@@ -13,6 +13,7 @@ enum Status : int {
   kInvalidParameter = 107000,
   kInvalidDevice = 107001,
   kWaitTimeout = 107019,
+  kStopped = 107022,
   kOutOfMemory = 207001,
 };
 
@@ -20,7 +21,6 @@ struct Machine {
   int cards = 0;             // cards of the machine, before the mask
   uint64_t capacity = 0;     // bytes of device memory of a card
   uint64_t padding = 0;      // bytes added to a request before it is rounded
-  int wait_limit_s = 0;      // longest wait for a stream
 };
 
 // Describes the machine and reserves the addresses of its cards. A second call changes nothing and returns
@@ -28,9 +28,13 @@ struct Machine {
 TOPROPE_API int configure(const Machine& machine);
 TOPROPE_API const Machine& machine();
 
-// Cards that the process sees. The first call reads ASCEND_RT_VISIBLE_DEVICES; the answer never changes after that.
+// Cards that the process sees: what ASCEND_RT_VISIBLE_DEVICES says, until a card is first used; from then on the
+// answer never changes.
 TOPROPE_API int device_count();
 TOPROPE_API bool is_initialised();
+
+// A card is about to be used.
+TOPROPE_API void use_cards();
 
 // Number of a card on the machine, -1 for one that is not there.
 TOPROPE_API int physical_id(int device);

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "address_space.h"
@@ -33,14 +33,15 @@ class Heap {
 
   int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage) {
     size_t size = block_size(bytes);
-    std::lock_guard<std::mutex> guard(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     bool refused = watching(kFaults) && fault_of_allocation();
-    Block* block = refused ? nullptr : quick_block(stream, size);
-    if (block == nullptr && !refused) block = fitting_block(stream, size);
+    Block* block = refused ? nullptr : fitting_block(stream, size);
     if (block == nullptr && !refused) block = new_piece(stream, size);
+    if (block == nullptr && !refused) block = last_resort(lock, stream, size);
     if (block == nullptr) {
       ledger_.failed();
-      *shortage = {machine().capacity, ledger_.allocated(), reserved_, taken_of_card(physical_)};
+      *shortage = {machine().capacity, ledger_.allocated(), reserved_, taken_of_card(physical_),
+                   piece_size(size), fraction < 1.0 ? limit() : 0};
       return kOutOfMemory;
     }
     block->in_use = true;
@@ -66,10 +67,11 @@ class Heap {
     }
     block->counted = true;
     if (!block->uses.empty()) {
+      for (Use& use : block->uses) use.ticket = use.stream->submitted.load();
       waiting_.push_back(block);
     } else {
       ledger_.inactive(*block);
-      put_aside(block);
+      merge(block);
     }
   }
 
@@ -77,7 +79,10 @@ class Heap {
     std::lock_guard<std::mutex> guard(mutex_);
     Block* block = at(data);
     if (block == nullptr || block->stream == by.id) return;
-    block->uses.push_back({&by, by.submitted.load()});
+    for (const Use& use : block->uses) {
+      if (use.stream == &by) return;
+    }
+    block->uses.push_back({&by, 0});
   }
 
   // What a host kernel kept for itself after its call no longer counts.
@@ -91,14 +96,30 @@ class Heap {
   }
 
   void empty_cache() {
-    std::lock_guard<std::mutex> guard(mutex_);
-    take_back_waiting();
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_uses(lock);
     drop_free_pieces();
   }
 
   MemoryStats stats() {
     std::lock_guard<std::mutex> guard(mutex_);
     return ledger_.stats();
+  }
+
+  std::vector<int64_t> snapshot() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    std::vector<int64_t> numbers;
+    for (const Block* first : firsts_) {
+      numbers.insert(numbers.end(), {reinterpret_cast<int64_t>(first->data), 0, first->stream, !first->small, 0});
+      size_t end = numbers.size();  // of this piece's own numbers
+      for (const Block* block = first; block != nullptr; block = block->after) {
+        int64_t state = block->in_use ? 1 : block->free_to_merge ? 0 : 2;
+        numbers.insert(numbers.end(), {static_cast<int64_t>(block->size), static_cast<int64_t>(block->requested), state});
+        numbers[end - 4] += static_cast<int64_t>(block->size);
+        numbers[end - 1]++;
+      }
+    }
+    return numbers;
   }
 
   void reset_peaks() {
@@ -138,27 +159,11 @@ class Heap {
  private:
   size_t limit() const { return static_cast<size_t>(static_cast<double>(machine().capacity) * fraction); }
 
-  Quick& quick(int64_t stream) {
-    size_t place = static_cast<size_t>(stream);
-    if (quick_.size() <= place) quick_.resize(place + 1);
-    if (!quick_[place]) quick_[place] = std::make_unique<Quick>();
-    return *quick_[place];
-  }
-
-  Block* quick_block(int64_t stream, size_t size) {
-    if (size > kQuickSize) return nullptr;
-    auto& list = quick(stream)[size / kStep];
-    if (list.empty()) return nullptr;
-    Block* block = list.back();
-    list.pop_back();
-    return block;
-  }
-
   FreeBlocks& free_blocks(bool small) { return small ? free_small_ : free_large_; }
 
   Block* fitting_block(int64_t stream, size_t size) {
     if (Block* block = search(stream, size)) return block;
-    if (take_back_waiting() | merge_quick(stream)) return search(stream, size);
+    if (take_back_waiting()) return search(stream, size);
     return nullptr;
   }
 
@@ -181,20 +186,35 @@ class Heap {
   Block* new_piece(int64_t stream, size_t size) {
     size_t bytes = piece_size(size);
     char* data = take_piece(bytes);
-    if (data == nullptr) {
-      ledger_.retried();
-      take_back_waiting();
-      drop_free_pieces();
-      data = take_piece(bytes);
-    }
     if (data == nullptr) return nullptr;
     reserved_ += bytes;
     bool small = size <= kSmallBlock;
     ledger_.reserved(small, bytes);
     Block* block = make_block(data, bytes, stream, small);
     place(block);
+    firsts_.insert(block);
     split(block, size);
     return block;
+  }
+
+  // The card is full: waits for memory that other streams still use, gives back all that is free, and tries again.
+  Block* last_resort(std::unique_lock<std::mutex>& lock, int64_t stream, size_t size) {
+    ledger_.retried();
+    wait_for_uses(lock);
+    drop_free_pieces();
+    return new_piece(stream, size);
+  }
+
+  // The lock is open while it waits: the streams' work may need it.
+  void wait_for_uses(std::unique_lock<std::mutex>& lock) {
+    std::vector<Use> uses;
+    for (const Block* block : waiting_) uses.insert(uses.end(), block->uses.begin(), block->uses.end());
+    if (!uses.empty()) {
+      lock.unlock();
+      for (const Use& use : uses) use.stream->wait_until(use.ticket);
+      lock.lock();
+    }
+    take_back_waiting();
   }
 
   // A piece from the card, unless this process would exceed its part or all processes the capacity.
@@ -249,17 +269,6 @@ class Heap {
     ledger_.free_part(*block, true);
   }
 
-  void put_aside(Block* block) {
-    if (block->size <= kQuickSize) {
-      auto& list = quick(block->stream)[block->size / kStep];
-      if (list.size() < kQuickKept) {
-        list.push_back(block);
-        return;
-      }
-    }
-    merge(block);
-  }
-
   void merge(Block* block) {
     for (Block* other : {block->before, block->after}) {
       if (other == nullptr || !other->free_to_merge) continue;
@@ -271,6 +280,7 @@ class Heap {
         block->before = other->before;
         if (other->before != nullptr) other->before->after = block;
         slot(other->data + other->size) = nullptr;
+        if (firsts_.erase(other) > 0) firsts_.insert(block);
       } else {
         block->after = other->after;
         if (other->after != nullptr) other->after->before = block;
@@ -280,16 +290,6 @@ class Heap {
     }
     place(block);
     enter_free(block);
-  }
-
-  bool merge_quick(int64_t stream) {
-    bool any = false;
-    for (auto& list : quick(stream)) {
-      for (Block* block : list) merge(block);
-      any |= !list.empty();
-      list.clear();
-    }
-    return any;
   }
 
   // Frees blocks whose other streams have done the work that was queued when they were marked.
@@ -303,20 +303,18 @@ class Heap {
       if (!is_done(block)) return false;
       block->uses.clear();
       ledger_.inactive(*block);
-      put_aside(block);
+      merge(block);
       return true;
     });
     return waiting_.size() != before;
   }
 
   void drop_free_pieces() {
-    for (size_t stream = 0; stream < quick_.size(); stream++) {
-      if (quick_[stream]) merge_quick(static_cast<int64_t>(stream));
-    }
     for (FreeBlocks* blocks : {&free_small_, &free_large_}) {
       std::erase_if(*blocks, [&](Block* block) {
         if (block->before != nullptr || block->after != nullptr) return false;
         slot(block->data) = nullptr;
+        firsts_.erase(block);
         forget_shared(block->data);
         pieces_.give_back(block->data, block->size);
         give_back_to_card(physical_, block->size);
@@ -334,8 +332,8 @@ class Heap {
   Block** table_;
   std::mutex mutex_;
   std::map<char*, SharedPiece> shared_;  // by the piece's address
-  std::vector<std::unique_ptr<Quick>> quick_;  // by stream
   FreeBlocks free_small_, free_large_;
+  std::set<Block*> firsts_;  // of the pieces
   std::vector<Block*> spare_;
   std::vector<Block*> waiting_;  // freed, but another stream still uses them
   size_t reserved_ = 0;

@@ -34,6 +34,7 @@ thread_local int kernel_device = kNoDevice;
 
 int allocate(int device, int64_t stream, size_t bytes, void** data, Shortage* shortage) {
   *data = nullptr;
+  use_cards();
   if (!is_device(device)) return kInvalidDevice;
   if (bytes == 0) return kOk;
   if (bytes > machine().capacity) bytes = std::min(bytes, SIZE_MAX / 2);  // no overflow while it is rounded up
@@ -50,30 +51,41 @@ void release(void* data) {
 
 void used_by_stream(void* data, int64_t id) {
   int device = device_of(data);
-  if (device >= 0) heap(device).used_by(data, stream(device, id));
+  if (device >= 0 && !forked_after_use()) heap(device).used_by(data, stream(device, id));
 }
 
 void empty_cache(int device) {
+  if (!is_initialised() || forked_after_use()) return;
   for (int i = 0; i < device_count(); i++) {
     if (device < 0 || device == i) heap(i).empty_cache();
   }
 }
 
-MemoryStats memory_stats(int device) { return is_device(device) ? heap(device).stats() : MemoryStats(); }
+MemoryStats memory_stats(int device) {
+  return is_initialised() && is_device(device) ? heap(device).stats() : MemoryStats();
+}
+
+std::vector<int64_t> memory_snapshot(int device) {
+  return is_initialised() && is_device(device) ? heap(device).snapshot() : std::vector<int64_t>();
+}
 
 void reset_peaks(int device) {
-  if (is_device(device)) heap(device).reset_peaks();
+  if (is_initialised() && is_device(device)) heap(device).reset_peaks();
 }
 
 void reset_totals(int device) {
-  if (is_device(device)) heap(device).reset_totals();
+  if (is_initialised() && is_device(device)) heap(device).reset_totals();
 }
 
 void set_fraction(int device, double value) {
+  use_cards();
   if (is_device(device)) heap(device).fraction = value;
 }
 
-double fraction(int device) { return is_device(device) ? heap(device).fraction : 0.0; }
+double fraction(int device) {
+  use_cards();
+  return is_device(device) ? heap(device).fraction : 0.0;
+}
 
 void* allocate_for_kernel(size_t bytes, int* status, Shortage* shortage) {
   void* data = nullptr;

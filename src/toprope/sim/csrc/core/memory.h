@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "device.h"
 
@@ -26,7 +27,9 @@ struct Block;
 // What a failed allocation found, in bytes.
 struct Shortage {
   uint64_t capacity = 0, allocated = 0, reserved = 0;
-  uint64_t taken = 0;  // by all processes
+  uint64_t taken = 0;    // by all processes
+  uint64_t wanted = 0;   // the piece that was asked of the card
+  uint64_t allowed = 0;  // to this process, where that is less than the capacity
 };
 
 // Reserves the addresses of all cards. Called once, by the device layer.
@@ -40,13 +43,16 @@ TOPROPE_API void release(void* data);
 // The card that an address belongs to, -1 for host memory.
 TOPROPE_API int device_of(const void* data);
 
-// Keeps a block from reuse, once it is freed, until the work queued on that stream so far is done.
+// Keeps a block from reuse, once it is freed, until the work that was queued on that stream before is done.
 TOPROPE_API void used_by_stream(void* data, int64_t stream);
 
 // Gives cached memory back to the card. A negative device means all.
 TOPROPE_API void empty_cache(int device);
 
 TOPROPE_API MemoryStats memory_stats(int device);
+// Every piece and its blocks, as numbers: for each piece address, bytes, stream, whether it is for large blocks, number
+// of blocks; for each of its blocks bytes, bytes asked for, state (0 free, 1 in use, 2 freed but awaited by a stream).
+TOPROPE_API std::vector<int64_t> memory_snapshot(int device);
 TOPROPE_API void reset_peaks(int device);
 TOPROPE_API void reset_totals(int device);
 TOPROPE_API void set_fraction(int device, double fraction);

@@ -9,6 +9,8 @@
 
 namespace toprope::sim {
 
+std::atomic<uint32_t> wait_limit_ms{1091 * 1000};  // the default limit of an operator on A2 and A3 cards
+
 namespace {
 
 constexpr int kPool = 32;  // streams of one priority that a card hands out in turn, as torch's other backends do
@@ -24,6 +26,8 @@ CardStreams& of_card(int device) {
   static auto* cards = new CardStreams[kMaxCards];
   return cards[device];
 }
+
+std::atomic<bool> stopped[kMaxCards];
 
 thread_local bool is_stream_thread = false;
 thread_local int64_t chosen[kMaxCards] = {};
@@ -59,7 +63,7 @@ void Stream::run() {
       queue_.pop_front();
     }
     int64_t began = watching(kTracing) ? now_ns() : 0;
-    int status = task();
+    int status = stopped[device] ? static_cast<int>(kStopped) : task();
     task = nullptr;
     if (began != 0) {
       write_record({.begin_ns = began, .end_ns = now_ns(), .stream = static_cast<int32_t>(id), .kind = kNoKind,
@@ -76,12 +80,13 @@ void Stream::run() {
 
 int Stream::wait() {
   if (is_stream_thread) return kOk;  // work of a stream never waits for its own end
-  uint64_t target = submitted.load();
+  return wait_until(submitted.load()) ? take_failure() : static_cast<int>(kWaitTimeout);
+}
+
+bool Stream::wait_until(uint64_t ticket) {
+  if (is_stream_thread) return true;
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!progress_.wait_for(lock, std::chrono::seconds(machine().wait_limit_s), [&] { return done >= target; })) {
-    return kWaitTimeout;
-  }
-  return take_failure();
+  return progress_.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()), [&] { return done >= ticket; });
 }
 
 void Stream::fail(int code) {
@@ -100,6 +105,18 @@ Stream& stream(int device, int64_t id) {
   if (id == kDefaultStream) defaults[device] = card.streams[0].get();
   return *card.streams[id];
 }
+
+void stop_device(int device) {
+  if (is_device(device)) stopped[device] = true;
+}
+
+void restart_device(int device) {
+  if (!is_device(device)) return;
+  wait_for_device(device);  // what was queued is dropped by now
+  stopped[device] = false;
+}
+
+int state_of_device(int device) { return stopped[device].load(std::memory_order_relaxed) ? kStopped : kOk; }
 
 int64_t stream_from_pool(int device, bool high_priority) {
   CardStreams& card = of_card(device);
@@ -162,7 +179,7 @@ void wait_for(const EventPointer& event, Stream& by) {
   }
   by.push([event, version] {
     std::unique_lock<std::mutex> lock(event->mutex);
-    bool in_time = event->passed.wait_for(lock, std::chrono::seconds(machine().wait_limit_s),
+    bool in_time = event->passed.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()),
                                           [&] { return event->reached >= version; });
     return static_cast<int>(in_time ? kOk : kWaitTimeout);
   });
@@ -171,7 +188,7 @@ void wait_for(const EventPointer& event, Stream& by) {
 int wait_for(const EventPointer& event) {
   std::unique_lock<std::mutex> lock(event->mutex);
   uint64_t version = event->recorded;
-  bool in_time = event->passed.wait_for(lock, std::chrono::seconds(machine().wait_limit_s),
+  bool in_time = event->passed.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()),
                                         [&] { return event->reached >= version; });
   return in_time ? kOk : kWaitTimeout;
 }

@@ -23,6 +23,9 @@ class Stream {
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.
   TOPROPE_API int wait();
 
+  // Waits until so many tasks are done; false where that takes too long.
+  bool wait_until(uint64_t ticket);
+
   // Keeps a failure of work that has already run, for the next wait.
   TOPROPE_API void fail(int code);
 
@@ -53,6 +56,14 @@ TOPROPE_API Stream& stream(int device, int64_t id);
 TOPROPE_API int64_t stream_from_pool(int device, bool high_priority);
 TOPROPE_API int64_t current_stream(int device);
 TOPROPE_API int64_t exchange_stream(int device, int64_t id);
+
+// Longest wait for a stream or an event, in milliseconds.
+TOPROPE_API extern std::atomic<uint32_t> wait_limit_ms;
+
+// Drops the work queued on a card; until it is restarted, everything on it fails with kStopped.
+TOPROPE_API void stop_device(int device);
+TOPROPE_API void restart_device(int device);
+TOPROPE_API int state_of_device(int device);
 
 // Waits for all streams of a card; the code of the first failure, else kOk.
 TOPROPE_API int wait_for_device(int device);

@@ -1,6 +1,7 @@
 #include "trace.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -68,6 +69,11 @@ int start_trace(uint64_t capacity, const char* path) {
   trace->wall_ns = wall_clock_ns();
   trace->pid = static_cast<uint64_t>(getpid());
   memcpy(trace->magic, "TRTRACE\x01", sizeof trace->magic);
+  // A child that is forked meanwhile does not write into its parent's trace.
+  [[maybe_unused]] static int once = pthread_atfork(nullptr, nullptr, [] {
+    watched &= ~static_cast<uint32_t>(kTracing);
+    current = nullptr;
+  });
   current = trace;
   current_bytes = bytes;
   in_file = path != nullptr;

@@ -53,7 +53,11 @@ at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like) {
 at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original) {
   if (!tensor.defined()) return tensor;
   if (tensor.device().type() != kNpu) {
-    if (tensor.dim() != 0 && tensor.device().is_cpu()) saw_host_ = true;
+    if (tensor.device().is_cpu()) {
+      bool allowed = position_ < 32 && (host_arguments_ >> position_ & 1);
+      if (written_ || (tensor.dim() != 0 && !allowed)) saw_host_ = true;
+      if (tensor.has_storage()) host_storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    }
     return tensor;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage() && tensor.layout() == c10::kStrided, kind_->name,
@@ -67,14 +71,21 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
   if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(dtype);
+  // A tensor that is given twice stays one, so that the kernel sees what overlaps.
+  for (Operand& operand : operands_) {
+    if (operand.original->is_same(tensor)) return operand.alias;
+  }
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
   return alias;
 }
 
 at::Generator Call::in_generator(const std::optional<at::Generator>& generator) {
-  int device = device_ == sim::kNoDevice ? sim::current_device() : device_;
-  if (!generator.has_value() || !generator->defined()) return host_twin(default_generator(device));
+  if (!generator.has_value() || !generator->defined()) {
+    return host_twin(default_generator(device_ == sim::kNoDevice ? sim::current_device() : device_));
+  }
+  TORCH_CHECK(device_ != sim::kNoDevice || generator->device().type() != kNpu,
+              "Expected a 'cpu' device type for generator but found '", generator->device().type(), "'");
   TORCH_CHECK(generator->device().type() == kNpu, "Expected a 'npu' device type for generator but found '",
               generator->device().type(), "'");
   return host_twin(*generator);
@@ -92,7 +103,7 @@ void Call::refuse_devices(c10::Device other) const {
 void Call::begin() {
   if (device_ == sim::kNoDevice) device_ = device_index(npu(sim::current_device()));
   if (other_device_ != sim::kNoDevice) [[unlikely]] refuse_devices(npu(other_device_));
-  if (saw_host_ && !host_operands_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
+  if (saw_host_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
   check_usable(device_);
   if (sim::watching(sim::kTracing | sim::kFaults)) [[unlikely]] begin_watched();
   wait_for_current_stream(device_);
@@ -159,6 +170,12 @@ void Call::finish() {
         alias->storage_offset() != original->storage_offset()) [[unlikely]] {
       copy_shape(original, alias);
     }
+    if (operand.alias.is_conj() != operand.original->is_conj()) [[unlikely]] {
+      operand.original->_set_conj(operand.alias.is_conj());
+    }
+    if (operand.alias.is_neg() != operand.original->is_neg()) [[unlikely]] {
+      operand.original->_set_neg(operand.alias.is_neg());
+    }
   }
 }
 
@@ -175,6 +192,9 @@ at::Tensor Call::out(const at::Tensor& result) {
     if (operand.alias.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage) {
       return device_tensor(operand.original->storage(), result);
     }
+  }
+  for (const c10::StorageImpl* host : host_storages_) {
+    if (host == storage) return result;
   }
   for (auto& [from, to] : moved_) {
     if (from == storage) return device_tensor(to, result);

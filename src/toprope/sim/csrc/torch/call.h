@@ -21,10 +21,10 @@ at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
 class Call {
  public:
-  // `kind` counts the operator, `rules` are what the vendor documents of it. Operands from the host are refused unless
-  // `host_operands`; scalars always pass.
-  explicit Call(sim::Kind* kind, const sim::Rules* rules = nullptr, bool host_operands = false)
-      : kind_(kind), rules_(rules), host_operands_(host_operands) {}
+  // `kind` counts the operator, `rules` are what the vendor documents of it. Operands from the host are refused, but
+  // for scalars that are only read, and for arguments whose bits are set in `host_arguments`.
+  explicit Call(sim::Kind* kind, const sim::Rules* rules = nullptr, uint32_t host_arguments = 0)
+      : kind_(kind), rules_(rules), host_arguments_(host_arguments) {}
   ~Call() {
     if (began_ns_ != 0) [[unlikely]] record();
   }
@@ -40,8 +40,11 @@ class Call {
     return tensor.has_value() ? std::optional<at::Tensor>(in(*tensor)) : std::nullopt;
   }
   at::Generator in_generator(const std::optional<at::Generator>& generator);
-  // The place in the schema of the argument that is taken in next.
-  void argument(int position) { position_ = position; }
+  // The place in the schema of the argument that is taken in next, and whether the operator writes it.
+  void argument(int position, bool written) {
+    position_ = position;
+    written_ = written;
+  }
   void on(c10::Device device);  // the card, where no operand says it
 
   // All operands are in: checks that they agree, waits for the card's stream, counts.
@@ -69,14 +72,16 @@ class Call {
 
   sim::Kind* kind_;
   const sim::Rules* rules_;
-  bool host_operands_;
+  uint32_t host_arguments_;
   int position_ = 0;
+  bool written_ = false;
   bool saw_host_ = false;
   int device_ = sim::kNoDevice;
   int other_device_ = sim::kNoDevice;
   int dtype_ = -1;         // of the first operand
   int64_t began_ns_ = 0;   // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
+  c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
 
@@ -194,18 +199,18 @@ at::Tensor& returned(A&... arguments) {
 
 }  // namespace convert
 
-template <class Op, bool host_operands = false, class Schema = typename Op::schema>
+template <class Op, class Schema = typename Op::schema>
 struct Host;
 
-template <class Op, bool host_operands, class R, class... A>
-struct Host<Op, host_operands, R(A...)> {
+template <class Op, class R, class... A>
+struct Host<Op, R(A...)> {
   static R call(A... arguments) {
     static sim::Kind* const kind = sim::kind(Op::name);
     static const sim::Rules* const rules = sim::rules_of(full_name(Op::name, Op::overload_name));
-    Call call(kind, rules, host_operands);
+    Call call(kind, rules);
     int position = -1;
     std::tuple<typename convert::In<A>::type...> host{
-        (call.argument(++position), convert::In<A>::make(call, std::forward<A>(arguments)))...};
+        (call.argument(++position, std::is_same_v<A, at::Tensor&>), convert::In<A>::make(call, std::forward<A>(arguments)))...};
     call.begin();
     sim::KernelScope scope(call.device());
     auto run = [&host]() -> R {

@@ -3,6 +3,8 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 #include "../core/cards.h"
@@ -27,10 +29,52 @@ void check_usable(int device) {
   if (sim::forked_after_use()) [[unlikely]] raise_forked();
   int health = sim::health_of_card(sim::physical_id(device));
   if (health != sim::kOk) [[unlikely]] raise_status(health, "SetDevice", "c10_npu::SetDevice(device)");
+  if (sim::state_of_device(device) != sim::kOk) [[unlikely]] raise_status(sim::kStopped, "SetDevice", "FORCE STOP");
+}
+
+namespace {
+
+// Python's functions, found where the process has them: this library is not linked with Python.
+template <class Function>
+Function* python(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+std::atomic<int> sync_debug_mode{0};
+
+}  // namespace
+
+WithoutInterpreter::WithoutInterpreter() {
+  static auto* const holds = python<int()>("PyGILState_Check");
+  static auto* const initialised = python<int()>("Py_IsInitialized");
+  static auto* const save = python<void*()>("PyEval_SaveThread");
+  if (holds != nullptr && initialised != nullptr && save != nullptr && initialised() && holds()) state_ = save();
+}
+
+WithoutInterpreter::~WithoutInterpreter() {
+  static auto* const restore = python<void(void*)>("PyEval_RestoreThread");
+  if (state_ != nullptr) restore(state_);
+}
+
+void note_hidden_wait() {
+  switch (sync_debug_mode.load(std::memory_order_relaxed)) {
+    case 0:
+      return;
+    case 1:
+      TORCH_WARN("called a synchronizing NPU operation");
+      return;
+    default:
+      TORCH_CHECK(false, "called a synchronizing NPU operation");
+  }
 }
 
 void wait_for_stream_slowly(sim::Stream& stream) {
-  check(stream.wait(), "synchronize", "aclrtSynchronizeStream(stream)");
+  int status;
+  {
+    WithoutInterpreter waiting;
+    status = stream.wait();
+  }
+  check(status, "synchronize", "aclrtSynchronizeStream(stream)");
 }
 
 namespace {
@@ -122,7 +166,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     int index = device_index(npu(device < 0 ? sim::current_device() : device));
     Wait wait(index);
     check_usable(index);
-    check(sim::wait_for_device(index), "synchronize", "aclrtSynchronizeDevice()");
+    int status;
+    {
+      WithoutInterpreter waiting;
+      status = sim::wait_for_device(index);
+    }
+    check(status, "synchronize", "aclrtSynchronizeDevice()");
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     allocator()->recordStream(data, stream);
@@ -144,7 +193,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override { return event == nullptr || sim::has_passed(to_event(event)); }
   void synchronizeEvent(void* event) const override {
     Wait wait(sim::current_device());
-    if (event != nullptr) check(sim::wait_for(to_event(event)), "synchronize", "aclrtSynchronizeEvent(event)");
+    if (event == nullptr) return;
+    int status;
+    {
+      WithoutInterpreter waiting;
+      status = sim::wait_for(to_event(event));
+    }
+    check(status, "synchronize", "aclrtSynchronizeEvent(event)");
   }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(begin != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
@@ -157,7 +212,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   void init() const override {
     if (sim::forked_after_use()) raise_forked();
-    sim::device_count();
+    sim::use_cards();
   }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return sim::device_count() > 0; }
@@ -214,3 +269,5 @@ extern "C" TOPROPE_API double tsg_elapsed_ms(void* begin, void* end) {
   return static_cast<double>((*static_cast<EventPointer*>(end))->time_ns -
                              (*static_cast<EventPointer*>(begin))->time_ns) / 1e6;
 }
+
+extern "C" TOPROPE_API void tsg_set_sync_debug_mode(int mode) { toprope::glue::sync_debug_mode = mode; }

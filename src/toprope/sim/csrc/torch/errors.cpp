@@ -76,10 +76,11 @@ void raise_status(int status, const char* function, const char* call) {
 
 void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage) {
   uint64_t free = shortage.capacity - std::min(shortage.capacity, shortage.taken);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(bytes), " (NPU ",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(std::max<uint64_t>(bytes, shortage.wanted)), " (NPU ",
                    device, "; ", binary_size(shortage.capacity), " total capacity; ", binary_size(shortage.allocated),
                    " already allocated; ", binary_size(shortage.allocated), " current active; ", binary_size(free),
-                   " free; ", binary_size(shortage.reserved),
+                   " free; ",
+                   shortage.allowed > 0 ? binary_size(shortage.allowed) + " allowed; " : "", binary_size(shortage.reserved),
                    " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
                    " max_split_size_mb to avoid fragmentation.");
 }

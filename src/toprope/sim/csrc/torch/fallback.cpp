@@ -18,13 +18,15 @@ struct Operator {
   std::string overload;
   sim::Kind* kind = nullptr;
   const sim::Rules* rules = nullptr;
-  bool host_operands = false;  // takes index tensors from the host, as on a real card
+  uint32_t host_arguments = 0;     // may be tensors of the host, as on a real card; bits are positions
+  uint32_t written = 0;            // bits are positions
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
+  bool indexes = false;            // argument 1 holds indices; a mask among them has a size to be learnt
   std::vector<size_t> generators;  // places of arguments named "generator"
 };
 
-bool takes_host_operands(const std::string& name) {
+bool takes_indices_of_host(const std::string& name) {
   static const std::unordered_set<std::string> names = {
       "aten::index",              "aten::index_put",   "aten::index_put_",  "aten::_index_put_impl_",      "aten::_unsafe_index",
       "aten::_unsafe_index_put",  "aten::repeat_interleave", "aten::tensor_split", "aten::_pack_padded_sequence"};
@@ -38,21 +40,36 @@ bool has_size_from_data(const std::string& name) {
   return names.count(name) > 0;
 }
 
+bool is_list(const c10::Argument& argument) { return argument.type()->kind() == c10::TypeKind::ListType; }
+
+bool has_mask(const c10::IValue& indices) {
+  if (!indices.isOptionalTensorList() && !indices.isTensorList()) return false;
+  for (const c10::IValue& index : indices.toList()) {
+    if (!index.isTensor() || !index.toTensor().defined()) continue;
+    c10::ScalarType dtype = index.toTensor().scalar_type();
+    if (dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte) return true;
+  }
+  return false;
+}
+
 Operator describe(const c10::FunctionSchema& schema) {
   Operator op;
   op.name = schema.name();
   op.overload = schema.overload_name();
   op.kind = sim::kind(op.name.c_str());
   op.rules = sim::rules_of(full_name(op.name.c_str(), op.overload.c_str()));
-  op.host_operands = takes_host_operands(op.name);
+  if (takes_indices_of_host(op.name)) op.host_arguments = 1 << 1;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
+  op.indexes = op.name.rfind("aten::index", 0) == 0 && schema.arguments().size() > 1 && is_list(schema.arguments()[1]);
   for (const c10::Argument& result : schema.returns()) {
     auto type = result.type()->kind();
     op.waits |= type != c10::TypeKind::TensorType && type != c10::TypeKind::ListType;
   }
   for (size_t i = 0; i < schema.arguments().size(); i++) {
-    if (schema.arguments()[i].name() == "generator") op.generators.push_back(i);
+    const c10::Argument& argument = schema.arguments()[i];
+    if (argument.name() == "generator") op.generators.push_back(i);
+    if (i < 32 && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) op.written |= 1u << i;
   }
   return op;
 }
@@ -100,9 +117,9 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
                               " has no kernel for the simulated npu, because torch has none for the CPU.");
   const size_t count = handle.schema().arguments().size();
   const size_t begin = stack->size() - count;
-  Call call(op.kind, op.rules, op.host_operands);
+  Call call(op.kind, op.rules, op.host_arguments);
   for (size_t i = 0; i < count; i++) {
-    call.argument(static_cast<int>(i));
+    call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
     take(call, (*stack)[begin + i]);
   }
   for (size_t i : op.generators) {
@@ -110,7 +127,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     value = call.in_generator(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
   }
   call.begin();
-  if (op.waits) {
+  if (op.waits || (op.indexes && has_mask((*stack)[begin + 1]))) {
     sim::add(sim::counters->synchronisations);
     synchronise_current_stream(call.device());
   }
@@ -131,9 +148,9 @@ void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
   if (sim::watching(sim::kDocuments) && !Unchecked::active()) {
     const Operator& op = known(handle.schema());
     const size_t begin = stack->size() - handle.schema().arguments().size();
-    Call call(op.kind, op.rules, /*host_operands=*/true);
+    Call call(op.kind, op.rules);
     for (size_t i = begin; i < stack->size(); i++) {
-      call.argument(static_cast<int>(i - begin));
+      call.argument(static_cast<int>(i - begin), false);
       c10::IValue copy = (*stack)[i];
       take(call, copy);
     }
@@ -169,6 +186,22 @@ void check_composites() {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+// Composed by torch in a way that asks the device in C++ and finds no answer for ours; the host's way is whole.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* name : {"conj_physical_", "mode", "mode.values"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+void refuse_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, handle.schema().name(), ": sparse tensors are not supported on npu.");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace toprope::glue

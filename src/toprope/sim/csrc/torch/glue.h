@@ -67,8 +67,24 @@ inline void wait_for_current_stream(int device) {
   if (!stream.is_idle()) [[unlikely]] wait_for_stream_slowly(stream);
 }
 
+// Frees Python's lock, where this thread holds it, for the time of a wait: queued work may be Python's.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter();
+  ~WithoutInterpreter();
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
+
+// Warns or raises, as torch.npu.set_sync_debug_mode wants it, where the host waits for the card without being told to.
+void note_hidden_wait();
+
 // As above, and reports what failed on the stream: where the host learns something from the card.
 inline void synchronise_current_stream(int device) {
+  note_hidden_wait();
   sim::Stream& stream = sim::stream(device, sim::current_stream(device));
   if (!stream.is_idle()) [[unlikely]] wait_for_stream_slowly(stream);
   check(stream.take_failure(), "synchronize", "aclrtSynchronizeStream(stream)");

@@ -66,6 +66,9 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     fill(stats.requested_bytes, from.requested_bytes);
     stats.num_alloc_retries = from.retries;
     stats.num_ooms = from.ooms;
+    stats.num_device_alloc = from.segment[sim::kAll].allocated;
+    stats.num_device_free = from.segment[sim::kAll].freed;
+    stats.max_split_size = -1;  // any block may be split
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { sim::reset_totals(device); }
@@ -111,6 +114,8 @@ class PinnedAllocator final : public at::HostAllocator {
     if (data != nullptr) {
       std::lock_guard<std::mutex> guard(mutex_);
       live_[data] = bytes;
+      raise(blocks_, 1);
+      raise(bytes_, static_cast<int64_t>(bytes));
     }
     return {data, data, &free_pinned, c10::Device(c10::kCPU)};
   }
@@ -118,9 +123,23 @@ class PinnedAllocator final : public at::HostAllocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}
-  at::HostStats get_stats() override { return {}; }
-  void reset_accumulated_stats() override {}
-  void reset_peak_stats() override {}
+  at::HostStats get_stats() override {
+    std::lock_guard<std::mutex> guard(mutex_);
+    at::HostStats stats;
+    stats.allocations = stats.active_requests = to_stat(blocks_);
+    stats.allocated_bytes = stats.active_bytes = to_stat(bytes_);
+    stats.num_host_alloc = blocks_.allocated;
+    stats.num_host_free = blocks_.freed;
+    return stats;
+  }
+  void reset_accumulated_stats() override {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (sim::Figure* figure : {&blocks_, &bytes_}) figure->allocated = figure->freed = 0;
+  }
+  void reset_peak_stats() override {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (sim::Figure* figure : {&blocks_, &bytes_}) figure->peak = figure->current;
+  }
 
   bool owns(const void* data) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -135,12 +154,27 @@ class PinnedAllocator final : public at::HostAllocator {
     auto& self = get();
     {
       std::lock_guard<std::mutex> guard(self.mutex_);
-      self.live_.erase(data);
+      if (auto block = self.live_.find(data); block != self.live_.end()) {
+        lower(self.blocks_, 1);
+        lower(self.bytes_, static_cast<int64_t>(block->second));
+        self.live_.erase(block);
+      }
     }
     free(data);
   }
+  static void raise(sim::Figure& figure, int64_t amount) {
+    figure.current += amount;
+    figure.peak = std::max(figure.peak, figure.current);
+    figure.allocated += amount;
+  }
+  static void lower(sim::Figure& figure, int64_t amount) {
+    figure.current -= amount;
+    figure.freed += amount;
+  }
+
   std::mutex mutex_;
   std::map<const void*, size_t> live_;
+  sim::Figure blocks_, bytes_;
 };
 
 c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t kind, c10::SymInt bytes,
@@ -227,3 +261,23 @@ void register_memory() {
 }
 
 }  // namespace toprope::glue
+
+// Pinned blocks, then their bytes: each current, peak, allocated, freed.
+extern "C" TOPROPE_API void tsg_host_memory_stats(int64_t* out) {
+  at::HostStats stats = toprope::glue::pinned_allocator()->get_stats();
+  for (const c10::CachingAllocator::Stat* stat : {&stats.allocations, &stats.allocated_bytes}) {
+    *out++ = stat->current;
+    *out++ = stat->peak;
+    *out++ = stat->allocated;
+    *out++ = stat->freed;
+  }
+}
+
+extern "C" TOPROPE_API void tsg_reset_host_memory_stats(int peaks) {
+  at::HostAllocator* pinned = toprope::glue::pinned_allocator();
+  if (peaks) {
+    pinned->reset_peak_stats();
+  } else {
+    pinned->reset_accumulated_stats();
+  }
+}

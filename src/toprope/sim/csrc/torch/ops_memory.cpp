@@ -61,6 +61,22 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   return tensor;
 }
 
+// Zeros that take no memory, for gradients that are zero: torch makes real ones where it needs them.
+Tensor efficient_zeros(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std::optional<c10::Layout> layout,
+                       std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  check_options(layout, pin_memory);
+  at::detail::check_size_nonnegative(size);
+  c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
+  size_t bytes = at::detail::computeStorageNbytesContiguous(size, c10::elementSize(dtype));
+  c10::DataPtr nothing(nullptr, npu(device_index(c10::device_or_default(device))));
+  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      make_storage(std::move(nothing), bytes),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  return tensor;
+}
+
 Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
@@ -187,6 +203,7 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
 
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
   c10::DeviceGuard guard(self.device());
+  check_usable(self.device().index());
   wait_for_current_stream(self.device().index());
   return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), memory_format);
 }
@@ -202,6 +219,7 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   sim::add(sim::counters->synchronisations);
   int64_t began = sim::watching(sim::kTracing) ? sim::now_ns() : 0;
   int device = self.device().index();
+  check_usable(device);
   synchronise_current_stream(device);
   at::Scalar value = at::native::_local_scalar_dense_cpu(host_alias(self));
   if (began != 0) {
@@ -228,6 +246,7 @@ Tensor& set_empty(Tensor& self) {
 
 // A host tensor over the card's bytes that keeps them alive: for collectives, kernels and numpy.
 Tensor host_view(const Tensor& tensor) {
+  check_usable(tensor.device().index());
   wait_for_current_stream(tensor.device().index());
   auto* kept = new c10::Storage(tensor.storage());
   c10::DataPtr data(const_cast<void*>(kept->data()), kept, [](void* it) { delete static_cast<c10::Storage*>(it); },
@@ -248,6 +267,7 @@ TORCH_LIBRARY_IMPL(toprope_sim, PrivateUse1, m) { m.impl("host_view", &host_view
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &efficient_zeros);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
   m.impl("_reshape_alias", &reshape_alias);

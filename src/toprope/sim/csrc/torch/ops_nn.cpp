@@ -4,6 +4,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
@@ -184,9 +185,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
+// Nested tensors are not simulated; torch's encoder then takes the way without them.
+bool no_nested_tensor(const Tensor&, const Tensor&) { return false; }
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_nested_tensor_from_mask_left_aligned", &no_nested_tensor);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
   m.impl("native_dropout", &native_dropout);
@@ -201,3 +206,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 }  // namespace toprope::glue
+
+// scaled_dot_product_attention asks this table, not the dispatcher, which kernel a device has.
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &toprope::glue::fused_sdp_choice)
+}  // namespace at::native

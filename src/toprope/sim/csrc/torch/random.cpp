@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <vector>
 
 #include "glue.h"
@@ -37,6 +38,10 @@ class NpuGenerator final : public c10::GeneratorImpl {
   uint64_t offset_ = 0;
 };
 
+// The seed of default generators, until they are made.
+std::atomic<uint64_t> first_seed{c10::default_rng_seed_val};
+std::atomic<bool> made_generators{false};
+
 std::optional<at::Generator> default_generator_of(int64_t device) {
   return default_generator(device_index(npu(static_cast<int>(device))));
 }
@@ -45,8 +50,13 @@ std::optional<at::Generator> default_generator_of(int64_t device) {
 
 const at::Generator& default_generator(int device) {
   static auto* all = [] {
+    sim::use_cards();
     auto* made = new std::vector<at::Generator>();
-    for (int i = 0; i < sim::device_count(); i++) made->push_back(at::make_generator<NpuGenerator>(i));
+    for (int i = 0; i < sim::device_count(); i++) {
+      made->push_back(at::make_generator<NpuGenerator>(i));
+      made->back().set_current_seed(first_seed);
+    }
+    made_generators = true;
     return made;
   }();
   return (*all)[device];
@@ -61,3 +71,15 @@ at::Generator host_twin(const at::Generator& generator) {
 TORCH_LIBRARY_FRAGMENT(toprope_sim, m) { m.def("default_generator(int device) -> Generator?", &default_generator_of); }
 
 }  // namespace toprope::glue
+
+// Seeds the default generators of all cards; where no card was used yet, the seed waits for them.
+extern "C" TOPROPE_API void tsg_seed_generators(uint64_t seed) {
+  using namespace toprope::glue;
+  first_seed = seed;
+  if (!made_generators) return;
+  for (int device = 0; device < toprope::sim::device_count(); device++) {
+    at::Generator generator = default_generator(device);
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    generator.set_current_seed(seed);
+  }
+}
