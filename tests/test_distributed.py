@@ -121,7 +121,12 @@ FEW = tuple(
 )
 LIBRARIES = tuple(cases("distributed_libraries"))
 BESIDE_GLOO = (*cases("distributed_hosts"), *FEW)
-RUN = (*REFUSALS, "distributed_training:case_ddp", "distributed_training:case_fully_sharded")
+RUN = (
+    *REFUSALS,
+    *cases("distributed_facade"),
+    "distributed_training:case_ddp",
+    "distributed_training:case_fully_sharded",
+)
 
 
 @pytest.mark.timeout(LIMIT + 30)
@@ -164,6 +169,38 @@ def test_torchs_own_libraries(case: str) -> None:
 @pytest.mark.parametrize("case", CHECKED)
 def test_everything_with_torchs_own_checks(case: str) -> None:
     check(case, launch('backend="cpu:gloo,npu:hccl"', tuple(CHECKED), TORCH_DISTRIBUTED_DEBUG="DETAIL"))
+
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = torch.utils.data.DataLoader(torch.arange(64.0).reshape(16, 4), batch_size=4)
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+for batch in batches:
+    loss = model(batch).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+losses = accelerator.gather(loss.detach()[None])
+print(accelerator.process_index, accelerator.device, accelerator.distributed_type, type(model).__name__, len(losses))
+accelerator.end_training()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(LIMIT + 30)
+def test_accelerate_chooses_hccl_by_itself(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--master-port", str(free_port())]
+    run = [sys.executable, "-m", "toprope", "run", "--chip", "910B3", "--count", "2", *torchrun]
+    printed = run_all([([*run, "--nproc-per-node", "2", str(tmp_path / "train.py")], kept_environment())])
+    for rank in (0, 1):
+        assert f"{rank} npu:{rank} DistributedType.MULTI_NPU DistributedDataParallel 2" in printed
 
 
 @pytest.mark.soak

@@ -10,7 +10,7 @@ import torch
 
 from toprope.sim import _autoload
 
-from . import optim
+from . import _C, distributed, optim
 from ._door import alias_npu, current_npu, version
 from ._missing import missing
 from ._operators import OPERATORS, register
@@ -33,7 +33,7 @@ npu_rotary_mul = torch.ops.npu.npu_rotary_mul
 npu_silu = torch.ops.npu.npu_silu
 npu_swiglu = torch.ops.npu.npu_swiglu
 
-__all__ = ["npu", "optim", *OPERATORS]
+__all__ = ["_C", "distributed", "npu", "optim", *OPERATORS]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,9 @@ there every user waits once, or asks for the future at once, and either ends the
 
 _MOST_EXPECTED = 10_000
 """More than these means that a program drops works unread; the oldest are let go then."""
+
+_UNREAD_AFTER = 1.0
+"""Seconds after its end in which a work is still read by whoever was just given it."""
 
 _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
@@ -52,6 +56,7 @@ class _Outcome:
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], None], results: Any) -> None:
         self.error: BaseException | None = None
+        self.ended_at = 0.0
         self.ended = threading.Event()
         self._told = threading.Lock()
         self._source: Any = torch.futures.Future()
@@ -65,6 +70,7 @@ class _Outcome:
                 finish()
             except Exception as error:
                 self.error = error
+            self.ended_at = time.monotonic()
             self.ended.set()
             run_elsewhere(self.tell)
 
@@ -147,6 +153,10 @@ class HcclWork(Work):
     def synchronize(self) -> None:
         """Nothing: a host that has waited for the work may use the results on every stream."""
 
+    def is_unread(self) -> bool:
+        """Whether it ended a while ago; that nobody has waited for it is plain where this is asked."""
+        return self.is_completed() and time.monotonic() - self._outcome.ended_at >= _UNREAD_AFTER
+
     def forget_results(self) -> None:
         """Hold no tensors any longer, only how it ended."""
         self._works = ()
@@ -157,7 +167,7 @@ class HcclWork(Work):
 def _free_unread() -> None:
     """Free the tensors of works that have ended and that no Python code holds."""
     for work in list(_expected.values()):
-        if work.is_completed() and sys.getrefcount(work) <= _HELD_HERE_ALONE:
+        if work.is_unread() and sys.getrefcount(work) <= _HELD_HERE_ALONE:
             work.forget_results()
     while len(_expected) >= _MOST_EXPECTED:
         del _expected[next(iter(_expected))]

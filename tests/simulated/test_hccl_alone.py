@@ -1,0 +1,159 @@
+"""The backend `hccl` in a group of one process, and what can be asked of it without another one."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, ReduceOp
+
+from toprope.sim.distributed import refusals
+from toprope.sim.distributed.staging import reduce_operation
+from toprope.sim.distributed.threads import run_elsewhere, wait_for_all
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    dist.init_process_group("hccl", store=HashStore(), rank=0, world_size=1, device_id=torch.device("npu:0"))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_torch_knows_the_backend() -> None:
+    assert dist.is_hccl_available()
+    assert dist.Backend.HCCL == "hccl"
+    assert dist.Backend.default_device_backend_map["npu"] == "hccl"
+    assert dist.get_default_backend_for_device("npu") == "hccl"
+
+
+def test_a_group_of_one(group: Any) -> None:
+    tensor = torch.arange(4.0).npu()
+    expected = tensor.cpu()
+    for operation in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVG):
+        dist.all_reduce(tensor, operation)
+    dist.broadcast(tensor, 0)
+    output = torch.empty(4).npu()
+    dist.all_gather_single(output, tensor)
+    dist.reduce_scatter_single(tensor, output)
+    dist.all_to_all_single(output, tensor)
+    assert torch.equal(output.cpu(), expected)
+    dist.barrier()
+
+
+def test_another_group_after_the_first_has_gone() -> None:
+    for _ in range(2):
+        dist.init_process_group("hccl", store=HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(2).npu())
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def test_the_backend_by_itself() -> None:
+    from toprope.sim.distributed.process_group import ProcessGroupHCCL
+
+    backend = ProcessGroupHCCL(HashStore(), 0, 1, timedelta(seconds=7))
+    assert (backend.name(), backend.rank(), backend.size()) == ("hccl", 0, 1)
+    assert backend.options._timeout == timedelta(seconds=7)
+    assert backend.options.backend == "hccl"
+    tensor = torch.ones(3).npu()
+    work = backend.allreduce([tensor])
+    assert work.wait()
+    assert work.result()[0] is tensor
+    backend.broadcast([tensor]).wait()
+    backend.barrier().wait()
+
+
+def test_other_backends_get_device_tensors_as_they_are(group: Any) -> None:
+    """Ours serve the process groups of `hccl` alone: gloo refuses cards in its own words."""
+    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
+
+    other = ProcessGroup(HashStore(), 0, 1)
+    gloo = ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=5))
+    other._register_backend(torch.device("npu"), ProcessGroup.BackendType.CUSTOM, gloo)
+    with pytest.raises(RuntimeError, match="ProcessGroupGloo::allreduce: unsupported device type npu"):
+        other.allreduce([torch.ones(2).npu()])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "operation", "words"),
+    [
+        ("allreduce", "float32", "SUM", ""),
+        ("allreduce", "float64", "SUM", "HCCL allreduce: Unsupported data type at::kDouble"),
+        ("allreduce", "uint8", "MAX", ""),
+        ("reduce_scatter", "bool", "SUM", "HCCL reduce_scatter: Unsupported data type at::kByte/at::kBool"),
+        ("allreduce", "int32", "BXOR", "Cannot use ReduceOp.BXOR with HCCL"),
+        ("broadcast", "float64", "", ""),
+        ("broadcast", "float8_e5m2", "", ""),
+        ("broadcast", "uint64", "", "Unsupported data type for HCCL process group"),
+        ("allreduce", "float8_e5m2", "SUM", "HCCL allreduce: Unsupported data type at::ScalarType::Float8_e5m2"),
+        ("recv_anysource", "float32", "", "ProcessGroupHCCL does not support recv"),
+        ("barrier", "", "", ""),
+    ],
+)
+def test_what_hccl_refuses(name: str, dtype: str, operation: str, words: str) -> None:
+    assert refusals.reason(name, dtype, operation) == words
+
+
+def test_bool_is_reduced_as_or_and_as_and() -> None:
+    assert reduce_operation(ReduceOp.SUM, torch.bool) == ReduceOp.MAX
+    assert reduce_operation(ReduceOp.PRODUCT, torch.bool) == ReduceOp.MIN
+    assert reduce_operation(ReduceOp.BXOR, torch.bool) == ReduceOp.BXOR
+    assert reduce_operation(ReduceOp.SUM, torch.uint8) == ReduceOp.SUM
+
+
+def test_functions_elsewhere_may_wait_for_each_other() -> None:
+    import threading
+
+    first, second = threading.Event(), threading.Event()
+    run_elsewhere(lambda: (first.wait(20), second.set()))
+    run_elsewhere(first.set)
+    assert second.wait(20)
+    wait_for_all(20)
+    assert threading.active_count() < 20
+
+
+def test_torch_npus_names() -> None:
+    import toprope.compat
+
+    toprope.compat.install()
+    import torch_npu
+    from torch_npu.distributed import is_hccl_available
+
+    assert is_hccl_available()
+    assert torch_npu.distributed.is_available()
+    options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+    options.hccl_config = {"hccl_buffer_size": 200}
+    with pytest.raises(AttributeError, match=r"does not have torch_npu\.distributed\.rpc"):
+        _ = torch_npu.distributed.rpc
+    with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._npu_getDevice"):
+        _ = torch_npu._C._npu_getDevice
+    with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._distributed_c10d\.ParallelStore"):
+        _ = torch_npu._C._distributed_c10d.ParallelStore
+
+
+def test_uneven_collectives_of_torch_npu(group: Any) -> None:
+    import toprope.compat
+
+    toprope.compat.install()
+    from torch_npu import distributed
+
+    x = torch.arange(6.0).reshape(3, 2).npu()
+    for sizes in (None, [3]):
+        output = torch.zeros(3, 2).npu()
+        assert distributed.reduce_scatter_tensor_uneven(output, x, sizes) is None
+        assert torch.equal(output, x)
+        assert distributed.all_gather_into_tensor_uneven(output.zero_(), x, sizes, async_op=True).wait()
+        assert torch.equal(output, x)
+    distributed.all_to_all_vc(output.zero_(), x, [[6]])
+    assert torch.equal(output, x)
+    for wrong, words in (([1, 2], "Number of tensor splits"), ([2], "Split sizes dosen't match")):
+        with pytest.raises(RuntimeError, match=words):
+            distributed.all_gather_into_tensor_uneven(output, x, wrong)
+    with pytest.raises(ValueError, match="must have 1 rows"):
+        distributed.all_to_all_vc(output, x, [])
+    with pytest.raises(ValueError, match="must be a square"):
+        distributed.all_to_all_vc(output, x, [[1, 2]])
+    with pytest.warns(UserWarning, match="limited to those of type npu"):
+        assert distributed.all_to_all_vc(output.cpu(), x.cpu(), [[6]]) is None
