@@ -46,8 +46,8 @@ def test_without_torch_npu(tmp_path):
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [
-        (f"raise ImportError({MISSING!r})", "libhccl.so is missing", "CANN's environment"),
-        (f"raise ImportError({MISSING.replace('hccl', 'atb')!r})", "libatb.so is missing", "NNAL's environment"),
+        (f"raise ImportError({MISSING!r})", "libhccl.so is missing", "the environment of CANN"),
+        (f"raise ImportError({MISSING.replace('hccl', 'atb')!r})", "libatb.so is missing", "the environment of NNAL"),
         (f"raise OSError({MISSING.replace('hccl', 'ascend_hal')!r})", "libascend_hal.so is missing", "driver"),
         (
             "raise RuntimeError('Two accelerators\\ncannot be used.')",
@@ -96,7 +96,7 @@ def test_a_torch_npu_that_breaks_import_torch(tmp_path):
     kind, what, looked_at, do = told(ERROR.format(name="cpu"), tmp_path, by=run_anew, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
     assert (kind, what) == ("DeviceBrokenError", "torch cannot be imported: libhccl.so is missing.")
     assert "backend extension: torch_npu" in looked_at
-    assert "CANN's environment" in do
+    assert "the environment of CANN" in do
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in do
     assert told("from toprope import device\ntell(str(device.get()))", tmp_path) == "cpu"
 

@@ -116,21 +116,37 @@ def test_the_mask_in_one_line():
 # Libraries
 
 
+CANN_ADVICE = "load the environment of CANN (source .../Ascend/ascend-toolkit/set_env.sh), or install CANN"
+
+
 @pytest.mark.parametrize(
-    ("text", "library", "told"),
+    ("library", "told"),
     [
-        ("libhccl.so: cannot open shared object file: No such file or directory", "libhccl.so", "CANN's environment"),
-        ("libascendcl.so: cannot open shared object file: No such file", "libascendcl.so", "CANN's environment"),
-        ("/x/y/libatb.so: cannot open shared object file: No such file", "libatb.so", "NNAL's environment"),
-        ("libascend_hal.so: cannot open shared object file: No such file", "libascend_hal.so", "driver"),
-        ("libcuda.so.1: cannot open shared object file: No such file", "libcuda.so.1", "driver of the GPU"),
+        ("libhccl.so", CANN_ADVICE),
+        ("libascendcl.so", CANN_ADVICE),
+        ("libatb.so", "load the environment of NNAL (source .../Ascend/nnal/atb/set_env.sh), or install NNAL"),
+        (
+            "libascend_hal.so",
+            "load the environment of the driver (source .../Ascend/driver/bin/setenv.bash), or install the driver",
+        ),
+        ("libnothing.so.1", "install what has libnothing.so.1, or name its folder in LD_LIBRARY_PATH"),
     ],
 )
-def test_a_missing_library_says_what_brings_it(text, library, told):
-    error = ImportError(text)
-    assert missing_library(error) == library
-    assert reason(error) == f"{library} is missing"
-    assert told in advice(error)
+def test_a_missing_library_says_what_brings_it(tmp_path, monkeypatch, library, told):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("", "/x/y/"):
+        error = ImportError(f"{folder}{library}: cannot open shared object file: No such file or directory")
+        assert missing_library(error) == library
+        assert reason(error) == f"{library} is missing"
+        assert advice(error, tmp_path) == told
+
+
+def test_what_is_installed_is_named_where_it_lies(tmp_path):
+    script = tmp_path / "usr/local/Ascend/ascend-toolkit/set_env.sh"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    error = ImportError("libhccl.so: cannot open shared object file: No such file or directory")
+    assert advice(error, tmp_path) == f"load the environment of CANN (source {script})"
 
 
 def test_other_reasons_are_one_line():

@@ -15,7 +15,7 @@
     │   ├── CardError             a real card was asked for and there is none
     │   └── DeviceError           a device cannot do what was asked for
     │       ├── DeviceIndexError              there are devices of this kind, but none of this index
-    │       ├── DeviceMaskError               the mask of a card was changed after its first use
+    │       ├── DeviceMaskError               the mask of cards was changed after one was given out
     │       ├── UnsupportedError              the device is there but has no such thing
     │       └── DeviceUnavailableError        there is no device of the kind that was asked for
     │           ├── DeviceNotInstalledError   the software of this kind of device is not installed
@@ -178,7 +178,7 @@ class DeviceIndexError(DeviceError):
 
 
 class DeviceMaskError(DeviceError):
-    """The variable that says which cards a process sees was changed after the process's first use of a card."""
+    """The variable that says which cards a process sees was changed after the process was given one of them."""
 
     page = "docs/errors/device-mask.md"
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 __all__ = ["advice", "missing_library", "reason"]
 
 _MISSING = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
-
-# The first part of a library's name -> what brings it. The last line stands for all other libraries of CANN.
-_BRINGS = {
-    "libascend_hal": "install the driver, or set its environment (source .../Ascend/driver/bin/setenv.bash)",
-    "libdcmi": "install the driver, or set its environment (source .../Ascend/driver/bin/setenv.bash)",
-    "libatb": "load NNAL's environment (source .../Ascend/nnal/atb/set_env.sh), which comes after CANN's",
-    "libcuda": "install the driver of the GPU, or let the container have it",
-    "libpython": "install the shared library of this Python",
-    "": "load CANN's environment (source .../Ascend/ascend-toolkit/set_env.sh), or install CANN",
+_USUAL = {
+    "CANN": ".../Ascend/ascend-toolkit/set_env.sh",
+    "NNAL": ".../Ascend/nnal/atb/set_env.sh",
+    "driver": ".../Ascend/driver/bin/setenv.bash",
 }
 
 
@@ -39,9 +36,23 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def advice(error: BaseException) -> str:
-    """What to do about it, as a sentence without capital and full stop."""
+def advice(error: BaseException, root: Path = Path("/")) -> str:
+    """What to do about it, as a sentence without capital and full stop.
+
+    Args:
+        error: what was raised.
+        root: where the machine's files begin; another folder in tests.
+    """
+    from toprope.device import software
+
     library = missing_library(error)
     if not library:
         return "mend or remove the package that fails"
-    return next(text for start, text in _BRINGS.items() if library.startswith(start))
+    package = software.package_of(library)
+    if not package:
+        return f"install what has {library}, or name its folder in LD_LIBRARY_PATH"
+    installed = next((each for each in software.find(root, os.environ) if each.name == package), None)
+    name = "the driver" if package == "driver" else package
+    script = installed.set_env if installed is not None else ""
+    load = f"load the environment of {name} (source {script or _USUAL[package]})"
+    return load if script else f"{load}, or install {name}"

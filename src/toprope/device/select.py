@@ -108,7 +108,7 @@ def get(device: DeviceLike | None = None, *, fallback: bool | None = None) -> De
         return choose(device, fallback=fallback).device
     found, variable, mask = known
     if variable and os.environ.get(variable) != mask:
-        raise _late_mask(found, variable, mask)
+        raise _late_mask(variable, mask)
     return found
 
 
@@ -244,6 +244,7 @@ def _grant(asked: Asked) -> Device:
     if kind == AUTO:
         kind = _automatic("").device.kind
     cls = device_class(kind)
+    _check_mask(kind)
     stand = cls.look()
     if stand.state is not State.WORKS:
         raise _ERRORS[stand.state](
@@ -255,9 +256,6 @@ def _grant(asked: Asked) -> Device:
     if index >= stand.count:
         raise _no_index(cls, index, stand.count)
     device = _device(kind, index)
-    variable, mask = _granted[str(Asked(kind, index))][1:]
-    if variable and os.environ.get(variable) != mask:
-        raise _late_mask(device, variable, mask)
     if asked.kind == SIMULATED and not device.capabilities.simulated:
         raise DeviceNotInstalledError(
             "there is no simulated card in this process, the npu is a real one.",
@@ -270,6 +268,7 @@ def _grant(asked: Asked) -> Device:
 def _automatic(source: str) -> Choice:
     passed: list[Availability] = []
     for kind in kinds():
+        _check_mask(kind)
         stand = look(kind)
         if stand.state is State.WORKS:
             device = _grant(Asked(kind))
@@ -329,12 +328,20 @@ def _no_index(cls: type[Device], index: int, count: int) -> DeviceIndexError:
     )
 
 
-def _late_mask(device: Device, variable: str, mask: str | None) -> DeviceMaskError:
+def _check_mask(kind: str) -> None:
+    """Refuse to go on where devices of this kind were granted under another mask."""
+    if kind in _masks:
+        variable, mask = device_class(kind).mask_variable, _masks[kind]
+        if variable and os.environ.get(variable) != mask:
+            raise _late_mask(variable, mask)
+
+
+def _late_mask(variable: str, mask: str | None) -> DeviceMaskError:
     def shown(text: str | None) -> str:
         return "not set" if text is None else repr(text)
 
     return DeviceMaskError(
-        f"{variable} was changed after this process had looked at its devices; {device} is still the one it was.",
+        f"{variable} was changed after this process was given one of its devices.",
         looked_at=f"{variable}: {shown(mask)} at first, now {shown(os.environ.get(variable))}",
         do=f"set {variable} before the program starts, or in the environment of a new process",
     )
