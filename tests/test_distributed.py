@@ -107,7 +107,7 @@ def check(case: str, wrong: dict[str, str]) -> None:
         pytest.fail(f"{case}{wrong[case]}", pytrace=False)
 
 
-COLLECTIVES = cases("distributed_cases")
+COLLECTIVES = [*cases("distributed_moves"), *cases("distributed_reductions"), *cases("distributed_cases")]
 TRAINING = cases("distributed_training")
 REFUSALS = cases("distributed_refusals")
 
@@ -115,9 +115,11 @@ SYNCHRONOUS = ("with_a_time_limit", "one_after_the_other", "does_not_come", "the
 """What does not go with torch's checks, which wait in the call and stand in front of the backend, or with gloo."""
 
 CHECKED = [case for case in COLLECTIVES if not case.endswith(SYNCHRONOUS)]
-FEW = tuple(
-    f"distributed_cases:case_{name}"
-    for name in ("all_gather_of_different_sizes", "reduce_scatter", "barrier", "errors")
+FEW = (
+    "distributed_moves:case_all_gather_of_different_sizes",
+    "distributed_reductions:case_reduce_scatter",
+    "distributed_cases:case_barrier",
+    "distributed_cases:case_errors",
 )
 LIBRARIES = tuple(cases("distributed_libraries"))
 BESIDE_GLOO = (*cases("distributed_hosts"), *FEW)

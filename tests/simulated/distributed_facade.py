@@ -1,8 +1,8 @@
-"""torch_npu's own collectives, from toprope's facade of it; as in distributed_cases.py, with the facades installed."""
+"""torch_npu's own collectives, from toprope's facade of it; as in distributed_values.py, with the facades installed."""
 
 import torch
 import torch_npu
-from distributed_cases import BOTH, RANK, here, made, reduced, same
+from distributed_values import BOTH, RANK, here, made, reduced, same
 from torch.distributed import ReduceOp
 
 

@@ -1,4 +1,4 @@
-"""A group with gloo for host tensors beside `hccl` for the cards'; as in distributed_cases.py."""
+"""A group with gloo for host tensors beside `hccl` for the cards'; as in distributed_values.py."""
 
 import threading
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_cases import RANK, here, made, reduced, same
+from distributed_values import RANK, here, made, reduced, same
 from torch import nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel

@@ -1,12 +1,12 @@
-"""torch's own libraries on top of torch.distributed, two processes with a card each; as in distributed_cases.py."""
+"""torch's own libraries on top of torch.distributed, two processes with a card each; as in distributed_values.py."""
 
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_cases import RANK, same
 from distributed_training import STEPS, alike, joint_batch, my_part, network, train
+from distributed_values import RANK, same
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel

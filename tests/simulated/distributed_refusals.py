@@ -1,11 +1,11 @@
-"""What the cards' HCCL refuses, in a run with refusals on; as in distributed_cases.py both processes run every case."""
+"""What the cards' HCCL refuses, in a run with refusals on; both processes run every case."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_cases import BOTH, OTHER, RANK, here, reduced, same
+from distributed_values import BOTH, OTHER, RANK, here, reduced, same
 from torch.distributed import ReduceOp
 
 

@@ -1,6 +1,6 @@
 """Training of two processes, each on its own card, against one process with the joint batch.
 
-As in distributed_cases.py, both processes run every `case_...`.
+As in distributed_values.py, both processes run every `case_...`.
 """
 
 import copy
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_cases import RANK, same
+from distributed_values import RANK, same
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

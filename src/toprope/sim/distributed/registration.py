@@ -84,6 +84,7 @@ def _with_default_backend(create_group: Any) -> Any:
 
     @functools.wraps(create_group)
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        _made.clear()  # of a group that could not be made
         group, store = create_group(*args, **kwargs)
         if _made:
             _kept[group] = tuple(_made)
