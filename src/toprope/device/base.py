@@ -165,8 +165,6 @@ class Device(ABC):
     dtype_order: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
     """Names of the dtypes that `best_dtype` tries, best first."""
 
-    __slots__ = ("index", "torch_device")
-
     index: int
     """The number that the process knows it by."""
 

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,8 +58,6 @@ class CpuDevice(Device):
     priority = 0
     dtype_order = ("float32", "bfloat16", "float16")  # torch computes the others too, more slowly
 
-    __slots__ = ()
-
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.torch_device = torch.device("cpu")  # without an index, as tensors there have none
@@ -76,7 +75,7 @@ class CpuDevice(Device):
         """0."""
         return 0
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """What the CPU can do."""
         return Capabilities(generators=True, collectives="gloo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ class CudaDevice(Device):
     priority = 200
     mask_variable = "CUDA_VISIBLE_DEVICES"
     index_code = "101 (cudaErrorInvalidDevice)"
-
-    __slots__ = ()
 
     @classmethod
     def look(cls) -> Availability:
@@ -72,7 +71,7 @@ class CudaDevice(Device):
         """The index of this thread's current GPU; 0 where the process has not used one yet, which is left so."""
         return torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """What the GPU can do."""
         return Capabilities(

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -35,8 +35,6 @@ class NpuDevice(Device):
     priority = 300
     mask_variable = VARIABLE
     index_code = "107001 (invalid device id)"
-
-    __slots__ = ("_npu",)
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -88,7 +86,7 @@ class NpuDevice(Device):
         peek = getattr(getattr(sys.modules.get("torch_npu"), "_C", None), "_npu_getDeviceWithoutSet", None)
         return max(0, int(peek())) if peek is not None else 0
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """What the card can do."""
         return Capabilities(

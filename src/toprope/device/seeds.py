@@ -70,7 +70,7 @@ def make_generator(
 
     if on not in ("device", "cpu"):
         raise UsageError(f"a generator is on the 'device' or on the 'cpu', not on {on!r}.", do="give one of them")
-    number = concrete_seed(seed)
+    number = seed if type(seed) is int and 0 <= seed <= _LARGEST else concrete_seed(seed)
     if on == "device" and not device.capabilities.generators:
         raise UnsupportedError(
             f"{device} draws no random numbers itself.",
