@@ -95,6 +95,8 @@ def the_mask_is_read_at_first_use():
     assert not core.is_initialised()
     os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "1,3"
     assert core.device_count() == 2
+    assert not core.is_initialised()  # asking is no use
+    core.use_cards()
     assert core.is_initialised()
     for later in ("0", "", "0,1,2"):
         os.environ["ASCEND_RT_VISIBLE_DEVICES"] = later

@@ -34,7 +34,9 @@ class Core:
             found.restype, found.argtypes = result, arguments
             return found
 
-        self.configure = function("ts_configure", c_int, c_int, c_uint64, c_uint64, c_int)
+        self.configure = function("ts_configure", c_int, c_int, c_uint64, c_uint64)
+        self.set_wait_limit_ms = function("ts_set_wait_limit_ms", None, ctypes.c_uint32)
+        self.use_cards = function("ts_use_cards", None)
         self.device_count = function("ts_device_count", c_int)
         self.is_initialised = function("ts_is_initialised", c_int)
         self.physical_id = function("ts_physical_id", c_int, c_int)
@@ -55,7 +57,8 @@ class Core:
         self._allocate = function("ts_allocate", c_int, c_int, c_int64, c_uint64, POINTER(c_void_p))
         self._memory_stats = function("ts_memory_stats", None, c_int, POINTER(c_int64))
         if cards:
-            assert self.configure(cards, capacity, padding, limit_s) == 0
+            assert self.configure(cards, capacity, padding) == 0
+        self.set_wait_limit_ms(limit_s * 1000)
 
     def status_of_allocation(self, size: int, stream: int = 0, card: int = 0) -> tuple[int, int | None]:
         data = c_void_p()

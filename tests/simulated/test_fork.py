@@ -230,7 +230,8 @@ def test_a_process_forked_before_a_card_is_used_has_cards_of_its_own():
             os._exit(0)
         os.close(write)
         assert os.waitpid(child, 0)[1] == 0
-        found = json.loads(os.fdopen(read).read())
+        with os.fdopen(read) as answer:
+            found = json.loads(answer.read())
         torch.ones(3, device="npu")
         print(json.dumps([*found, torch.npu.memory_reserved(2), torch.npu._is_in_bad_fork()]))
     """

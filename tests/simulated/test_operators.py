@@ -148,6 +148,7 @@ def test_out_of_several_results() -> None:
     t = torch.randn(4, 6)
     torch.topk(t.to(CARD), 2, out=(values, places))
     assert_same((values, places), tuple(torch.topk(t, 2)))
+    values, places = torch.empty(0, device=CARD), torch.empty(0, dtype=torch.long, device=CARD)
     torch.mode(t.to(CARD), 1, out=(values, places))
     assert_same((values, places), tuple(torch.mode(t, 1)))
 

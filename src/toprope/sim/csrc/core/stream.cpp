@@ -39,13 +39,13 @@ int64_t now_ns() {
       .count();
 }
 
-void Stream::push(std::function<int()> task) {
+void Stream::push(std::function<int()> task, std::function<void()> at_end) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!started_) {
     started_ = true;
     std::thread([this] { run(); }).detach();
   }
-  queue_.push_back(std::move(task));
+  queue_.push_back({std::move(task), std::move(at_end)});
   submitted.fetch_add(1, std::memory_order_release);
   work_.notify_one();
 }
@@ -55,16 +55,16 @@ void Stream::run() {
   set_device(device);
   exchange_stream(device, id);
   for (;;) {
-    std::function<int()> task;
+    Entry entry;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       work_.wait(lock, [this] { return !queue_.empty(); });
-      task = std::move(queue_.front());
+      entry = std::move(queue_.front());
       queue_.pop_front();
     }
     int64_t began = watching(kTracing) ? now_ns() : 0;
-    int status = stopped[device] ? static_cast<int>(kStopped) : task();
-    task = nullptr;
+    int status = stopped[device] ? static_cast<int>(kStopped) : entry.task();
+    entry.task = nullptr;
     if (began != 0) {
       write_record({.begin_ns = began, .end_ns = now_ns(), .stream = static_cast<int32_t>(id), .kind = kNoKind,
                     .act = Act::kTask, .device = static_cast<int8_t>(device)});
@@ -73,6 +73,7 @@ void Stream::run() {
       std::lock_guard<std::mutex> guard(mutex_);
       if (status != kOk) fail(status);
       done.fetch_add(1, std::memory_order_release);
+      if (entry.at_end) entry.at_end();
     }
     progress_.notify_all();
   }
@@ -161,12 +162,11 @@ void record(const EventPointer& event, Stream& on) {
       event->time_ns = now_ns();
     }
     event->passed.notify_all();
-    return static_cast<int>(kOk);
   };
   if (on.is_idle()) {
     reach();
   } else {
-    on.push(reach);
+    on.push([] { return static_cast<int>(kOk); }, reach);
   }
 }
 

@@ -17,8 +17,9 @@ class Stream {
  public:
   Stream(int device, int64_t id) : device(device), id(id) {}
 
-  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports.
-  TOPROPE_API void push(std::function<int()> task);
+  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. What is
+  // to happen with its end (an event that passes, say) comes in one step with it for everyone who waits.
+  TOPROPE_API void push(std::function<int()> task, std::function<void()> at_end = nullptr);
 
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.
   TOPROPE_API int wait();
@@ -45,7 +46,11 @@ class Stream {
 
   std::mutex mutex_;
   std::condition_variable work_, progress_;
-  std::deque<std::function<int()>> queue_;
+  struct Entry {
+    std::function<int()> task;
+    std::function<void()> at_end;
+  };
+  std::deque<Entry> queue_;
   bool started_ = false;
   std::atomic<int> failure_{kOk};
 };
