@@ -126,6 +126,23 @@ def test_a_mask_that_shows_no_card_says_why() -> None:
     )
 
 
+def test_a_program_that_only_asked_had_the_mask_that_it_was_given() -> None:
+    """Asking whether there is a card is no use of it, and leaves no mask in the counters."""
+    asked = dataclasses.replace(idle(), cards=())
+    outcome = Outcome(FOUR, 1.0, 0, (asked,), mask="1,0")
+    line = "ASCEND_RT_VISIBLE_DEVICES=1,0 shows no card: numbers must rise, and 0 follows 1"
+    assert as_text(outcome).startswith("toprope: the program saw none of the simulated Ascend 910B3, torch 2.13.0\n")
+    assert f"  visible       {line}\n" in as_text(outcome)
+    (simulated,) = as_dict(outcome)["simulated"]
+    assert (simulated["visible_cards"], simulated["masks"]) == (0, [line])
+    # a child that was given another is not blamed for it
+    used = Outcome(FOUR, 1.0, 0, (process(),), mask="1,0")
+    assert "visible" not in as_text(used)
+    good = Outcome(FOUR, 1.0, 0, (asked,), mask="1,3")
+    assert "did not use its card" in as_text(good)
+    assert "visible" not in as_text(good)
+
+
 def test_a_mask_that_shows_less_than_it_lists_says_why_and_a_good_one_says_nothing() -> None:
     cut, good = process(mask="0,99"), process(card(0, physical=1), mask="1")
     line = "  visible       ASCEND_RT_VISIBLE_DEVICES=0,99 shows 1 of 4 cards: there is no card 99"

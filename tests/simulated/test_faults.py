@@ -158,7 +158,7 @@ def test_one_allocation_fails_as_if_the_card_were_full() -> None:
     torch.npu.empty_cache()
     with faults.out_of_memory(after=2):
         kept = [torch.empty(2**18, device="npu") for _ in range(2)]
-        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate 1\.00 MiB"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate "):
             torch.empty(2**18, device="npu")
         kept.append(torch.empty(2**18, device="npu"))
     assert len(kept) == 3

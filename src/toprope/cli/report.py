@@ -27,6 +27,7 @@ class Outcome:
         processes: the counters of every process in which the simulated card was installed.
         trace: what became of the trace; None where none was asked for.
         notes: what there is to say about the program beyond figures, a line each.
+        mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it; None where it was not set.
     """
 
     choice: Choice
@@ -35,6 +36,7 @@ class Outcome:
     processes: tuple[Counters, ...] = ()
     trace: TraceFile | None = None
     notes: tuple[str, ...] = ()
+    mask: str | None = None
 
 
 def as_text(outcome: Outcome) -> str:
@@ -68,10 +70,16 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             "count": probe.count,
             "reason": probe.reason or None,
         },
-        "simulated": [_totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec)],
+        "simulated": [
+            _totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec, outcome.mask)
+        ],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
         "notes": list(outcome.notes),
     }
+
+
+def _groups(outcome: Outcome) -> list[Totals]:
+    return merge(outcome.processes, outcome.choice.spec, outcome.mask)
 
 
 def _totals_as_dict(totals: Totals) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def _lines(outcome: Outcome) -> Iterable[str]:
         if choice.automatic and choice.probe is not None:
             yield _line("chosen", f"by itself: {choice.probe.text}")
         return
-    groups = merge(outcome.processes, outcome.choice.spec)
+    groups = _groups(outcome)
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)

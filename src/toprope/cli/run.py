@@ -116,6 +116,7 @@ def _run(command: list[str], choice: Choice, trace: Path | None, *, as_json: boo
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import notes
     from toprope.sim.counters import read_run
+    from toprope.visible import VARIABLE
 
     folder = tempfile.mkdtemp(prefix="toprope-")
     try:
@@ -128,7 +129,10 @@ def _run(command: list[str], choice: Choice, trace: Path | None, *, as_json: boo
         status = run_program(command, environment)
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
-        outcome = Outcome(choice, seconds, status, tuple(read_run(Path(folder))), written, notes.read(Path(folder)))
+        outcome = Outcome(
+            choice, seconds, status, tuple(read_run(Path(folder))), written, notes.read(Path(folder)),
+            environment.get(VARIABLE),
+        )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing
         shutil.rmtree(folder, ignore_errors=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from toprope.sim import dtypes
 from toprope.sim.counters import CardCounters, Counters
-from toprope.sim.spec import SimSpec
+from toprope.sim.spec import MAX_CARDS, SimSpec
 from toprope.visible import explain, visible_cards
 
 __all__ = ["Card", "Totals", "merge"]
@@ -37,7 +37,7 @@ class Totals:
         hbm_by_user: whether the user set the memory.
         torch_version: torch's version in the first process.
         processes: number of processes.
-        visible: cards that some process saw; None where no process ever looked for one.
+        visible: cards that some process used or could have used; None where no process used any.
         masks: a sentence for each ASCEND_RT_VISIBLE_DEVICES that shows less than it lists.
         cards: those that were used.
         copies: number and bytes by way ("to_card", "from_card", "between_cards").
@@ -66,21 +66,22 @@ class Totals:
         return bool(self.cards or self.operator_calls or any(number for number, _ in self.copies.values()))
 
 
-def merge(processes: Iterable[Counters], spec: SimSpec | None) -> list[Totals]:
+def merge(processes: Iterable[Counters], spec: SimSpec | None, mask: str | None = None) -> list[Totals]:
     """Sums over processes, one entry for each chip.
 
     Args:
         processes: their counters.
         spec: the cards of the run, whose number says what a mask hides.
+        mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it, for processes that only asked for cards.
     """
 
     def chip(counters: Counters) -> str:
         return counters.chip
 
-    return [_merge_chip(name, tuple(group), spec) for name, group in groupby(sorted(processes, key=chip), chip)]
+    return [_merge_chip(name, tuple(group), spec, mask) for name, group in groupby(sorted(processes, key=chip), chip)]
 
 
-def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None) -> Totals:
+def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None, mask: str | None) -> Totals:
     operators: Counter[str] = Counter()
     undocumented: dict[str, int] = {}
     for counters in processes:
@@ -92,6 +93,7 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         for card in counters.cards:
             if card.used:
                 used.setdefault(card.physical, []).append(card)
+    masks = [mask if one.mask is None and not one.cards else one.mask for one in processes]
     # npu:1 is the same card for every process only where none of them has a mask of visible cards
     masked = any(card.index != card.physical for seen in used.values() for card in seen)
     return Totals(
@@ -99,8 +101,8 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         hbm_by_user=any(counters.hbm_by_user for counters in processes),
         torch_version=processes[0].torch_version,
         processes=len(processes),
-        visible=_visible(processes),
-        masks=_masks(processes, spec) if spec is not None and spec.chip == chip else (),
+        visible=_visible(processes, masks),
+        masks=_explained(masks, len(processes), spec) if spec is not None and spec.chip == chip else (),
         cards=tuple(_merge_card(seen, masked) for _, seen in sorted(used.items())),
         copies={
             "to_card": _sum((one.copies_to_card, one.bytes_to_card) for one in processes),
@@ -114,19 +116,16 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
     )
 
 
-def _visible(processes: tuple[Counters, ...]) -> int | None:
+def _visible(processes: tuple[Counters, ...], masks: Sequence[str | None]) -> int | None:
     seen = {card.physical for counters in processes for card in counters.cards}
-    looked = seen or any(counters.mask is not None for counters in processes)
-    return len(seen) if looked else None
+    shows_none = any(mask is not None and not visible_cards(mask, MAX_CARDS).cards for mask in masks)
+    return len(seen) if seen or shows_none else None
 
 
-def _masks(processes: tuple[Counters, ...], spec: SimSpec) -> tuple[str, ...]:
-    found: Counter[str] = Counter()
-    for counters in processes:
-        if counters.mask is not None and visible_cards(counters.mask, spec.count).problem:
-            found[counters.mask] += 1
+def _explained(masks: Sequence[str | None], processes: int, spec: SimSpec) -> tuple[str, ...]:
+    found = Counter(mask for mask in masks if mask is not None and visible_cards(mask, spec.count).problem)
     return tuple(
-        explain(mask, spec.count) + (f" ({number} of {len(processes)} processes)" if number < len(processes) else "")
+        explain(mask, spec.count) + (f" ({number} of {processes} processes)" if number < processes else "")
         for mask, number in sorted(found.items())
     )
 
