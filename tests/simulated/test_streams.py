@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from children import run
 from queued import SECONDS, Gate, queue, settle, write_later
 
 
@@ -249,6 +250,26 @@ def test_streams_that_are_not_there():
     ):
         with pytest.raises(RuntimeError, match="107001"):
             make()
+
+
+@pytest.mark.parametrize("number", [-1, 10**9])
+def test_a_stream_number_that_cannot_be(number: int):
+    # The host's memory is limited, in case a card tries to have all streams up to that number.
+    code = f"""
+        import resource, torch
+        torch.ones(1, device="npu")
+        kind = torch.npu.Stream().device_type
+        with open("/proc/self/statm") as file:
+            limit = int(file.read().split()[0]) * 4096 + 2**30
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        try:
+            torch.npu.Stream(stream_id={number}, device_index=0, device_type=kind).synchronize()
+        except (RuntimeError, ValueError, MemoryError):
+            pass
+        print(torch.ones(2, device="npu").sum().item())
+    """
+    done = run(code, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
 
 
 def test_a_stream_number_that_nobody_made():
