@@ -20,7 +20,17 @@ def python(code, *, timeout=120, **environment):
 
 
 @pytest.mark.parametrize(
-    "module", ["toprope", "toprope.errors", "toprope.sizes", "toprope.settings", "toprope.chips", "toprope.sim"]
+    "module",
+    [
+        "toprope",
+        "toprope.errors",
+        "toprope.sizes",
+        "toprope.settings",
+        "toprope.chips",
+        "toprope.sim",
+        "toprope.device",
+        "toprope.visible",
+    ],
 )
 def test_early_imports_load_nothing_heavy(module):
     loaded = python(f"import sys, json; import {module}; print(json.dumps(sorted(sys.modules)))")
