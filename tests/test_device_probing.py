@@ -64,6 +64,13 @@ def test_a_product_element_by_element_is_no_proof():
         assert device.get("cpu").best_dtype(torch.bfloat16, torch.float32) is torch.float32
 
 
+def test_autocast_around_it_changes_nothing():
+    with torch.autocast("cpu", dtype=torch.bfloat16), Broken(torch.bfloat16, "aten::mm", RuntimeError("no")) as broken:
+        assert device.get("cpu").probe(torch.float32).works
+        assert not device.get("cpu").probe(torch.bfloat16).works
+    assert broken.ran == ["aten::mm"]
+
+
 def test_running_out_of_memory_says_nothing_about_the_dtype():
     cpu = device.get("cpu")
     with Broken(torch.float16, "aten::mm", torch.OutOfMemoryError("full")), pytest.raises(torch.OutOfMemoryError):

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 from contextlib import AbstractContextManager
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -80,7 +80,7 @@ class NpuDevice(Device):
     def current_index(cls) -> int:
         """The index of this thread's current card; 0 where the process has not used one yet, which is left so."""
         npu: Any = torch.npu  # type: ignore[attr-defined]
-        if npu.is_initialized():
+        if hasattr(npu, "is_initialized") and npu.is_initialized():
             return int(npu.current_device())
         # torch_npu's set_device does not count as a use; this asks without one
         peek = getattr(getattr(sys.modules.get("torch_npu"), "_C", None), "_npu_getDeviceWithoutSet", None)
@@ -202,12 +202,18 @@ def _namespace() -> tuple[Any, Availability]:
     return npu, Availability("npu", State.WORKS)
 
 
-@cache  # a second import of what failed takes as long, and may fail in another, misleading way
+_failed: list[Availability] = []
+
+
 def _import_torch_npu() -> Availability | None:
     """Import torch_npu, which gives torch its `npu`; why that failed, None where it is not installed or worked."""
-    spec = importlib.util.find_spec("torch_npu")
+    if _failed:  # a second import takes as long, and may fail in another, misleading way
+        return _failed[0]
+    try:
+        spec = importlib.util.find_spec("torch_npu")
+    except ValueError:  # a module without a spec, made by hand
+        return None
     if spec is None or getattr(spec.loader, "__toprope__", False):
-        _import_torch_npu.cache_clear()
         return None
     before = os.environ.get(_AUTOLOAD)
     try:
@@ -217,14 +223,17 @@ def _import_torch_npu() -> Availability | None:
             os.environ.pop(_AUTOLOAD, None)
         else:
             os.environ[_AUTOLOAD] = before  # torch_npu switches it off at its start
-        return Availability(
-            "npu",
-            State.BROKEN,
-            reason=f"{_torch_npu_version()} is installed but cannot be loaded: {reason(error)}",
-            looked_at=f"{_torch_npu_version()}, {look_at_machine().text}",
-            do=advice(error),
-            surprising=True,
+        _failed.append(
+            Availability(
+                "npu",
+                State.BROKEN,
+                reason=f"{_torch_npu_version()} is installed but cannot be loaded: {reason(error)}",
+                looked_at=f"{_torch_npu_version()}, {look_at_machine().text}",
+                do=advice(error),
+                surprising=True,
+            )
         )
+        return _failed[0]
     return None
 
 

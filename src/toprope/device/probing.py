@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,17 @@ def first_that_works(device: Device, among: Sequence[torch.dtype]) -> torch.dtyp
     )
 
 
+def _without_autocast(kind: str) -> AbstractContextManager[object]:
+    """A context in which a dtype is the one that was asked for."""
+    import torch
+
+    try:
+        on = torch.is_autocast_enabled(kind)
+    except RuntimeError:  # a kind that has none
+        on = False
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
 def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
     import torch
 
@@ -115,7 +127,7 @@ def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
     if reason:
         return DtypeProbe(name, False, reason=reason)
     seconds = 0.0
-    with torch.no_grad(), device.as_current():
+    with torch.no_grad(), _without_autocast(device.torch_device.type), device.as_current():
         for what, run in PROBES.items():
             try:
                 result, wanted = run(device.torch_device, dtype)
@@ -125,7 +137,7 @@ def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
                 device.synchronize()
                 seconds += time.perf_counter() - begin
                 got = result.cpu()
-            except (RuntimeError, NotImplementedError, TypeError) as error:
+            except Exception as error:  # whatever the software of a device raises
                 if device.is_out_of_memory(error):
                     raise  # says nothing about the dtype
                 return DtypeProbe(name, False, what, " ".join(str(error).split()))
