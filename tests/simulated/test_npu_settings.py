@@ -1,10 +1,13 @@
 """Settings of torch.npu: what is checked, kept and read back, and what is said of those without effect."""
 
+import threading
 import warnings
 
 import pytest
 import torch
 from children import facts, run
+
+from toprope.sim.native import TASK, native
 
 npu = torch.npu
 
@@ -137,15 +140,91 @@ def test_the_950_compiles_nothing() -> None:
 
 @pytest.mark.parametrize(("mode", "kept"), [("default", 0), ("warn", 1), ("error", 2), (0, 0), (1, 1), (2, 2)])
 def test_the_sync_debug_mode(mode, kept) -> None:
-    npu.launch._warn_that_it_does_nothing.cache_clear()
+    tensor = torch.ones(3, device="npu")
+    waits = (lambda: tensor[0].item(), tensor.cpu, tensor.nonzero, lambda: tensor[tensor > 0])
+    npu.set_sync_debug_mode(mode)
     try:
-        if kept:
-            with pytest.warns(UserWarning, match="neither warns nor raises"):
-                npu.set_sync_debug_mode(mode)
-        npu.set_sync_debug_mode(mode)  # said once
         assert npu.get_sync_debug_mode() == kept
+        npu.synchronize()  # a wait that is asked for is no finding
+        tensor + 1
+        for wait in waits:
+            if kept == 0:
+                wait()
+            elif kept == 1:
+                with pytest.warns(UserWarning, match="called a synchronizing NPU operation"):
+                    wait()
+            else:
+                with pytest.raises(RuntimeError, match="called a synchronizing NPU operation"):
+                    wait()
     finally:
         npu.set_sync_debug_mode(0)
+
+
+def test_the_longest_wait() -> None:
+    gate = threading.Event()
+    task = TASK(lambda _: 0 if gate.wait(30) else 1)
+    npu.set_op_timeout_ms(200)
+    try:
+        native().launch(0, 0, task, None)
+        with pytest.raises(RuntimeError, match="error code is 107019"):
+            npu.synchronize()
+    finally:
+        gate.set()
+        npu.set_op_timeout_ms(1091 * 1000)
+    npu.synchronize()
+    for wrong in (0, -1, True, 2**32, "1"):
+        with pytest.raises(RuntimeError, match="timeout must be a number of milliseconds"):
+            npu.set_op_timeout_ms(wrong)
+
+
+def test_a_stopped_card_drops_its_work_and_fails_until_it_is_started_again() -> None:
+    kept = torch.arange(3, device="npu:1")
+    gate, ran = threading.Event(), []
+    first, second = TASK(lambda _: 0 if gate.wait(30) else 1), TASK(lambda _: ran.append(1) or 0)
+    native().launch(1, 0, first, None)
+    native().launch(1, 0, second, None)
+    npu.stop_device(1)
+    gate.set()
+    for use in (lambda: torch.ones(1, device="npu:1"), lambda: kept + 1, lambda: npu.set_device(1)):
+        with pytest.raises(RuntimeError, match="FORCE STOP.*error code is 107022"):
+            use()
+    assert (torch.ones(1, device="npu:0") + 1).item() == 2
+    npu.restart_device(1)
+    assert ran == []
+    assert kept.tolist() == [0, 1, 2]
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        npu.stop_device(99)
+
+
+def test_a_snapshot_lists_pieces_and_their_blocks() -> None:
+    npu.empty_cache()
+    small, large = torch.empty(1000, device="npu"), torch.empty(3 << 20, dtype=torch.uint8, device="npu")
+    pieces = {piece["address"]: piece for piece in npu.memory_snapshot() if piece["device"] == 0}
+    for tensor, kind, size in ((small, "small", 2 << 20), (large, "large", 20 << 20)):
+        (piece,) = (each for each in pieces.values() if each["address"] <= tensor.data_ptr() < each["address"] + size)
+        assert (piece["segment_type"], piece["total_size"], piece["stream"]) == (kind, size, 0)
+        (block,) = (each for each in piece["blocks"] if each["address"] == tensor.data_ptr())
+        assert block["state"] == "active_allocated"
+        assert block["requested_size"] == tensor.numel() * tensor.element_size()
+        assert sum(each["size"] for each in piece["blocks"]) == size
+    assert sum(piece["allocated_size"] for piece in pieces.values()) == npu.memory_allocated(0)
+    assert sum(piece["total_size"] for piece in pieces.values()) == npu.memory_reserved(0)
+    assert npu.memory_snapshot((1, 0)) == []
+
+
+def test_the_figures_of_pinned_memory() -> None:
+    before = npu.host_memory_stats()["allocated_bytes.current"]
+    pinned = torch.empty(1000, dtype=torch.uint8).pin_memory()
+    stats = npu.host_memory_stats()
+    assert stats["allocated_bytes.current"] == before + 1000
+    assert stats["allocated_bytes.peak"] >= before + 1000
+    assert stats["num_host_alloc"] >= 1
+    assert torch.accelerator.is_available()
+    del pinned
+    npu.reset_peak_host_memory_stats()
+    npu.reset_accumulated_host_memory_stats()
+    stats = npu.host_memory_stats_as_nested_dict()
+    assert stats["allocated_bytes"] == {"current": before, "peak": before, "allocated": 0, "freed": 0}
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,11 @@ def _wrapper() -> Any:
                 return PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
             return NpuWrapper()  # type: ignore[no-untyped-call]
 
+        def make_allocation(self, name: str, device: torch.device, *rest: Any, **options: Any) -> str:
+            line = str(super().make_allocation(name, device, *rest, **options))  # type: ignore[no-untyped-call]
+            # torch writes the kind alone for a device that it does not know, which is the current card
+            return line.replace("device='npu'", f"device='{device}'")
+
         def _generate_kernel_call_helper(
             self, kernel_name: str, call_args: Any, *, device: Any = None, **rest: Any
         ) -> Any:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TASK", "Native", "load", "native"]
+__all__ = ["Native", "load", "native"]
 
 TASK = ctypes.CFUNCTYPE(c_int, c_void_p)
 """A function that a stream can be given: it returns 0, or the code of its failure."""
