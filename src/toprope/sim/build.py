@@ -98,7 +98,7 @@ def ensure() -> Build:
     if compiler is None:
         # A finished build needs no compiler, whichever made it.
         for folder in sorted(cache.glob(f"{stem}-*")):
-            if (folder / _NOTE).exists():
+            if _is_whole(folder):
                 return check(folder, torch)
         raise BuildError(
             "the simulated card has to be built once, and there is no C++ compiler.",
@@ -107,12 +107,27 @@ def ensure() -> Build:
             "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
         )
     folder = cache / f"{stem}-{_digest(*_identity(compiler))}"
-    if (folder / _NOTE).exists():
-        return check(folder, torch)
-    with _lock(folder):
-        if not (folder / _NOTE).exists():
-            _build(folder, torch, compiler)
+    if not _is_whole(folder):
+        with _lock(folder):
+            if not _is_whole(folder):
+                _build(folder, torch, compiler)
     return check(folder, torch)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all files of a build are there.
+
+    Raises:
+        BuildError: this user may not look.
+    """
+    try:
+        return all((folder / name).exists() for name in (_NOTE, CORE, GLUE))
+    except PermissionError as error:
+        raise BuildError(
+            "the simulator's build cannot be read.",
+            f"{error.filename}: {error.strerror}",
+            "make it readable, or name another cache directory in TOPROPE_CACHE_DIR",
+        ) from error
 
 
 def check(folder: Path, torch: Torch | None = None) -> Build:
@@ -124,14 +139,15 @@ def check(folder: Path, torch: Torch | None = None) -> Build:
     """
     torch = torch or Torch.imported()
     try:
-        note = json.loads((folder / _NOTE).read_text())
-    except (OSError, ValueError) as error:
+        note = dict(json.loads((folder / _NOTE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise BuildError(
             "the simulator's build cannot be read.", f"{folder / _NOTE}: {error}", f"remove {folder}; it is made anew"
         ) from error
     if (note.get("torch"), note.get("revision")) != (torch.version, torch.revision):
         raise BuildError(
-            f"the simulator's build was made for torch {note.get('torch')}, this is torch {torch.version}.",
+            f"the simulator's build was made for torch {note.get('torch')} ({note.get('revision')}),"
+            f" this is torch {torch.version} ({torch.revision}).",
             str(folder),
             f"remove {folder}; it is made anew",
         )
@@ -154,7 +170,12 @@ def _digest(*parts: str) -> str:
 
 
 def _compiler() -> list[str] | None:
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(
+            "the variable CXX cannot be read.", f"CXX={os.environ['CXX']!r}: {error}", "quote it as for a shell"
+        ) from error
     for command in [named] if named else [["g++"], ["clang++"]]:
         path = shutil.which(command[0])
         if path is not None:
@@ -228,15 +249,22 @@ def _build(folder: Path, torch: Torch, compiler: list[str]) -> None:
     _tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about a minute")
     try:
         _compile(aside, torch, compiler)
-        note = {"torch": torch.version, "revision": torch.revision, "compiler": compiler}
+        _put_in_place(aside, folder, {"torch": torch.version, "revision": torch.revision, "compiler": compiler})
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
+
+
+def _put_in_place(aside: Path, folder: Path, note: dict[str, object]) -> None:
+    try:
         (aside / _NOTE).write_text(json.dumps(note))
+        mask = os.umask(0)
+        os.umask(mask)
+        aside.chmod(0o777 & ~mask)  # a cache may be shared; mkdtemp makes folders for one user alone
         shutil.rmtree(folder, ignore_errors=True)  # what a crash may have left
         aside.rename(folder)
     except OSError as error:
         raise _not_writable(folder.parent, error) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
 
 
 def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
@@ -269,7 +297,21 @@ def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
 
 
 def _run(command: list[str], what: str) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(
+            "the C++ compiler cannot be started.",
+            f"{command[0]}: {error.strerror}",
+            "name another compiler in CXX, or install g++",
+        ) from error
+    output = Path(command[command.index("-o") + 1])
+    if done.returncode == 0 and not output.exists():
+        raise BuildError(
+            f"the C++ compiler made nothing of {what}.",
+            f"{command[0]} ended without an error and without {output.name}",
+            "name another compiler in CXX; g++ 11 or newer is known to work",
+        )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
         raise BuildError(

@@ -149,7 +149,7 @@ def _refuse_real(spec: SimSpec) -> None:
     if spec.force or real is not None:
         return
     found = importlib.util.find_spec("torch_npu")
-    if found is not None and not getattr(found.loader, "__toprope__", False):
+    if found is not None and found.origin is not None and not getattr(found.loader, "__toprope__", False):
         raise InstallError(
             "a real torch_npu is installed here, and where it is, it wins.",
             str(found.origin),

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from toprope.errors import BuildError
+
 __all__ = ["Native", "load", "native"]
 
 TASK = ctypes.CFUNCTYPE(c_int, c_void_p)
@@ -17,16 +19,34 @@ TASK = ctypes.CFUNCTYPE(c_int, c_void_p)
 _loaded: list[Native] = []
 
 
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise _cannot_load(path, error) from error
+
+
+def _cannot_load(path: Path, error: OSError) -> BuildError:
+    return BuildError(
+        "the simulator's build cannot be loaded.",
+        str(error),
+        f"remove {path.parent}; it is made anew at the next start",
+    )
+
+
 class Native:
     """Both shared objects; each attribute is a C function of csrc/core/api.cpp or csrc/torch."""
 
     def __init__(self, core: Path, glue: Path) -> None:
-        self._core = ctypes.CDLL(str(core), mode=ctypes.RTLD_GLOBAL)
+        self._core = _open(core)
         self.torch_version = self._get(self._core, "ts_torch_version", c_char_p)
         import torch
 
-        torch.ops.load_library(str(glue))  # type: ignore[no-untyped-call]
-        self._glue = ctypes.CDLL(str(glue))
+        try:
+            torch.ops.load_library(str(glue))  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise _cannot_load(glue, error) from error
+        self._glue = _open(glue)
 
         get, core_lib = self._get, self._core
         self.configure = get(core_lib, "ts_configure", c_int, c_int, c_uint64, c_uint64)

@@ -74,8 +74,11 @@ class SimSpec:
             raise _malformed(text, f"{head!r} does not begin with a chip")
         hbm: str | None = None
         switches = {"force": False, "refuse": True}
+        keys = [option.partition("=")[0] for option in options]
         for option in options:
             key, _, value = option.partition("=")
+            if keys.count(key) > 1:
+                raise _malformed(text, f"{key!r} is there more than once")
             if key == "hbm" and value:
                 hbm = value
             elif key in switches and value.lower() in _SWITCH:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "block.h"
 #include "memory.h"
 
 namespace toprope::sim {
@@ -16,17 +17,39 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
 
+namespace {
+
+// Places for the blocks of all cards; memory is only taken for those that are used.
+size_t table_bytes(size_t stride, int cards) { return stride / kStep * static_cast<size_t>(cards) * sizeof(Block*); }
+
+bool reserve(size_t stride, int cards) {
+  size_t bytes = stride * static_cast<size_t>(cards) + kGrain;
+  void* place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return false;
+  void* table = mmap(nullptr, table_bytes(stride, cards), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) {
+    munmap(place, bytes);
+    return false;
+  }
+  address_space.base = reinterpret_cast<char*>(round_up(reinterpret_cast<size_t>(place), kGrain));
+  address_space.blocks = static_cast<Block**>(table);
+  address_space.stride = stride;
+  address_space.cards = cards;
+  return true;
+}
+
+}  // namespace
+
 bool reserve_address_space(int cards, uint64_t capacity) {
-  if (cards == 0) return true;
+  if (address_space.cards > 0) {  // of an earlier description, which nobody has used
+    munmap(address_space.base, address_space.stride * static_cast<size_t>(address_space.cards));
+    munmap(address_space.blocks, table_bytes(address_space.stride, address_space.cards));
+    address_space = {};
+  }
   // Twice the capacity leaves room for holes between pieces; a host that grants less gets the bare minimum.
-  for (size_t stride : {2 * capacity, capacity + capacity / 8}) {
-    stride = round_up(stride, kGrain) + 32 * kGrain;
-    void* place = mmap(nullptr, stride * cards + kGrain, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (place == MAP_FAILED) continue;
-    address_space.base = reinterpret_cast<char*>(round_up(reinterpret_cast<size_t>(place), kGrain));
-    address_space.stride = stride;
-    address_space.cards = cards;
-    return true;
+  for (size_t wanted : {2 * capacity, capacity + capacity / 8}) {
+    if (reserve(round_up(wanted, kGrain) + 32 * kGrain, cards)) return true;
   }
   return false;
 }

@@ -10,8 +10,11 @@ namespace toprope::sim {
 
 constexpr size_t kGrain = size_t{2} << 20;  // pieces are multiples of this, and begin at one
 
+struct Block;
+
 struct AddressSpace {
   char* base = nullptr;
+  Block** blocks = nullptr;  // by address, a place for each step of the allocator; cards one after the other
   size_t stride = 0;  // bytes of addresses of one card
   int cards = 0;
 

@@ -45,6 +45,8 @@ EXPORT int ts_exchange_device(int device) { return exchange_device(device); }
 EXPORT int ts_forked_after_use() { return forked_after_use(); }
 
 EXPORT int ts_allocate(int device, int64_t stream, uint64_t bytes, void** data) {
+  *data = nullptr;
+  if (!is_stream(stream)) return kInvalidStream;
   Shortage shortage;
   return allocate(device, stream, bytes, data, &shortage);
 }
@@ -77,6 +79,7 @@ EXPORT void ts_memory_stats(int device, int64_t* out) {
 // Queues a function on a stream; what it returns is the status of the work (0, or the code of its failure).
 EXPORT int ts_launch(int device, int64_t id, int (*function)(void*), void* argument) {
   if (!is_device(device)) return kInvalidDevice;
+  if (!is_stream(id)) return kInvalidStream;
   stream(device, id).push([function, argument] { return function(argument); });
   return kOk;
 }

@@ -68,7 +68,7 @@ void initialise() {
 
 int configure(const Machine& machine) {
   std::lock_guard<std::mutex> guard(setup);
-  if (the_machine.cards != 0 || visible_count.load() >= 0) return kInvalidParameter;
+  if (visible_count.load() >= 0) return kInvalidParameter;
   if (machine.cards < 1 || machine.cards > kMaxCards || machine.capacity == 0) return kInvalidParameter;
   if (!reserve_address_space(machine.cards, machine.capacity)) return kOutOfMemory;
   the_machine = machine;

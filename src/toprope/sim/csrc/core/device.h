@@ -12,6 +12,7 @@ enum Status : int {
   kOk = 0,
   kInvalidParameter = 107000,
   kInvalidDevice = 107001,
+  kInvalidStream = 107003,
   kWaitTimeout = 107019,
   kStopped = 107022,
   kOutOfMemory = 207001,
@@ -23,8 +24,8 @@ struct Machine {
   uint64_t padding = 0;      // bytes added to a request before it is rounded
 };
 
-// Describes the machine and reserves the addresses of its cards. A second call changes nothing and returns
-// kInvalidParameter; kOutOfMemory where the host does not grant the addresses.
+// Describes the machine and reserves the addresses of its cards. A call after first use changes
+// nothing and returns kInvalidParameter; kOutOfMemory where the host does not grant the addresses.
 TOPROPE_API int configure(const Machine& machine);
 TOPROPE_API const Machine& machine();
 

@@ -1,7 +1,5 @@
 // The caching allocator of one card.
 #pragma once
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -25,11 +23,8 @@ class Heap {
       : physical_(physical_id(device)),
         begin_(address_space.base + device * address_space.stride),
         pieces_(begin_, address_space.stride),
-        ledger_(device) {
-    void* table = mmap(nullptr, address_space.stride / kStep * sizeof(Block*), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    table_ = table == MAP_FAILED ? nullptr : static_cast<Block**>(table);
-  }
+        table_(address_space.blocks + static_cast<size_t>(device) * (address_space.stride / kStep)),
+        ledger_(device) {}
 
   int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage) {
     size_t size = block_size(bytes);
@@ -329,7 +324,7 @@ class Heap {
   const int physical_;
   char* const begin_;
   Pieces pieces_;
-  Block** table_;
+  Block** const table_;
   std::mutex mutex_;
   std::map<char*, SharedPiece> shared_;  // by the piece's address
   FreeBlocks free_small_, free_large_;

@@ -32,7 +32,7 @@ struct Shortage {
   uint64_t allowed = 0;  // to this process, where that is less than the capacity
 };
 
-// Reserves the addresses of all cards. Called once, by the device layer.
+// Reserves the addresses of all cards; called by the device layer. A second call, before use, takes the place of the first.
 bool reserve_address_space(int cards, uint64_t capacity);
 
 // Memory of a card for work on one of its streams. kOk, kInvalidDevice or kOutOfMemory (then `shortage` says why).

@@ -95,6 +95,8 @@ void Stream::fail(int code) {
   failure_.compare_exchange_strong(none, code);
 }
 
+bool is_stream(int64_t id) { return id >= 0 && id <= 2 * kPool; }
+
 Stream& stream(int device, int64_t id) {
   static thread_local Stream* defaults[kMaxCards] = {};
   if (id == kDefaultStream && defaults[device] != nullptr) [[likely]] return *defaults[device];

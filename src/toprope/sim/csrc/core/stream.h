@@ -57,6 +57,10 @@ class Stream {
 
 constexpr int64_t kDefaultStream = 0;
 
+// Whether there can be a stream of this number: the default one and those of the pools.
+TOPROPE_API bool is_stream(int64_t id);
+
+// A stream that there can be.
 TOPROPE_API Stream& stream(int device, int64_t id);
 TOPROPE_API int64_t stream_from_pool(int device, bool high_priority);
 TOPROPE_API int64_t current_stream(int device);

@@ -120,7 +120,10 @@ void note_event(sim::Act act, const sim::EventPointer& event, const c10::Stream&
 }
 
 c10::Stream to_torch(int device, int64_t id) { return c10::Stream(c10::Stream::UNSAFE, npu(device), id); }
-sim::Stream& to_core(const c10::Stream& stream) { return sim::stream(device_index(stream.device()), stream.id()); }
+sim::Stream& to_core(const c10::Stream& stream) {
+  if (!sim::is_stream(stream.id())) raise_status(sim::kInvalidStream, "stream", "aclrtStream");
+  return sim::stream(device_index(stream.device()), stream.id());
+}
 
 sim::EventPointer& to_event(void* event) { return *static_cast<sim::EventPointer*>(event); }
 
@@ -153,8 +156,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return getStreamFromGlobalPool(device, priority < 0);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    int index = device_index(stream.device());
-    return to_torch(index, sim::exchange_stream(index, stream.id()));
+    const sim::Stream& chosen = to_core(stream);
+    return to_torch(chosen.device, sim::exchange_stream(chosen.device, chosen.id));
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &to_core(stream); }
   bool queryStream(const c10::Stream& stream) const override { return to_core(stream).is_idle(); }

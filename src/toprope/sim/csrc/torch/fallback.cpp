@@ -1,5 +1,6 @@
 // Every operator without a kernel of its own: its host kernel runs over the card's bytes.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/library.h>
 
@@ -199,31 +200,23 @@ void refuse_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch
 }
 
 // Compressed tensors are composed of dense ones, so they are refused where they are made.
-constexpr const char* kMakeCompressed[] = {"sparse_compressed_tensor.comp_plain_value_size",
-                                           "sparse_compressed_tensor.comp_plain_value",
-                                           "_sparse_compressed_tensor_unsafe", "_sparse_compressed_tensor_with_dims"};
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* name : kMakeCompressed) {
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+  for (const char* name : {"sparse_compressed_tensor.comp_plain_value_size", "sparse_compressed_tensor.comp_plain_value",
+                           "_sparse_compressed_tensor_unsafe", "_sparse_compressed_tensor_with_dims"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
-  m.impl("_sparse_compressed_tensor_unsafe", torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-}
-
-// A compressed tensor of the host that is to go to the card; every other copy is torch's own.
-at::Tensor copy_of_compressed(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
-                              std::optional<c10::Layout> layout, std::optional<c10::Device> device,
-                              std::optional<bool> pin_memory, bool non_blocking,
-                              std::optional<c10::MemoryFormat> memory_format) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!device.has_value() || device->type() != kNpu,
+// Copies from device to device with a new dtype or layout: torch's own way, but for compressed tensors.
+at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+                   std::optional<c10::MemoryFormat> memory_format) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::sparse_csr::is_sparse_compressed(self),
                               "aten::_to_copy: sparse tensors are not supported on npu.");
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }
 
-TORCH_LIBRARY_IMPL(aten, SparseCsrCPU, m) { m.impl("_to_copy", &copy_of_compressed); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_to_copy", &to_copy); }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {

@@ -50,6 +50,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   bool initialized() override { return sim::is_initialised(); }
   void emptyCache(c10::MempoolId_t) override { sim::empty_cache(-1); }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    if (!sim::is_stream(stream.id())) raise_status(sim::kInvalidStream, "recordStream", "aclrtStream");
     if (data.get() != nullptr) sim::used_by_stream(data.get(), stream.id());
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
