@@ -19,7 +19,7 @@ class Compiler:
         self.log = folder / f"{name}.log"
         self.path = folder / name
         self.path.write_text(
-            f'#!/bin/sh\nprintf "%s\\t" "$@" >> {self.log}\necho >> {self.log}\n{before}\nout=\n'
+            f'#!/bin/sh\nline=$(printf "%s\\t" "$@")\necho "$line" >> {self.log}\n{before}\nout=\n'
             f'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{last}\n'
         )
         self.path.chmod(0o755)

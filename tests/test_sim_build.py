@@ -273,7 +273,7 @@ def test_a_build_for_another_torch_is_refused(cache: Path, compiler: Compiler) -
     with pytest.raises(BuildError) as caught:
         build.ensure()
     text = str(caught.value)
-    assert f"was made for torch 9.8.7, this is torch {TORCH.version}" in text
+    assert f"was made for torch 9.8.7 ({TORCH.revision}), this is torch {TORCH.version} ({TORCH.revision})" in text
     assert f"remove {made.folder}" in text
     with pytest.raises(BuildError):
         build.check(made.folder, TORCH)

@@ -321,8 +321,8 @@ def test_a_system_that_does_not_grant_the_addresses() -> None:
     assert (second, count, worked) == ("None", 2, 3.0)
 
 
-def test_a_system_that_grants_no_addresses_later_is_told() -> None:
-    # The bookkeeping of a card needs addresses of its own at its first use: no crash, an error.
+def test_a_system_that_grants_no_addresses_later_does_no_harm() -> None:
+    # What a card's bookkeeping needs was granted when it was installed: its first use asks for no more.
     done = run(
         """
         import resource
@@ -335,5 +335,4 @@ def test_a_system_that_grants_no_addresses_later_is_told() -> None:
         TOPROPE_SIM="910B3x1",
     )
     assert done.returncode == 0, f"{done.returncode}\n{done.stderr}"
-    kind, _ = json.loads(done.stdout.splitlines()[-1])
-    assert kind in ("OutOfMemoryError", "RuntimeError", "EnvironmentProblem", "MemoryError")
+    assert json.loads(done.stdout.splitlines()[-1]) == "3.0"

@@ -47,7 +47,9 @@ def failure(path: Path, limit: float = LIMIT, test_limit: float = TEST_LIMIT) ->
     """Runs the tests of a module in a process of its own; what went wrong, "" where nothing did."""
     wants = literals(path.read_text(encoding="utf-8"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    variables = {"TOPROPE_INNER": "1", "TOPROPE_SIM": wants.get("SIM", "910B3x4,refuse=off")} | wants.get("ENVIRONMENT", {})
+    variables = {"TOPROPE_INNER": "1", "TOPROPE_SIM": wants.get("SIM", "910B3x4,refuse=off")} | wants.get(
+        "ENVIRONMENT", {}
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path), "--rootdir", str(ROOT)]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "faulthandler_exit_on_timeout=true"]
     command += ["-o", f"faulthandler_timeout={test_limit}"]
