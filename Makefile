@@ -22,6 +22,7 @@ test: $(READY)
 
 soak: $(READY)
 	TOPROPE_SOAK=1 $(BIN)/python -m pytest --timeout 3600
+	sh scripts/sanitize.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -73,7 +73,7 @@ def test_an_address_that_was_not_given_out() -> None:
 
 
 def test_more_than_there_is() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 65\.00 MiB \(NPU 1; 64\.00 MiB"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 66\.00 MiB \(NPU 1; 64\.00 MiB"):
         npu.caching_allocator_alloc(65 * MIB, 1)
 
 

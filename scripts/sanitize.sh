@@ -1,0 +1,12 @@
+#!/bin/sh
+# The tests of the simulated card under AddressSanitizer, once; part of `make soak`.
+# The card is built a second time for it, beside the ordinary build. Only errors in our own libraries count: leaks are
+# not looked for, since Python and torch keep what they allocate until they end.
+set -eu
+cd "$(dirname "$0")/.."
+CXX="g++ -fsanitize=address -fno-omit-frame-pointer"
+export CXX
+.venv/bin/python -c 'from toprope.sim import build; build.ensure()'
+preload="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)"
+exec env LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 \
+    .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 3600 tests/test_simulated.py "$@"
