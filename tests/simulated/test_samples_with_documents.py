@@ -40,6 +40,10 @@ DRAWN, SAMPLES = 40, 6
 NAMES = {vendor: dtype for dtype, vendor in refusals.VENDOR_NAMES.items()}
 CAST = "npu::npu_dtype_cast"
 
+# Of two operands that are both refused the card names the first in torch's schema (the bias), the vendor's kernel the
+# first that it checks (a matrix).
+NAMES_ANOTHER_OPERAND = {"aten::addmm", "aten::baddbmm"}
+
 TABLE = refusals.table(CHIP)
 BY_FUNCTION: dict[str, list[refusals.Row]] = {}
 for row in refusals.rows(CHIP):
@@ -108,7 +112,7 @@ class Watch(TorchDispatchMode):
             result = function(*args, **kwargs)
         except RuntimeError as error:
             if "EZ1001" in str(error):
-                self.judge(str(function), says, str(error))
+                self.judge(function._schema.name, says, str(error))
             raise
         if says is not None:
             self.ran_though_refused[function._schema.name] = f"{says.dtype}, {says.source}"
@@ -116,6 +120,8 @@ class Watch(TorchDispatchMode):
 
     def judge(self, function: str, says: refusals.Refusal | None, text: str) -> None:
         self.refused.append(function)
+        if function in NAMES_ANOTHER_OPERAND and says is not None and of_a_row(text):
+            return
         if says is not None and says.text != unstamped(text):
             self.wrong.append(f"{function}: {unstamped(text)!r} instead of {says.text!r}")
 
@@ -168,7 +174,9 @@ def differ(one: Outcome, other: Outcome) -> str:
 
 
 def on_host(tree: Any) -> list[torch.Tensor]:
-    return [tensor.detach().cpu() for tensor in tensors(tree)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex numbers of half precision are experimental, says torch
+        return [tensor.detach().cpu() for tensor in tensors(tree)]
 
 
 def takes_first_argument(info: Any) -> bool:
@@ -187,7 +195,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(info, dtype, id=f"{case.id}-{dtype}".replace("torch.", ""), marks=case.marks)
 
 
-@pytest.mark.parametrize(("info", "dtype"), cases())
+@pytest.mark.parametrize(("info", "dtype"), list(cases()))
 def test_exactly_the_rows_are_refused(info: Any, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     for sample in samples(info, dtype, SAMPLES):
@@ -207,7 +215,9 @@ def test_exactly_the_rows_are_refused(info: Any, dtype: torch.dtype) -> None:
             met[f"{name} ran"] += 1
             whole = TABLE.get(f"aten::{info.name}.*", {}).get(0, frozenset())
             assert not (takes_first_argument(info) and isinstance(sample[0], torch.Tensor) and name in whole)
-            assert watch.refused or not differ(card, plain), differ(card, plain)
+            if not watch.refused:
+                unwatched = run(info, to_card(sample), "npu")  # a few of torch's functions do not bear to be watched
+                assert differ(unwatched, plain) == ""
         if watch.ran_though_refused:  # as a part of what is refused or taken as a whole
             again = to_card(sample)
             parts = parts_of_composed(lambda: run(info, again, "npu"))  # noqa: B023 - called here
