@@ -23,6 +23,7 @@ test: $(READY)
 soak: $(READY)
 	TOPROPE_SOAK=1 $(BIN)/python -m pytest --timeout 3600
 	sh scripts/sanitize.sh
+	sh scripts/repeat.sh 50
 
 lint: $(READY)
 	$(BIN)/ruff check .
