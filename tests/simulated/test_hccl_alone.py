@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, ReduceOp
 
+import toprope.sim
 from toprope.sim.distributed import refusals
 from toprope.sim.distributed.staging import reduce_operation
 from toprope.sim.distributed.threads import run_elsewhere, wait_for_all
@@ -40,6 +41,16 @@ def test_a_group_of_one(group: Any) -> None:
     dist.all_to_all_single(output, tensor)
     assert torch.equal(output.cpu(), expected)
     dist.barrier()
+
+
+def test_a_trace_holds_the_collectives_with_their_bytes(group: Any) -> None:
+    tensor = torch.ones(8).npu()
+    with toprope.sim.trace() as trace:
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.broadcast(tensor, 0)
+    found = [(record.name, record.bytes, record.device) for record in trace.records if record.act == "collective"]
+    assert found == [("hccl::allreduce", 32, 0), ("hccl::allreduce", 32, 0), ("hccl::broadcast", 32, 0)]
 
 
 def test_another_group_after_the_first_has_gone() -> None:

@@ -16,7 +16,7 @@ from toprope.errors import SimulatorError
 from toprope.sim import counters, records
 from toprope.sim.records import Record, Trace
 
-__all__ = ["Recording", "Written", "read_run", "trace", "write_run"]
+__all__ = ["Recording", "Written", "is_tracing", "read_run", "trace", "write_run"]
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
@@ -54,6 +54,14 @@ class Recording:
         Path(path).write_text(json.dumps(records.chrome([self.trace])))
 
 
+_running: list[Recording] = []
+
+
+def is_tracing() -> bool:
+    """Whether this process writes a trace: one of its own, or that of the run it belongs to."""
+    return bool(_running or os.environ.get("TOPROPE_TRACE"))
+
+
 @contextmanager
 def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
     """Records what the process does to the simulated cards inside the block.
@@ -84,9 +92,11 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
     if error:
         raise SimulatorError("the trace cannot be written.", os.strerror(error))
     recording = Recording()
+    _running.append(recording)
     try:
         yield recording
     finally:
+        _running.clear()
         address = library.stop_trace()
         size = records.HEADER_SIZE + capacity * records.RECORD_SIZE
         data = memoryview((ctypes.c_char * size).from_address(address)).cast("B")

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
+from torch.utils._pytree import tree_leaves
 
 from toprope.sim.distributed import refusals
 from toprope.sim.distributed.staging import Staging, reduce_operation
 from toprope.sim.distributed.work import HcclWork, done
+from toprope.sim.native import native
 from toprope.sim.npu._state import message
+from toprope.sim.tracing import is_tracing
 
 __all__ = [
     "allgather",
@@ -41,6 +44,9 @@ __all__ = [
     "unwrapped",
 ]
 
+
+_COLLECTIVE = 11
+"""Number of the act "collective" in a trace (csrc/core/trace.h)."""
 
 _PARAMETER = "ERR02001 DIST invalid parameter"
 _TYPE = "ERR02002 DIST invalid type"
@@ -72,7 +78,12 @@ def _run(
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     staging = Staging(hccl.settle)
+    began = native().now_ns()
     works = start(staging)
+    if is_tracing():
+        # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
+        ended = torch.futures.collect_all([work.get_future() for work in works])
+        ended.then(lambda _: _note(name, results, began))
     if options is None:
         return works[0]
     if not options.asyncOp:
@@ -83,6 +94,13 @@ def _run(
     work = HcclWork(works, staging.finish(), results)
     hccl.under_way = work.ended
     return work
+
+
+def _note(name: str, results: Any, began: int) -> None:
+    """Records a collective in the trace: its name, its bytes, and the card of its first tensor."""
+    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
+    card = tensors[0].device.index if tensors else native().current_device()
+    native().note(_COLLECTIVE, f"hccl::{name}".encode(), card, began, sum(tensor.nbytes for tensor in tensors))
 
 
 def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) -> Any:
