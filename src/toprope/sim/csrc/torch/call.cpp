@@ -32,6 +32,8 @@ void copy_bits(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
+constexpr size_t kLookedThrough = 8;
+
 at::Tensor host_alias(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
@@ -56,7 +58,9 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
     if (tensor.device().is_cpu()) {
       bool allowed = position_ < 32 && (host_arguments_ >> position_ & 1);
       if (written_ || (tensor.dim() != 0 && !allowed)) saw_host_ = true;
-      if (tensor.has_storage()) host_storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      if (tensor.has_storage()) {
+        host_storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      }
     }
     return tensor;
   }
@@ -71,9 +75,10 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
   if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(dtype);
-  // A tensor that is given twice stays one, so that the kernel sees what overlaps.
-  for (Operand& operand : operands_) {
-    if (operand.original->is_same(tensor)) return operand.alias;
+  // A tensor that is given twice stays one, so that the kernel sees what overlaps. Not so in long lists of tensors,
+  // whose kernels take one after the other.
+  for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
+    if (operands_[i].original->is_same(tensor)) return operands_[i].alias;
   }
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
