@@ -15,9 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
 STARTED = time.monotonic()
 
-# A loaded machine must not fail a test: no deadline on one example. What `make test` tries is the same every time.
-hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, deadline=None, database=None)
-hypothesis.settings.register_profile("soak", max_examples=5000, deadline=None, print_blob=True)
+# A loaded machine must not fail a test: no deadline on one example, no alarm that making examples takes long. What
+# `make test` tries is the same every time.
+PATIENT = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, database=None, **PATIENT)
+hypothesis.settings.register_profile("soak", max_examples=5000, print_blob=True, **PATIENT)
 hypothesis.settings.load_profile("soak" if SOAK else "default")
 
 

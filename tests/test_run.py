@@ -17,6 +17,12 @@ from toprope.cli.choose import Choice
 from toprope.sim.spec import SimSpec
 
 
+def heed_signals() -> None:
+    """In the child: the tests may run in the background of a shell that ignores Ctrl-C, which programs inherit."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class World:
     """A folder with programs, and `toprope run` started in it with a temporary folder of its own."""
 
@@ -35,7 +41,7 @@ class World:
         return subprocess.Popen(
             [sys.executable, "-m", "toprope", "run", *words],
             cwd=self.folder, env=kept | {"TMPDIR": str(self.temporary)} | variables, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals,
         )  # fmt: skip
 
     def run(self, *words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
