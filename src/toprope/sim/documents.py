@@ -10,29 +10,41 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toprope.chips import Chip
 from toprope.sim import refusals
 from toprope.sim.dtypes import NUMBERS, bits
 
-__all__ = ["ensure", "lines"]
+__all__ = ["lines", "ready"]
 
 _FORM = "1"
 _PLACE_OF_DTYPE = "\x01"
 
 
-def ensure(folder: Path, chip: Chip) -> Path:
-    """The file for a chip in the folder of the build, made now where there is none."""
+@contextmanager
+def ready(folder: Path, chip: Chip) -> Iterator[Path]:
+    """The file for a chip, from the folder of the build, where it is kept from its first use on.
+
+    A folder that this user may not write, as that of a shared cache, costs a file of its own at every start.
+    """
     facts = refusals.FILE.stat()
     stamp = hashlib.sha256(f"{_FORM} {chip.family} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
     path = folder / f"documents-{chip.name}-{stamp}.tsv"
     if not path.exists():
+        if not os.access(folder, os.W_OK):
+            with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines(chip))
+                file.flush()
+                yield Path(file.name)
+            return
         handle, aside = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines(chip))
+        os.chmod(aside, 0o644)  # whoever may use the build may read it
         os.replace(aside, path)
-    return path
+    yield path
 
 
 def lines(chip: Chip) -> Iterator[str]:

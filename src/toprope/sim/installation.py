@@ -119,7 +119,8 @@ def _install(spec: SimSpec) -> None:
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())
-        _load_documents(library, documents.ensure(made.folder, chip), refuse=spec.refuse)
+        with documents.ready(made.folder, chip) as path:
+            _load_documents(library, path, refuse=spec.refuse)
         _join_run(library)
         _register(torch)
         _state.append(spec)
