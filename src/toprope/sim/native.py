@@ -39,7 +39,6 @@ class Native:
 
     def __init__(self, core: Path, glue: Path) -> None:
         self._core = _open(core)
-        self.torch_version = self._get(self._core, "ts_torch_version", c_char_p)
         import torch
 
         try:
@@ -89,7 +88,6 @@ class Native:
         self.fail_operator = get(core_lib, "ts_fail_operator", None, c_char_p, c_int, c_uint64)
         self.fail_allocation = get(core_lib, "ts_fail_allocation", None, c_int64)
         self.slow_link = get(core_lib, "ts_slow_link", None, c_double)
-        self.clear_faults = get(core_lib, "ts_clear_faults", None)
         self.refuse_dtypes = get(core_lib, "ts_refuse_dtypes", None, c_char_p, c_uint64)
         self.refused_dtypes = get(core_lib, "ts_refused_dtypes", c_uint64, c_char_p)
         self.load_documents = get(core_lib, "ts_load_documents", c_int, c_char_p)
