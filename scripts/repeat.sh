@@ -1,17 +1,33 @@
 #!/bin/sh
-# The tests of the simulated card many times in a row, each round in one process: a crash shows, however rare it is.
+# The tests of the simulated card many times in a row: a crash shows, however rare it is.
+# A round is one process for all modules that can share one, and one each for those that need a card nobody has used
+# (they count its memory, or fork before the backward pass has threads).
 # usage: scripts/repeat.sh ROUNDS [MODULE ...]     (no module: all of tests/simulated that need no cards of their own)
 set -eu
 cd "$(dirname "$0")/.."
 rounds=$1
 shift
 [ $# -gt 0 ] || set -- $(grep -L -E '^(SIM|ENVIRONMENT) = ' tests/simulated/test_*.py)
+alone=$(grep -l -E '^from card_memory import|os\.fork\(' "$@" || true)
+together=$(printf '%s\n' "$@" | grep -v -x -F "$alone" || true)
+
+run() {
+    TOPROPE_INNER=1 TOPROPE_SIM=910B3x4,refuse=off .venv/bin/python -m pytest -q -p no:cacheprovider "$@" >"$log" 2>&1 || {
+        status=$?
+        cat "$log"
+        echo "repeat: round $round of $rounds ended with status $status: $*"
+        exit 1
+    }
+}
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 round=0
 while [ "$round" -lt "$rounds" ]; do
     round=$((round + 1))
-    TOPROPE_INNER=1 TOPROPE_SIM=910B3x4,refuse=off .venv/bin/python -m pytest -q -p no:cacheprovider "$@" >/dev/null || {
-        echo "repeat: round $round of $rounds ended with status $?"
-        exit 1
-    }
+    [ -z "$together" ] || run $together
+    for module in $alone; do
+        run "$module"
+    done
 done
 echo "repeat: $rounds rounds without a failure: $*"
