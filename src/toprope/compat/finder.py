@@ -80,7 +80,10 @@ class Facade:
 
 FACADES: dict[str, Facade] = {
     facade.name: facade
-    for facade in (Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),)
+    for facade in (
+        Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),
+        Facade("apt_model", "apt_model"),
+    )
 }
 """Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""
 

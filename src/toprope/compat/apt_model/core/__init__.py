@@ -1,0 +1,1 @@
+"""`apt_model.core`: see `system`."""
