@@ -8,6 +8,7 @@
     │   ├── ChipDataError         the description of a chip in toprope/chips is not valid
     │   ├── ProgramError          the program given to `toprope run` is not there
     │   ├── DeviceNameError       a device's name cannot be read, or no backend has that kind of device
+    │   ├── ScheduleError         a schedule of streams and operators cannot be read, or makes no sense
     │   ├── SeedError             a seed of random numbers cannot be used
     │   └── WeightsError          a file holds no weights that can be loaded
     ├── EnvironmentProblem        the machine lacks something
@@ -47,6 +48,7 @@ __all__ = [
     "EnvironmentProblem",
     "InstallError",
     "ProgramError",
+    "ScheduleError",
     "SeedError",
     "SettingError",
     "SimulatorError",
@@ -135,6 +137,12 @@ class DeviceNameError(UsageError):
     """The name of a device cannot be read, or no backend has that kind of device."""
 
     page = "docs/errors/device-name.md"
+
+
+class ScheduleError(UsageError):
+    """A schedule of streams and operators cannot be read, or makes no sense, such as a collective without a member."""
+
+    page = "docs/errors/schedule.md"
 
 
 class SeedError(UsageError):
