@@ -83,6 +83,7 @@ FACADES: dict[str, Facade] = {
     for facade in (
         Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),
         Facade("apt_model", "apt_model"),
+        Facade("device_utils", "device_utils.py"),
     )
 }
 """Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""

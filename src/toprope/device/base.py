@@ -227,6 +227,10 @@ class Device(ABC):
         """Its name as its own software gives it, such as "Ascend910B3"."""
         return self.properties().name
 
+    def software_version(self) -> str | None:
+        """The version of the software that brings the kind to torch, such as torch_npu's; None where it tells none."""
+        return None
+
     # Which is current
 
     @abstractmethod
@@ -266,7 +270,15 @@ class Device(ABC):
 
     @abstractmethod
     def empty_cache(self) -> None:
-        """Give back what torch's allocator holds and no tensor uses."""
+        """Give back what torch's allocator holds and no tensor uses; on the CPU, what the C library keeps too."""
+
+    def take_compiled_operators(self) -> str:
+        """Have this process take operators as they come compiled, instead of compiling each at its first use.
+
+        Returns:
+            What was switched, in the words of the device's software; "" where there is no such switch.
+        """
+        return ""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the error says that memory ran out. See `toprope.device.is_out_of_memory`."""
@@ -334,6 +346,12 @@ class Device(ABC):
     @abstractmethod
     def manual_seed(self, seed: int) -> None:
         """Seed the device's own default generator. See also `toprope.device.seed_all`."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Seed the default generators of all devices of this kind, and of no other."""
+        for index in range(cls.look().count):
+            cls(index).manual_seed(seed)
 
     @abstractmethod
     def rng_state(self) -> torch.Tensor:

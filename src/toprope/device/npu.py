@@ -109,6 +109,10 @@ class NpuDevice(Device):
             cube_cores=getattr(found, "cube_core_num", None) or None,
         )
 
+    def software_version(self) -> str | None:
+        """torch_npu's version. The simulated card goes by torch's, as torch_npu is numbered by it."""
+        return torch.__version__.partition("+")[0] if self.capabilities.simulated else _installed_version()
+
     def set_current(self) -> None:
         """Make it the current card of this thread."""
         self._npu.set_device(self.index)
@@ -143,6 +147,13 @@ class NpuDevice(Device):
         """Give back what torch's allocator holds and no tensor uses, on every card."""
         self._npu.empty_cache()
 
+    def take_compiled_operators(self) -> str:
+        """`torch.npu.set_compile_mode`: for all cards of the process, once their work is done."""
+        if not hasattr(self._npu, "set_compile_mode"):
+            return ""
+        self._npu.set_compile_mode(jit_compile=False)
+        return "jit_compile=False"
+
     def synchronize(self) -> None:
         """Wait until all work given to the card is done."""
         self._npu.synchronize(self.index)
@@ -172,6 +183,12 @@ class NpuDevice(Device):
         """Seed the card's default generator."""
         with self.as_current():
             self._npu.manual_seed(seed)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Seed the default generators of all cards; those that are not used yet, when they are."""
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        npu.manual_seed_all(seed)
 
     def rng_state(self) -> torch.Tensor:
         """The state of the card's default generator."""
@@ -247,12 +264,16 @@ def _not_installed() -> Availability:
     )
 
 
-def _torch_npu_version() -> str:
+def _installed_version() -> str | None:
     try:
-        return f"torch_npu {version('torch-npu')}"
+        return version("torch-npu")
     except PackageNotFoundError:
-        found = getattr(sys.modules.get("torch_npu"), "__version__", "")
-        return f"torch_npu {found}".strip()
+        found = getattr(sys.modules.get("torch_npu"), "__version__", None)
+        return None if found is None else str(found)
+
+
+def _torch_npu_version() -> str:
+    return f"torch_npu {_installed_version() or ''}".strip()
 
 
 def _is_simulated(npu: ModuleType) -> bool:

@@ -49,7 +49,7 @@ _inside: ContextVar[Device | None] = ContextVar("toprope.device", default=None)
 _granted: dict[object, tuple[Device, str, str | None]] = {}  # a name with its index: device, its mask, the mask's text
 _masks: dict[str, str | None] = {}  # kind: its mask when the first device was granted
 _told: set[object] = set()
-_HERE = os.path.dirname(__file__)
+_TOPROPE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 _ERRORS = {
     State.NOT_INSTALLED: DeviceNotInstalledError,
@@ -112,18 +112,23 @@ def get(device: DeviceLike | None = None, *, fallback: bool | None = None) -> De
     return found
 
 
-def choose(device: DeviceLike | None = None, *, fallback: bool | None = None) -> Choice:
-    """The device to use, with the reasons. Arguments and errors as for `get`."""
+def choose(
+    device: DeviceLike | None = None,
+    *,
+    fallback: bool | None = None,
+    quiet: bool = False,
+    first: tuple[str, ...] = (),
+) -> Choice:
+    """The device to use, with the reasons. Errors as for `get`.
+
+    Args:
+        device, fallback: as for `get`.
+        quiet: the caller says itself what was chosen: the log's line about it is left out. Warnings stay.
+        first: kinds that are tried before all others where toprope chooses, for programs with an order of their own.
+    """
     check_torch()
-    asked, source = _asked(device)
-    if asked == Asked(AUTO):
-        return _said(_automatic(source))
-    try:
-        return _said(Choice(_grant(asked), str(asked), source))
-    except (DeviceUnavailableError, DeviceIndexError) as error:
-        if not _may_fall_back(fallback):
-            raise _with_source(error, source) from error.__cause__
-        return _said(_fallen_back(asked, source, error))
+    choice = _chosen(device, fallback, first)
+    return choice if quiet else _said(choice)
 
 
 def current() -> Device:
@@ -193,6 +198,18 @@ class use(ContextDecorator):  # noqa: N801 - reads as a verb, as torch's own con
         return use(device, fallback=fallback)
 
 
+def _chosen(device: DeviceLike | None, fallback: bool | None, first: tuple[str, ...]) -> Choice:
+    asked, source = _asked(device)
+    if asked == Asked(AUTO):
+        return _automatic(source, first)
+    try:
+        return Choice(_grant(asked, first), str(asked), source)
+    except (DeviceUnavailableError, DeviceIndexError) as error:
+        if not _may_fall_back(fallback):
+            raise _with_source(error, source) from error.__cause__
+        return _fallen_back(asked, source, error, first)
+
+
 def _asked(device: DeviceLike | None) -> tuple[Asked, str]:
     """What is asked for and who asks."""
     if device is not None:
@@ -238,11 +255,11 @@ def _device(kind: str, index: int) -> Device:
     return known[0]
 
 
-def _grant(asked: Asked) -> Device:
+def _grant(asked: Asked, first: tuple[str, ...] = ()) -> Device:
     """The device that was asked for, or the error that says why not."""
     kind = "npu" if asked.kind == SIMULATED else asked.kind
     if kind == AUTO:
-        kind = _automatic("").device.kind
+        kind = _automatic("", first).device.kind
     cls = device_class(kind)
     _check_mask(kind)
     stand = cls.look()
@@ -265,9 +282,9 @@ def _grant(asked: Asked) -> Device:
     return device
 
 
-def _automatic(source: str) -> Choice:
+def _automatic(source: str, first: tuple[str, ...]) -> Choice:
     passed: list[Availability] = []
-    for kind in kinds():
+    for kind in (*first, *(kind for kind in kinds() if kind not in first)):
         _check_mask(kind)
         stand = look(kind)
         if stand.state is State.WORKS:
@@ -281,8 +298,8 @@ def _automatic(source: str) -> Choice:
     raise DeviceNotVisibleError("there is no device at all.", looked_at="; ".join(each.text for each in passed))
 
 
-def _fallen_back(asked: Asked, source: str, error: TopropeError) -> Choice:
-    choice = _automatic(source)
+def _fallen_back(asked: Asked, source: str, error: TopropeError, first: tuple[str, ...]) -> Choice:
+    choice = _automatic(source, first)
     reason = error.what.rstrip(".")
     key = (str(asked), str(choice.device), reason)
     if key not in _told:
@@ -296,9 +313,9 @@ def _fallen_back(asked: Asked, source: str, error: TopropeError) -> Choice:
 
 
 def _outside() -> int:
-    """How many calls above the caller the program is that called this package."""
+    """How many calls above the caller the program is that called toprope."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TOPROPE):
         level, frame = level + 1, frame.f_back
     return level
 
