@@ -89,6 +89,10 @@ class CudaDevice(Device):
             version=(found.major, found.minor),
         )
 
+    def software_version(self) -> str | None:
+        """The version of CUDA that torch is built for, or of ROCm."""
+        return torch.version.cuda or torch.version.hip
+
     def set_current(self) -> None:
         """Make it the current GPU of this thread."""
         torch.cuda.set_device(self.index)
@@ -150,6 +154,11 @@ class CudaDevice(Device):
         """Seed the GPU's default generator."""
         with self.as_current():
             torch.cuda.manual_seed(seed)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Seed the default generators of all GPUs; those that are not used yet, when they are."""
+        torch.cuda.manual_seed_all(seed)
 
     def rng_state(self) -> torch.Tensor:
         """The state of the GPU's default generator."""

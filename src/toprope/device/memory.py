@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["HostMemory", "is_out_of_memory"]
+__all__ = ["HostMemory", "MachineMemory", "is_out_of_memory"]
 
 # Texts of RuntimeError from torch, torch_npu and the vendors' runtimes. 207005 and 207008, of which the first is
 # printed as "storage space", are about streams: a smaller batch does not help against them.
@@ -40,6 +42,20 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         at = at.__cause__
     return False
+
+
+class MachineMemory(NamedTuple):
+    """The memory of the whole machine in bytes, whatever a container allows of it.
+
+    Attributes:
+        total: its size.
+        used: what is in use, without what the system would give up at need.
+        available: what programs could still get.
+    """
+
+    total: int
+    used: int
+    available: int
 
 
 class HostMemory:
@@ -87,6 +103,36 @@ class HostMemory:
             if line.startswith("inactive_file "):
                 given_back_at_need = int(line.split()[1])
         return max(0, min(free, limit - used + given_back_at_need)), limit
+
+    def machine(self) -> MachineMemory:
+        """The memory of the whole machine: by psutil, or from /proc/meminfo where psutil cannot be imported.
+
+        Raises:
+            OSError: neither tells it.
+        """
+        try:
+            import psutil
+        except Exception:  # whatever a broken installation raises
+            rows = (line.partition(":") for line in self._lines("proc/meminfo"))
+            kibibytes = {name: int(rest.split()[0]) for name, _, rest in rows}
+            if not {"MemTotal", "MemAvailable"} <= kibibytes.keys():
+                raise OSError("psutil cannot be imported, and /proc/meminfo does not tell the memory") from None
+            total, available = kibibytes["MemTotal"] * 1024, kibibytes["MemAvailable"] * 1024
+            return MachineMemory(total, total - available, available)
+        found = psutil.virtual_memory()
+        return MachineMemory(int(found.total), int(found.used), int(found.available))
+
+    @staticmethod
+    def trim() -> None:
+        """Give the system back what the C library keeps of freed memory; nothing happens where it has no such call.
+
+        glibc keeps what small tensors leave, for the next ones; one block in use holds back all that lies below it.
+        """
+        try:
+            give_back = ctypes.CDLL(None).malloc_trim  # malloc_trim(3) of glibc; musl and macOS have none
+        except (AttributeError, OSError):
+            return
+        give_back(ctypes.c_size_t(0))
 
     def _lines(self, path: str) -> list[str]:
         try:
