@@ -25,6 +25,9 @@ import torch
 from toprope.device import Availability, Capabilities, Device, Properties, State
 
 
+seeds = []
+
+
 class Abacus(Device):
     kind = "abacus"
     title = "Abacus"
@@ -62,7 +65,7 @@ class Abacus(Device):
     def max_memory_allocated(self):
         return None
 
-    def manual_seed(self, seed): ...
+    def manual_seed(self, seed): seeds.append((self.index, seed))
     def on_stream(self, stream): return contextlib.nullcontext()
     def set_current(self): ...
     def reset_peak_memory(self): ...
@@ -99,10 +102,11 @@ with device.use(card):
 tell(
     list(device.kinds()), [str(each) for each in device.available()], list(asked("abacus", None, "abacus:2")),
     card.memory().as_dict(), card.name, inside, [each.text for each in device.survey()],
+    card.software_version(), type(card).manual_seed_all(7), sys.modules["abacus"].seeds,
 )
 """
     )
-    kinds, there, got, memory, name, inside, survey = told(code, tmp_path)
+    kinds, there, got, memory, name, inside, survey, version, _, seeds = told("import sys" + code, tmp_path)
     assert kinds == ["npu", "cuda", "abacus", "cpu"]
     assert there == ["abacus:0", "abacus:1", "cpu"]
     assert got[:2] == ["abacus:1", "abacus:1"]  # its current one; and it goes before the CPU
@@ -110,6 +114,8 @@ tell(
     assert memory == {"allocated": 10, "reserved": None, "peak": None, "free": 90, "total": 100}
     assert (name, inside) == ("Wooden", "abacus:0")
     assert survey[2] == "abacus: 2 devices"
+    assert version is None
+    assert seeds == [[0, 7], [1, 7]]
 
 
 @pytest.mark.parametrize(("priority", "chosen"), [(400, "abacus:1"), (-1, "cpu")])

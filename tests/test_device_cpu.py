@@ -5,7 +5,9 @@ import random
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import psutil
@@ -54,6 +56,52 @@ def test_the_peak_can_begin_anew(cpu):
     del block
     cpu.reset_peak_memory()
     assert cpu.max_memory_allocated() <= grown
+
+
+@pytest.mark.parametrize("psutil_there", [True, False])
+def test_the_memory_of_the_machine_with_psutil_and_without(monkeypatch, psutil_there):
+    if not psutil_there:
+        monkeypatch.setitem(sys.modules, "psutil", None)
+    found = HostMemory().machine()
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    told = {name: int(size) * 1024 for name, size, *_ in lines}
+    assert found.total == told["MemTotal:"]
+    assert found.available == pytest.approx(told["MemAvailable:"], abs=0.02 * found.total)
+    assert 0 < found.used < found.total
+
+
+def test_the_memory_of_the_machine_is_an_error_where_nobody_tells_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(OSError, match="does not tell the memory"):
+        HostMemory(tmp_path).machine()
+
+
+def test_a_c_library_that_keeps_nothing_is_no_error(monkeypatch):
+    calls = []
+    library = types.SimpleNamespace(malloc_trim=lambda pad: calls.append(pad.value))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    HostMemory.trim()
+    assert calls == [0]
+    del library.malloc_trim
+    HostMemory.trim()
+
+
+def test_pinned_memory_is_given_back_only_where_a_card_was_used(cpu, monkeypatch):
+    used, calls = [False], []
+    accelerator = types.SimpleNamespace(is_initialized=lambda: used[0])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: accelerator)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: calls.append("emptied"))
+    cpu.empty_cache()  # no accelerator
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    cpu.empty_cache()
+    assert calls == []
+    used[0] = True
+    cpu.empty_cache()
+    assert calls == ["emptied"]
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", mock.Mock(side_effect=RuntimeError("no such cache")))
+    cpu.empty_cache()
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    cpu.empty_cache()
 
 
 def test_nothing_on_the_cpu_raises(cpu):

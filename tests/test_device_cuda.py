@@ -66,6 +66,19 @@ def test_a_seed_is_for_this_gpu(gpu):
     seed.assert_called_once_with(7)
 
 
+def test_a_seed_for_all_gpus_uses_none_of_them():
+    with replaced("manual_seed_all") as seed:
+        CudaDevice.manual_seed_all(7)
+    seed.assert_called_once_with(7)
+
+
+@pytest.mark.parametrize(("cuda", "hip"), [("12.8", None), (None, "6.4"), (None, None)])
+def test_the_version_is_that_of_what_torch_is_built_for(gpu, monkeypatch, cuda, hip):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert gpu.software_version() == (cuda or hip)
+
+
 def test_what_it_is(gpu):
     with replaced("get_device_properties", FIGURES):
         assert gpu.properties() == Properties("H100", total_memory=80, cores=132, version=(9, 0))

@@ -167,6 +167,24 @@ def test_automatic_is_npu_then_cuda_then_cpu_with_the_reasons(cards):
     assert made.text == "cpu (automatic; npu: its driver sleeps; cuda: its driver sleeps)"
 
 
+def test_a_program_may_have_another_automatic_order(cards, monkeypatch):
+    assert str(device.choose(first=("cuda",)).device) == "cuda:0"
+    assert str(device.choose("auto", first=("cuda", "npu")).device) == "cuda:0"
+    assert str(device.choose(2, first=("cuda",)).device) == "cuda:2"
+    assert device.choose(first=("cpu",)).passed_over == ()
+    cards["cuda"].state = State.NO_CARD
+    made = device.choose(first=("cuda",))
+    assert (str(made.device), made.passed_over) == ("npu:0", ("cuda: its driver sleeps",))
+    cards["cuda"].state = State.WORKS
+    cards["npu"].state = State.NO_CARD
+    with pytest.warns(FallbackWarning):
+        assert str(device.choose("npu", fallback=True, first=("cpu",)).device) == "cpu"
+    monkeypatch.setenv("TOPROPE_DEVICE", "cuda:1")
+    assert str(device.choose(first=("cpu",)).device) == "cuda:1"  # what the user set goes before any order
+    with pytest.raises(DeviceNameError):
+        device.choose("auto", first=("tpu",))
+
+
 def test_auto_by_name_does_not_heed_the_variables(cards, monkeypatch):
     monkeypatch.setenv("TOPROPE_DEVICE", "cpu")
     assert str(device.get()) == "cpu"

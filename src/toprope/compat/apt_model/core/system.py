@@ -95,7 +95,7 @@ def get_memory_info() -> dict[str, Any]:
 
 
 def memory_cleanup() -> None:
-    """Collect garbage, and give back what torch and the C library keep of freed memory, on every device and the host."""
+    """Collect garbage; give back what torch and the C library keep of freed memory, on every device and of the host."""
     gc.collect()
     empty_caches()
 
