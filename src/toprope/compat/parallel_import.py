@@ -1,7 +1,7 @@
 """Gives torch.nn.DataParallel its way to the cards, when and if torch.nn.parallel is imported.
 
 torch's own scatter, gather and broadcast are CUDA's, and torch_npu brings none. The functions are in data_parallel.py;
-this file is read at the start of every Python process of a run and imports nothing.
+this file is read at the start of every Python process of a run and imports no more than it must.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from toprope.imports import ImportHook
 
 __all__ = ["ParallelFinder", "install", "uninstall"]
 
@@ -43,40 +44,15 @@ def uninstall() -> None:
                 _replace(module, name, function.__toprope_wraps__)
 
 
-class ParallelFinder:
-    """Finds the modules where the other finders find them, with a loader that wraps their functions afterwards."""
+class ParallelFinder(ImportHook):
+    """Wraps the functions of these modules once they are imported."""
 
-    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of such a module with our loader around its own; None for every other module."""
-        if fullname not in _WRAPPED:
-            return None
-        for finder in sys.meta_path:
-            find_spec = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
-            if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    loader: Any = _Loader(spec.loader)
-                    spec.loader = loader
-                return spec
-        return None
+    def __init__(self) -> None:
+        super().__init__(_WRAPPED)
 
-
-class _Loader:
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+    def load(self, module: ModuleType, execute: Callable[[], None]) -> None:
+        """Import the module, then wrap its functions."""
+        execute()
         _wrap(module)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from toprope.sim.after_import import after_import
+from toprope.imports import after_import
 
 __all__ = ["codegen", "register"]
 

@@ -221,8 +221,8 @@ def _register(torch: ModuleType) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    from toprope.imports import after_import
     from toprope.sim import at_exit, distributed, dlpack, inductor
-    from toprope.sim.after_import import after_import
 
     distributed.register(torch)
     dlpack.register()

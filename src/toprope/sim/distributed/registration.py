@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from toprope.sim.after_import import after_import
+from toprope.imports import after_import
 
 __all__ = ["register"]
 
