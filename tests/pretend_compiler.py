@@ -51,5 +51,12 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "sim"
 
 
+def named_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """A compiler that is named in CXX."""
+    made = Compiler(tmp_path / "tools")
+    monkeypatch.setenv("CXX", str(made.path))
+    return made
+
+
 def folders(cache: Path) -> list[Path]:
     return sorted(path for path in cache.iterdir() if path.is_dir()) if cache.is_dir() else []

@@ -1,11 +1,9 @@
 """torch.npu's names and signatures beside those of the published torch-npu wheel, which is parsed, never imported.
 
-The wheel is one in the folder that TOPROPE_CORPUS names, else pip downloads it into pytest's cache; where neither is to
-be had, these tests are skipped and say why.
+Where the wheel is not to be had, these tests are skipped and say why; see published_wheel.py.
 """
 
 import ast
-import os
 import shutil
 import sys
 import zipfile
@@ -15,23 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from torch_npu_names import BEGIN, END, Published, Unreadable, compare, find, renewed  # noqa: E402
-from torch_npu_names.report import MINOR, NAMES, report  # noqa: E402
+from torch_npu_names.report import NAMES, report  # noqa: E402
+
+import published_wheel  # noqa: E402
 
 PAGE = ROOT / "docs" / "compat.md"
-DOWNLOAD_LIMIT = 150
 GRADES = ("must", "should", "could")
 
 
-@pytest.fixture(scope="module")
-def published(request, tmp_path_factory):
-    cache = request.config.cache if hasattr(request.config, "cache") else None
-    folder = Path(cache.mkdir("torch-npu")) if cache else tmp_path_factory.mktemp("torch-npu")
-    try:
-        return Published(find(os.environ.get("TOPROPE_CORPUS", ""), MINOR, folder, DOWNLOAD_LIMIT))
-    except Unreadable as why:
-        pytest.skip(f"the published torch-npu wheel cannot be had: {why}")
+published = pytest.fixture(published_wheel.names, scope="module")
 
 
 @pytest.fixture(scope="module")

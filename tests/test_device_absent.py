@@ -1,19 +1,14 @@
 """What there is when something is missing or broken: stand-ins in processes of their own, with the real torch."""
 
-import os
 import re
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from torch_npu_names import Unreadable, find
-from torch_npu_names.report import MINOR
-
+import published_wheel
 from device_stand_ins import MISSING, cuda, in_python, install, run, run_anew, told
 
 LOADED_WITH_TORCH = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
@@ -212,22 +207,7 @@ def test_a_run_without_an_npu_says_so(tmp_path):
 # The published wheel itself
 
 
-@pytest.fixture(scope="module")
-def real_torch_npu(request, tmp_path_factory):
-    """A folder with the real torch_npu, unpacked."""
-    cache = request.config.cache if hasattr(request.config, "cache") else None
-    folder = Path(cache.mkdir("torch-npu")) if cache else tmp_path_factory.mktemp("torch-npu")
-    try:
-        found = find(os.environ.get("TOPROPE_CORPUS", ""), MINOR, folder, 150)
-    except Unreadable as why:
-        pytest.skip(f"the published torch-npu wheel cannot be had: {why}")
-    wheels = [found] if found.is_file() else sorted(found.parent.glob("*.whl"))
-    if not wheels or f"cp{sys.version_info.major}{sys.version_info.minor}" not in wheels[0].name:
-        pytest.skip(f"{found} is no wheel for this Python")
-    unpacked = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(unpacked)
-    return unpacked
+real_torch_npu = pytest.fixture(published_wheel.unpacked, scope="module")
 
 
 def test_the_published_torch_npu_without_cann(real_torch_npu):

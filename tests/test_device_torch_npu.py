@@ -1,22 +1,20 @@
 """The calls of device/npu.py, held against the published torch-npu wheel, which is parsed and never imported.
 
 They have never run with torch_npu on a card: what can be said of them without one is that such names are there and
-take such arguments. Where no wheel is to be had, these tests are skipped and say why.
+take such arguments. Where no wheel is to be had, these tests are skipped and say why; see published_wheel.py.
 """
 
 import ast
 import inspect
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from torch_npu_names import Published, Unreadable, find  # noqa: E402
-from torch_npu_names.report import MINOR  # noqa: E402
+import published_wheel  # noqa: E402
 
 SOURCE = (ROOT / "src" / "toprope" / "device" / "npu.py").read_text(encoding="utf-8")
 NAMESPACES = ("npu", "self._npu")
@@ -29,14 +27,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def published(request, tmp_path_factory):
-    cache = request.config.cache if hasattr(request.config, "cache") else None
-    folder = Path(cache.mkdir("torch-npu")) if cache else tmp_path_factory.mktemp("torch-npu")
-    try:
-        return Published(find(os.environ.get("TOPROPE_CORPUS", ""), MINOR, folder, 150))
-    except Unreadable as why:
-        pytest.skip(f"the published torch-npu wheel cannot be had: {why}")
+published = pytest.fixture(published_wheel.names, scope="module")
 
 
 def calls():

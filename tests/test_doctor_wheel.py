@@ -1,43 +1,25 @@
 """The published torch-npu without CANN ends `import torch` itself: toprope's commands go on and say how to mend it.
 
-The wheel is one in the folder that TOPROPE_CORPUS names, else pip downloads it into pytest's cache; where neither is to
-be had, these tests are skipped and say why.
+Where the wheel is not to be had, these tests are skipped and say why; see published_wheel.py.
 """
 
 import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from torch_npu_names import Unreadable, find  # noqa: E402
-from torch_npu_names.report import MINOR  # noqa: E402
+import published_wheel
 
 
 @pytest.fixture(scope="module")
 def variables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a shell in which torch-npu is installed and CANN is not."""
-    if Path("/usr/local/Ascend").exists() or os.environ.get("ASCEND_HOME_PATH"):
-        pytest.skip("this machine has CANN")
-    cache = request.config.cache if hasattr(request.config, "cache") else None
-    folder = Path(cache.mkdir("torch-npu")) if cache else tmp_path_factory.mktemp("torch-npu")
-    try:
-        found = find(os.environ.get("TOPROPE_CORPUS", ""), MINOR, folder, 150)
-    except Unreadable as why:
-        pytest.skip(f"the published torch-npu wheel cannot be had: {why}")
-    wheels = [found] if found.is_file() else sorted(found.parent.glob("*.whl"))
-    if not wheels or f"cp{sys.version_info.major}{sys.version_info.minor}" not in wheels[0].name:
-        pytest.skip(f"{found} is no wheel for this Python")
-    site = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheels[0]) as wheel:  # all that pip install --target --no-deps would do with it
-        wheel.extractall(site)
-    return {**os.environ, "PYTHONPATH": str(site)}
+    return {**os.environ, "PYTHONPATH": str(published_wheel.unpacked(request, tmp_path_factory))}
 
 
 def run(variables: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:

@@ -18,19 +18,9 @@ from toprope.sim import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pretend_compiler import SOURCES, TORCH, Compiler, folders, prepare
+from pretend_compiler import SOURCES, TORCH, Compiler, folders, named_compiler, prepare
 
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return prepare(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    made = Compiler(tmp_path / "tools")
-    monkeypatch.setenv("CXX", str(made.path))
-    return made
+cache, compiler = pytest.fixture(prepare), pytest.fixture(named_compiler)
 
 
 # ---- a build
