@@ -9,7 +9,7 @@ such a package was imported before it began, as `toprope run pytest` does.
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["__version__", "chips", "device", "errors", "settings", "sim"]
+__all__ = ["__version__", "chips", "device", "errors", "settings", "sim", "tiers"]
 
 __version__ = "0.1.0"
 

@@ -14,6 +14,7 @@
     ├── EnvironmentProblem        the machine lacks something
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
     │   ├── CardError             a real card was asked for and there is none
+    │   ├── TierCapacityError     a level of memory has not the room that was asked of it
     │   └── DeviceError           a device cannot do what was asked for
     │       ├── DeviceIndexError              there are devices of this kind, but none of this index
     │       ├── DeviceMaskError               the mask of cards was changed after one was given out
@@ -53,6 +54,7 @@ __all__ = [
     "SettingError",
     "SimulatorError",
     "SizeError",
+    "TierCapacityError",
     "TopropeError",
     "UnknownChipError",
     "UnsupportedError",
@@ -173,6 +175,12 @@ class CardError(EnvironmentProblem):
     """A real card was asked for and there is none that works."""
 
     page = "docs/errors/card.md"
+
+
+class TierCapacityError(EnvironmentProblem):
+    """A level of memory has not the room that was asked of it: for a tensor, or for the level itself."""
+
+    page = "docs/errors/tier-capacity.md"
 
 
 class DeviceError(EnvironmentProblem):

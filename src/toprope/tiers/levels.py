@@ -1,0 +1,253 @@
+"""Which keys lie on which level, and what has to move so that another one fits. Pure: bytes and keys, no tensors.
+
+Level 0 is the fastest. A plan changes nothing; whoever carries it out says so move by move (`apply`, `place`), so that
+the record is right even where a copy fails in the middle. No plan ever drops a key: what is pushed out goes to a lower
+level, and where none has room there is no plan.
+
+The least recently used goes first, among keys of the lowest priority. That is right for keys that are asked for in no
+known order; weights that are read in a cycle need another one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Levels", "Move", "Placement"]
+
+Key = Hashable
+
+
+@dataclass(frozen=True)
+class Move:
+    """A key that goes from one level to another.
+
+    Attributes:
+        key: the key.
+        nbytes: its bytes.
+        source: the level that it lies on.
+        target: the level that it goes to.
+    """
+
+    key: Key
+    nbytes: int
+    source: int
+    target: int
+
+    @property
+    def back(self) -> Move:
+        """The move that undoes this one."""
+        return Move(self.key, self.nbytes, self.target, self.source)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a new key can lie.
+
+    Attributes:
+        level: the level.
+        moves: what has to move before, in this order.
+    """
+
+    level: int
+    moves: tuple[Move, ...]
+
+
+@dataclass
+class _Entry:
+    nbytes: int
+    level: int
+    priority: int
+    movable: bool
+
+
+class _Draft:
+    """A plan in the making: bytes free on each level, and the moves so far."""
+
+    def __init__(self, free: list[int], held: Collection[Key]) -> None:
+        self.free = free
+        self.held = set(held)  # not to be moved (again)
+        self.moves: list[Move] = []
+
+    def add(self, move: Move) -> None:
+        self.moves.append(move)
+        self.held.add(move.key)
+        self.free[move.source] += move.nbytes
+        self.free[move.target] -= move.nbytes
+
+    def shorten(self, length: int) -> None:
+        """Take back the moves after the first `length`."""
+        while len(self.moves) > length:
+            move = self.moves.pop()
+            self.held.discard(move.key)
+            self.free[move.source] -= move.nbytes
+            self.free[move.target] += move.nbytes
+
+
+class Levels:
+    """The record of keys on levels of limited bytes.
+
+    Args:
+        capacities: bytes of each level, the fastest first.
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self.capacities = tuple(capacities)
+        self._used = [0] * len(self.capacities)
+        self._entries: dict[Key, _Entry] = {}
+        # for each level, by priority: its keys, least recently used first
+        self._orders: list[dict[int, OrderedDict[Key, None]]] = [{} for _ in self.capacities]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._entries)
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Bytes in use on each level."""
+        return tuple(self._used)
+
+    def level_of(self, key: Key) -> int | None:
+        """The level that a key lies on; None where it is unknown."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.level
+
+    def bytes_of(self, key: Key) -> int:
+        """The bytes of a key that is there."""
+        return self._entries[key].nbytes
+
+    def order(self, level: int) -> list[Key]:
+        """The movable keys of a level in the order in which they would be pushed out."""
+        return list(self._victims(level))
+
+    # Plans, which change nothing
+
+    def plan_put(self, key: Key, nbytes: int, levels: Iterable[int] | None = None) -> Placement | None:
+        """How a key of so many bytes finds room on the first level that can give it.
+
+        A key that is there already is replaced: its old bytes count as free.
+
+        Args:
+            key: the key.
+            nbytes: its bytes.
+            levels: the levels to try, in this order; None for all, the fastest first.
+
+        Returns:
+            None where no level has room without dropping another key.
+        """
+        for level in range(len(self.capacities)) if levels is None else levels:
+            draft = self._draft(key)
+            if self._make_room(draft, level, nbytes):
+                return Placement(level, tuple(draft.moves))
+        return None
+
+    def plan_access(self, key: Key, keep: Collection[Key] = ()) -> tuple[Move, ...]:
+        """What has to move to bring a key as near to level 0 as it can come; the last move is its own.
+
+        Args:
+            key: a key that is there.
+            keep: keys that are not to be pushed out for it.
+        """
+        entry = self._entries[key]
+        if not entry.movable:
+            return ()
+        for level in range(entry.level):
+            draft = self._draft(key, keep)
+            if self._make_room(draft, level, entry.nbytes):
+                return (*draft.moves, Move(key, entry.nbytes, entry.level, level))
+        return ()
+
+    # What was done
+
+    def apply(self, move: Move) -> None:
+        """Note that a move was made: the key is the last of its new level to be pushed out."""
+        entry = self._entries[move.key]
+        assert entry.level == move.source, (entry, move)
+        self._leave(move.key, entry)
+        entry.level = move.target
+        self._arrive(move.key, entry)
+
+    def place(self, key: Key, nbytes: int, level: int, priority: int = 5, *, movable: bool = True) -> None:
+        """Note that a key lies on a level, in place of what had this key before.
+
+        Args:
+            key: the key.
+            nbytes: its bytes.
+            level: the level that `plan_put` gave.
+            priority: keys of a lower one are pushed out first.
+            movable: False for bytes that stay on this level until they are removed.
+        """
+        self.remove(key)
+        entry = self._entries[key] = _Entry(nbytes, level, priority, movable)
+        self._arrive(key, entry)
+
+    def use(self, key: Key) -> None:
+        """Note that a key was used: it is the last of its level and priority to be pushed out."""
+        entry = self._entries[key]
+        if entry.movable:
+            self._orders[entry.level][entry.priority].move_to_end(key)
+
+    def remove(self, key: Key) -> int | None:
+        """Forget a key.
+
+        Returns:
+            The level that it lay on; None where it was not there.
+        """
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._leave(key, entry)
+        return entry.level
+
+    def _leave(self, key: Key, entry: _Entry) -> None:
+        self._used[entry.level] -= entry.nbytes
+        if entry.movable:
+            order = self._orders[entry.level][entry.priority]
+            del order[key]
+            if not order:
+                del self._orders[entry.level][entry.priority]
+
+    def _arrive(self, key: Key, entry: _Entry) -> None:
+        self._used[entry.level] += entry.nbytes
+        if entry.movable:
+            self._orders[entry.level].setdefault(entry.priority, OrderedDict())[key] = None
+
+    def _victims(self, level: int) -> Iterator[Key]:
+        for priority in sorted(self._orders[level]):
+            yield from self._orders[level][priority]
+
+    def _draft(self, key: Key, keep: Collection[Key] = ()) -> _Draft:
+        """A draft in which the bytes of `key`, where it is there already, are free."""
+        free = [capacity - used for capacity, used in zip(self.capacities, self._used, strict=True)]
+        entry = self._entries.get(key)
+        if entry is not None:
+            free[entry.level] += entry.nbytes
+        return _Draft(free, (key, *keep))
+
+    def _make_room(self, draft: _Draft, level: int, nbytes: int) -> bool:
+        """Whether so many bytes are free on a level, after moves that are added to the draft; else it is as before."""
+        if draft.free[level] >= nbytes:
+            return True
+        if nbytes > self.capacities[level] or level == len(self.capacities) - 1:
+            return False
+        before = len(draft.moves)
+        for key in self._victims(level):
+            if key not in draft.held and self._push_down(draft, key, level) and draft.free[level] >= nbytes:
+                return True
+        draft.shorten(before)
+        return False
+
+    def _push_down(self, draft: _Draft, key: Key, level: int) -> bool:
+        """Whether a key finds room on a lower level; the moves for it are added to the draft."""
+        nbytes = self._entries[key].nbytes
+        for lower in range(level + 1, len(self.capacities)):
+            if self._make_room(draft, lower, nbytes):
+                draft.add(Move(key, nbytes, level, lower))
+                return True
+        return False

@@ -1,0 +1,202 @@
+"""Which keys move where: held against a list of lists for keys of one size, and against the rules for all sizes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.tiers import levels as module
+from toprope.tiers.levels import Levels, Move
+
+KEYS = st.sampled_from("abcdefghij")
+STEP = st.tuples(st.sampled_from(["put", "access", "remove"]), KEYS, st.integers(0, 9), st.integers(0, 2))
+
+
+def put(levels, key, nbytes, priority=5, at=None):
+    """Puts a key as a stack does, and tells whether there was room."""
+    found = levels.plan_put(key, nbytes, at)
+    if found is None:
+        return False
+    for move in found.moves:
+        levels.apply(move)
+    levels.place(key, nbytes, found.level, priority)
+    return True
+
+
+def access(levels, key, keep=()):
+    for move in levels.plan_access(key, keep):
+        levels.apply(move)
+    levels.use(key)
+
+
+class Lists:
+    """The simple model, for keys of one byte: a list a level, the least recently used in front."""
+
+    def __init__(self, capacities):
+        self.capacities, self.lists = capacities, [[] for _ in capacities]
+
+    def put(self, key):
+        before = [list(each) for each in self.lists]
+        self.remove(key)
+        first = next((at for at, capacity in enumerate(self.capacities) if capacity), None)
+        pushed = key
+        for at in range(len(self.lists) if first is not None else 0):
+            if self.capacities[at]:
+                self.lists[at].append(pushed)
+                if len(self.lists[at]) <= self.capacities[at]:
+                    return True
+                pushed = self.lists[at].pop(0)
+        self.lists = before
+        return False
+
+    def remove(self, key):
+        for each in self.lists:
+            if key in each:
+                each.remove(key)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(STEP, max_size=60))
+def test_keys_of_one_size_lie_where_the_simple_model_says(capacities, steps):
+    levels, model = Levels(capacities), Lists(capacities)
+    for what, key, _, _ in steps:
+        if what == "put":
+            assert put(levels, key, 1) == model.put(key)
+        elif what == "remove":
+            levels.remove(key)
+            model.remove(key)
+        elif key in levels:
+            access(levels, key)
+            assert model.put(key)  # what is there already always finds room
+        assert [levels.order(at) for at in range(len(capacities))] == model.lists
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=4), st.lists(STEP, max_size=60))
+def test_no_key_is_lost_and_no_level_holds_more_than_it_may(capacities, steps):
+    levels, there = Levels(capacities), {}
+    for what, key, nbytes, priority in steps:
+        before = {name: levels.level_of(name) for name in there}
+        if what == "put":
+            if put(levels, key, nbytes, priority):
+                there[key] = nbytes
+            else:
+                assert {name: levels.level_of(name) for name in there} == before
+                assert all(nbytes > free for free in free_without(levels, key))
+        elif what == "remove":
+            assert (levels.remove(key) is None) == (there.pop(key, None) is None)
+        elif key in there:
+            access(levels, key)
+            assert levels.level_of(key) <= before[key]
+            if there[key] <= capacities[0] and len(capacities) == 1:
+                assert levels.level_of(key) == 0
+        assert set(levels) == set(there)
+        for at, capacity in enumerate(capacities):
+            held = [name for name in there if levels.level_of(name) == at]
+            assert sorted(levels.order(at)) == sorted(held)
+            assert levels.used[at] == sum(levels.bytes_of(name) for name in held) <= capacity
+        assert {name: levels.bytes_of(name) for name in there} == there
+
+
+def free_without(levels, key):
+    """Bytes free on each level if the key were not there."""
+    lies_on, size = levels.level_of(key), levels.bytes_of(key) if key in levels else 0
+    return [
+        capacity - used + (size if at == lies_on else 0)
+        for at, (capacity, used) in enumerate(zip(levels.capacities, levels.used, strict=True))
+    ]
+
+
+@given(st.lists(STEP, max_size=30), KEYS, st.integers(0, 9))
+def test_a_plan_changes_nothing_and_its_moves_can_be_undone(steps, key, nbytes):
+    levels = Levels([9, 14])
+    for _, name, size, priority in steps:
+        put(levels, name, size, priority)
+
+    def state():
+        return {name: (levels.level_of(name), levels.bytes_of(name)) for name in levels}, levels.used
+
+    before = state()
+    found = levels.plan_put(key, nbytes)
+    moves = found.moves if found else ()
+    assert state() == before
+    for move in moves:
+        levels.apply(move)
+    for move in reversed(moves):
+        levels.apply(move.back)
+    assert state() == before
+
+
+def test_the_lowest_priority_goes_first_then_the_least_recently_used():
+    levels = Levels([3, 9])
+    for key, priority in (("low", 1), ("old", 5), ("new", 5)):
+        put(levels, key, 1, priority)
+    levels.use("low")
+    assert levels.plan_put("x", 1).moves == (Move("low", 1, 0, 1),)
+    assert levels.plan_put("x", 2).moves == (Move("low", 1, 0, 1), Move("old", 1, 0, 1))
+
+
+def test_a_key_and_the_one_it_pushes_out_change_places():
+    levels = Levels([2, 2])
+    for key in "abcd":
+        put(levels, key, 1)
+    assert [levels.order(0), levels.order(1)] == [["c", "d"], ["a", "b"]]
+    assert levels.plan_access("b") == (Move("c", 1, 0, 1), Move("b", 1, 1, 0))
+    assert levels.plan_access("d") == ()
+    assert levels.plan_put("e", 1) is None
+
+
+def test_what_is_too_large_for_level_0_goes_lower_and_pushes_nothing_out():
+    levels = Levels([2, 8])
+    put(levels, "a", 1)
+    put(levels, "large", 5)
+    assert (levels.level_of("a"), levels.level_of("large")) == (0, 1)
+    assert levels.plan_access("large") == ()
+
+
+def test_what_is_too_large_for_the_next_level_goes_to_the_one_below():
+    levels = Levels([4, 1, 4])
+    put(levels, "a", 3)
+    assert levels.plan_put("b", 3).moves == (Move("a", 3, 0, 2),)
+
+
+def test_bytes_that_must_stay_are_never_pushed_out():
+    levels = Levels([4, 4])
+    levels.place("weight", 3, 0, movable=False)
+    put(levels, "a", 1)
+    assert levels.plan_put("b", 2).level == 1
+    assert levels.plan_put("b", 1).moves == (Move("a", 1, 0, 1),)
+    assert levels.plan_access("weight") == ()
+    levels.use("weight")
+    assert levels.used == (4, 0)
+    assert levels.remove("weight") == 0
+
+
+def test_keys_to_be_kept_are_not_pushed_out():
+    levels = Levels([1, 2])
+    for key in "ab":
+        put(levels, key, 1)
+    assert levels.plan_access("a", keep={"b"}) == ()
+    assert levels.plan_access("a") != ()
+
+
+def test_levels_can_be_named():
+    levels = Levels([4, 4])
+    assert levels.plan_put("a", 1, levels=[1]).level == 1
+    assert levels.plan_put("a", 5, levels=[1]) is None
+
+
+@pytest.mark.parametrize("nbytes", [0, 7])
+def test_replacing_counts_one_copy(nbytes):
+    levels = Levels([8, 8])
+    for _ in range(8):
+        assert put(levels, "a", nbytes)
+    assert levels.used == (nbytes, 0)
+    assert len(levels) == 1
+
+
+def test_the_file_is_pure():
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert imported == {"__future__", "collections", "collections.abc", "dataclasses"}
