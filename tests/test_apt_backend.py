@@ -1,4 +1,4 @@
-"""apt_model.optimization.npu_backend. Numbers in names are those of the assertions of the mission's specification.
+"""apt_model.optimization.npu_backend. Numbers in names are those of the specification's assertions.
 
 Cards are stand-ins (apt_machines.py), each machine in one process that answers all questions; real tensors lie on the
 simulated card.

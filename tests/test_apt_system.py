@@ -1,4 +1,4 @@
-"""apt_model.core.system. Numbers in names are those of the assertions that the mission's specification makes.
+"""apt_model.core.system. Numbers in names are those of the specification's assertions.
 
 Cards are stand-ins (apt_machines.py), each machine in one process that answers all questions; real tensors lie on the
 simulated card.
