@@ -286,7 +286,9 @@ def test_10_defect_memory_stats_returned_nothing(capsys):
     assert figures["reserved"] is None
     assert 0 < figures["allocated"] <= figures["total"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"📊 CPU Memory Stats (cpu): allocated {figures['allocated'] / 2**30:.2f} GB, peak ")
+    assert line.startswith(
+        f"\N{BAR CHART} CPU Memory Stats (cpu): allocated {figures['allocated'] / 2**30:.2f} GB, peak "
+    )
     assert line.endswith(f"total {figures['total'] / 2**30:.2f} GB")
     assert "reserved" not in line
 

@@ -127,7 +127,7 @@ class DeviceManager:
         figures = self._device.memory().as_dict()
         shown = ", ".join(f"{name} {bytes_ / _GIB:.2f} GB" for name, bytes_ in figures.items() if bytes_ is not None)
         card = f"{self.device}, simulated" if self._device.capabilities.simulated else f"{self.device}"
-        print(f"📊 {self.device_type.upper()} Memory Stats ({card}): {shown}")  # noqa: T201 - as the original does
+        print(f"\N{BAR CHART} {self.device_type.upper()} Memory Stats ({card}): {shown}")  # noqa: T201 - as the original does
         return figures
 
     def empty_cache(self) -> None:
