@@ -8,6 +8,7 @@
     │   ├── ChipDataError         the description of a chip in toprope/chips is not valid
     │   ├── ProgramError          the program given to `toprope run` is not there
     │   ├── DeviceNameError       a device's name cannot be read, or no backend has that kind of device
+    │   ├── PlanError             limits for streams cannot be planned, or a plan cannot be read
     │   ├── ScheduleError         a schedule of streams and operators cannot be read, or makes no sense
     │   ├── SeedError             a seed of random numbers cannot be used
     │   └── WeightsError          a file holds no weights that can be loaded
@@ -48,6 +49,7 @@ __all__ = [
     "DeviceUnavailableError",
     "EnvironmentProblem",
     "InstallError",
+    "PlanError",
     "ProgramError",
     "ScheduleError",
     "SeedError",
@@ -145,6 +147,12 @@ class ScheduleError(UsageError):
     """A schedule of streams and operators cannot be read, or makes no sense, such as a collective without a member."""
 
     page = "docs/errors/schedule.md"
+
+
+class PlanError(UsageError):
+    """Limits for streams cannot be planned, such as minima that exceed the card, or a plan cannot be read."""
+
+    page = "docs/errors/plan.md"
 
 
 class SeedError(UsageError):
