@@ -54,7 +54,7 @@ class DeviceManager:
 
     Attributes:
         device_type: "npu", "cuda", "cpu".
-        device: the device for torch, with its index.
+        device: the device's name with its index, "npu:0", which torch takes everywhere; a text, as in the original.
         generator_device: where the last generator draws its numbers ("npu:0", "cpu"); None before the first.
         last_seed: the seed of the last generator; None before the first.
 
@@ -66,7 +66,7 @@ class DeviceManager:
     """
 
     device_type: str
-    device: torch.device
+    device: str
     generator_device: str | None
     last_seed: int | None
 
@@ -74,7 +74,7 @@ class DeviceManager:
         choice = _choose(preferred_device, fallback)
         self._device = choice.device
         self.device_type = choice.device.kind
-        self.device = choice.device.torch_device
+        self.device = str(choice.device)
         self.generator_device = None
         self.last_seed = None
         _log.info("device %s", choice.text)
@@ -181,8 +181,8 @@ def get_device_manager(preferred_device: Any = None) -> DeviceManager:
         return manager
 
 
-def auto_device() -> torch.device:
-    """The device of the program's manager. Errors as for `DeviceManager`."""
+def auto_device() -> str:
+    """The name of the device of the program's manager. Errors as for `DeviceManager`."""
     return get_device_manager().device
 
 
