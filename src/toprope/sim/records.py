@@ -192,7 +192,14 @@ def _event(record: Record, pid: int, track: int, shift: int) -> dict[str, Any]:
         "ts": (record.begin_ns + shift) / 1000,
         "args": {
             key: value
-            for key, value in (("bytes", record.bytes), ("dtype", record.dtype), ("host thread", record.thread))
+            for key, value in (
+                ("bytes", record.bytes),
+                ("dtype", record.dtype),
+                ("host thread", record.thread),
+                ("cube cores", record.cube_cores),
+                ("vector cores", record.vector_cores),
+                ("event", f"{record.address:#x}" if record.act.startswith("event") else ""),
+            )
             if value
         },
     }
