@@ -173,10 +173,10 @@ def main():
         except Exception as error:
             if not isinstance(error, StepError):
                 traceback.print_exc()
-            print(f"{number}. ❌ {step.__doc__}: {type(error).__name__}: {error}")
+            print(f"{number}. {step.__doc__}: failed, {type(error).__name__}: {error}")
         else:
             passed += 1
-            print(f"{number}. ✅ {step.__doc__}: {found}")
+            print(f"{number}. {step.__doc__}: passed, {found}")
     print(f"{passed} of {len(STEPS)} passed")
     return 0 if passed == len(STEPS) else 1
 

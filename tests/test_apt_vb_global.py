@@ -36,14 +36,14 @@ def test_the_balanced_mode_shows_what_is_active_and_why_the_rest_is_not(capsys):
         "  Level 0: cpu - 4000MB @ 50.0GB/s（配置值）",
         "",
         LINE,
-        "🚀 虚拟Blackwell已全局启用",
+        "\N{ROCKET} 虚拟Blackwell已全局启用",
         LINE,
-        "加速设备:        🔵 CPU",
-        "FP4量化:         ❌ 禁用",
-        "Flash Attention: ✅ 启用",
-        "混合精度:        ❌ 禁用（optimize_model 尚未提供）",
-        "梯度检查点:      ❌ 禁用",
-        "自动估算:        ❌ 禁用（estimate_model_resources 尚未提供）",
+        "加速设备:        \N{LARGE BLUE CIRCLE} CPU",
+        "FP4量化:         \N{CROSS MARK} 禁用",
+        "Flash Attention: \N{WHITE HEAVY CHECK MARK} 启用",
+        "混合精度:        \N{CROSS MARK} 禁用（optimize_model 尚未提供）",
+        "梯度检查点:      \N{CROSS MARK} 禁用",
+        "自动估算:        \N{CROSS MARK} 禁用（estimate_model_resources 尚未提供）",
         LINE,
         "",
     ]
@@ -57,7 +57,7 @@ def test_flash_attention_is_shown_only_where_torch_would_take_it(capsys):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         vb.enable_balanced_mode()
         shown = capsys.readouterr().out
-        assert "Flash Attention: ❌ 禁用（scaled_dot_product_attention: math, float32）" in shown
+        assert "Flash Attention: \N{CROSS MARK} 禁用（scaled_dot_product_attention: math, float32）" in shown
         assert vb.get_config()["use_flash_attn"] is False
         before = vb.get_stack()
         with pytest.raises(UnsupportedError, match="fused attention is not in force on cpu"):
@@ -174,8 +174,8 @@ def test_the_switch_enables_the_balanced_mode(monkeypatch, capsys, variables):
     module = imported_anew(monkeypatch, ENABLE_VIRTUAL_BLACKWELL="true", **variables)
     assert module.is_enabled()
     shown = capsys.readouterr().out
-    assert "🚀 虚拟Blackwell已全局启用" in shown
-    assert shown.endswith("✅ 通过环境变量自动启用虚拟Blackwell (balanced模式)\n")
+    assert "\N{ROCKET} 虚拟Blackwell已全局启用" in shown
+    assert shown.endswith("\N{WHITE HEAVY CHECK MARK} 通过环境变量自动启用虚拟Blackwell (balanced模式)\n")
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_four(monkeypatch):
@@ -205,6 +205,10 @@ with contextlib.redirect_stdout(text):
 tell(text.getvalue(), vb.get_config(), [each["device"] for each in vb.get_stats()["levels"]])
 """
     )
-    assert "加速设备:        🟡 华为昇腾NPU\nFP4量化:         ❌ 禁用\nFlash Attention: ✅ 启用\n" in shown
+    assert (
+        "加速设备:        \N{LARGE YELLOW CIRCLE} 华为昇腾NPU\n"
+        "FP4量化:         \N{CROSS MARK} 禁用\n"
+        "Flash Attention: \N{WHITE HEAVY CHECK MARK} 启用\n"
+    ) in shown
     assert config == OFF | {"use_flash_attn": True}
     assert levels == ["npu:0", "cpu"]

@@ -42,8 +42,15 @@ __all__ = [
 
 SWITCH, MODE = "ENABLE_VIRTUAL_BLACKWELL", "VB_MODE"
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_TITLES = {"cuda": "🟢 NVIDIA GPU", "npu": "🟡 华为昇腾NPU", "cpu": "🔵 CPU"}
 _NAMES = {"use_fp4": "FP4", "mixed_precision": "mixed precision", "gradient_checkpointing": "gradient checkpointing"}
+# the signs are part of what the original prints
+_TITLES = {
+    "cuda": "\N{LARGE GREEN CIRCLE} NVIDIA GPU",
+    "npu": "\N{LARGE YELLOW CIRCLE} 华为昇腾NPU",
+    "cpu": "\N{LARGE BLUE CIRCLE} CPU",
+}
+_OTHER_TITLE = "\N{MEDIUM WHITE CIRCLE} "
+_YES, _NO = "\N{WHITE HEAVY CHECK MARK} 启用", "\N{CROSS MARK} 禁用"
 _ROWS = {
     "use_fp4": "FP4量化:         ",
     "use_flash_attn": "Flash Attention: ",
@@ -232,11 +239,11 @@ def _start(
 
 def _banner(device: Device, config: Mapping[str, bool], reasons: Mapping[str, str]) -> Iterator[str]:
     line = "=" * 70
-    yield from ("", line, "🚀 虚拟Blackwell已全局启用", line)
-    yield f"加速设备:        {_TITLES.get(device.kind, f'⚪ {device.name}')}"
+    yield from ("", line, "\N{ROCKET} 虚拟Blackwell已全局启用", line)
+    yield f"加速设备:        {_TITLES.get(device.kind, _OTHER_TITLE + device.name)}"
     for name, row in _ROWS.items():
         reason = reasons.get(name)
-        yield row + ("✅ 启用" if config[name] else "❌ 禁用") + (f"（{reason}）" if reason else "")
+        yield row + (_YES if config[name] else _NO) + (f"（{reason}）" if reason else "")
     yield line + "\n"
 
 
@@ -279,7 +286,8 @@ def _follow_environment() -> None:
     if mode not in _MODES:
         raise SettingError(f"there is no mode {mode!r}.", looked_at=f"{MODE}={mode}", do=f"give {', '.join(_MODES)}")
     _MODES[mode]()
-    print(f"✅ 通过环境变量自动启用虚拟Blackwell ({mode}模式)")  # noqa: T201 - as the original does
+    text = f"\N{WHITE HEAVY CHECK MARK} 通过环境变量自动启用虚拟Blackwell ({mode}模式)"
+    print(text)  # noqa: T201 - as the original does
 
 
 _follow_environment()
