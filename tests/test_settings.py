@@ -17,6 +17,7 @@ VARIABLES = {
     "cache_dir": "TOPROPE_CACHE_DIR",
     "log": "TOPROPE_LOG",
     "fallback": "TOPROPE_FALLBACK",
+    "cann": "TOPROPE_CANN",
 }
 # name -> three values: (as given, as read)
 SAMPLES = {
@@ -25,6 +26,7 @@ SAMPLES = {
     "cache_dir": [("/a", pathlib.Path("/a")), ("/b/c", pathlib.Path("/b/c")), ("/d", pathlib.Path("/d"))],
     "log": [("DEBUG", "DEBUG"), ("error", "ERROR"), ("Info", "INFO")],
     "fallback": [("true", True), ("0", False), ("on", True)],
+    "cann": [("8.5.0", "8.5.0"), (" 8.2.RC1", "8.2.RC1"), ("10", "10")],
 }
 
 
@@ -48,8 +50,9 @@ def project(folder, text):
 def test_defaults(nowhere):
     loaded = Settings.load()
     assert loaded == Settings(
-        device=None, sim=None, cache_dir=nowhere / "home" / ".cache" / "toprope", log="WARNING", fallback=False
-    )
+        device=None, sim=None, cache_dir=nowhere / "home" / ".cache" / "toprope", log="WARNING", fallback=False,
+        cann="9.0.0",
+    )  # fmt: skip
     assert set(loaded.origins.values()) == {"default"}
     assert set(loaded.origins) == set(VARIABLES)
 
@@ -89,6 +92,7 @@ def test_show_gives_each_value_with_its_origin(nowhere, monkeypatch):
         ["cache_dir", str(nowhere / "home" / ".cache" / "toprope"), "default"],
         ["log", "WARNING", "default"],
         ["fallback", "true", str(file)],
+        ["cann", "9.0.0", "default"],
     ]
     assert "sim        not set " in Settings.load(trust_env=False).show()
 
@@ -168,6 +172,8 @@ def test_a_foreign_file_is_not_even_parsed(nowhere):
         ("log", "10"),
         ("fallback", "maybe"),
         ("fallback", "2"),
+        ("cann", "RC1"),
+        ("cann", "8..5"),
     ],
 )
 def test_a_malformed_value_names_the_place_and_the_value(nowhere, monkeypatch, name, text):

@@ -25,6 +25,7 @@ __all__ = ["Settings"]
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_VERSION = re.compile(r"[0-9]{1,4}(\.[A-Za-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Settings:
     fallback: bool = False
     """Whether less than what was asked for is acceptable (CPU instead of a card); otherwise it is an error."""
 
+    cann: str = "9.0.0"
+    """Version of CANN whose rules the simulated card keeps where versions differ, such as "8.5.0"."""
+
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each value came from: "argument", "environment variable NAME", a pyproject.toml's path or "default"."""
 
@@ -58,18 +62,22 @@ class Settings:
         cache_dir: str | os.PathLike[str] | None = None,
         log: str | None = None,
         fallback: bool | None = None,
+        cann: str | None = None,
         trust_env: bool = True,
     ) -> Settings:
         """The settings in force here and now.
 
         Args:
-            device, sim, cache_dir, log, fallback: the fields of the same names; None leaves the choice to the others.
+            device, sim, cache_dir, log, fallback, cann: the fields of the same names; None leaves the choice to the
+                others.
             trust_env: False ignores environment variables and pyproject.toml.
 
         Raises:
             SettingError: a value cannot be read, or [tool.toprope] has a key that toprope does not know.
         """
-        arguments = {"device": device, "sim": sim, "cache_dir": cache_dir, "log": log, "fallback": fallback}
+        arguments = {
+            "device": device, "sim": sim, "cache_dir": cache_dir, "log": log, "fallback": fallback, "cann": cann,
+        }  # fmt: skip
         environment: Mapping[str, str] = os.environ if trust_env else {}
         file, table = _project_table(_working_directory()) if trust_env else (None, {})
         values: dict[str, Any] = {}
@@ -146,6 +154,12 @@ def _read_boolean(value: object, source: str, _folder: Path) -> bool:
     return _BOOLEANS[value.strip().lower()]
 
 
+def _read_version(value: object, source: str, _folder: Path) -> str:
+    if not isinstance(value, str) or not _VERSION.fullmatch(value.strip()):
+        raise _malformed(value, source, 'a version of CANN such as "8.5.0" or "8.2.RC1"')
+    return value.strip()
+
+
 class _Known(NamedTuple):
     variable: str
     read: Callable[[object, str, Path], Any]  # (value, where it stands, folder that relative paths count from)
@@ -157,6 +171,7 @@ _KNOWN = {
     "cache_dir": _Known("TOPROPE_CACHE_DIR", _read_folder),
     "log": _Known("TOPROPE_LOG", _read_level),
     "fallback": _Known("TOPROPE_FALLBACK", _read_boolean),
+    "cann": _Known("TOPROPE_CANN", _read_version),
 }
 
 

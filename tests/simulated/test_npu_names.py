@@ -14,7 +14,7 @@ from children import facts
 
 NAMES = tomllib.loads(resources.files("toprope.sim.npu").joinpath("names.toml").read_text(encoding="utf-8"))
 CLASSES = [name for name in NAMES["could"] if name[0].isupper() or name == "graph"]
-MODULES = ["aclnn", "npugraph_ex"]
+MODULES = ["aclnn"]
 FUNCTIONS = [name for name in NAMES["could"] if name not in (*CLASSES, *MODULES, "is_current_stream_capturing")]
 
 

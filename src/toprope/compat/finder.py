@@ -82,6 +82,7 @@ FACADES: dict[str, Facade] = {
     facade.name: facade
     for facade in (
         Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),
+        Facade("torchair", "torchair"),
         Facade("apt_model", "apt_model"),
         Facade("device_utils", "device_utils.py"),
     )

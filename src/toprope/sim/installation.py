@@ -223,11 +223,13 @@ def _register(torch: ModuleType) -> None:
     )
     from toprope.imports import after_import
     from toprope.sim import at_exit, distributed, dlpack, inductor
+    from toprope.sim.graph import registration
 
     distributed.register(torch)
     dlpack.register()
     at_exit.register()
     inductor.register()
+    registration.register()
     after_import("torch.multiprocessing.reductions", _register_sharing)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toprope.sim.native import native
-from toprope.sim.npu import amp, backends, utils
+from toprope.sim.npu import amp, backends, npugraph_ex, utils
 from toprope.sim.npu._backends import (
     enable_flash_sdp,
     enable_math_sdp,
@@ -234,6 +234,7 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "mstx",
+    "npugraph_ex",
     "preferred_linalg_library",
     "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",

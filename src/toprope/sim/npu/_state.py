@@ -69,7 +69,8 @@ def chip() -> chips.Chip:
 def message(text: str, code: str) -> str:
     """A message as torch_npu ends it: when, in which process, on which card, and a code such as `VALUE`."""
     date = time.strftime("%Y-%m-%d-%H:%M:%S")
-    device, rank = native().current_device(), os.environ.get("RANK", "-1")
+    device = -1 if installed() is None else native().current_device()
+    rank = os.environ.get("RANK", "-1")
     return f"{text}\n[ERROR] {date} (PID:{os.getpid()}, Device:{device}, RankID:{rank}) {code}"
 
 

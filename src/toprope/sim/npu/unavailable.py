@@ -66,7 +66,6 @@ _CLASSES = {
 
 _MODULES = {
     "aclnn": "CANN's operator library is not simulated",
-    "npugraph_ex": _GRAPHS,
 }
 
 

@@ -1,0 +1,5 @@
+"""`torchair.config.compiler_config`: the class that programs import from here."""
+
+from toprope.sim.graph import CompilerConfig
+
+__all__ = ["CompilerConfig"]
