@@ -7,6 +7,7 @@ and a message between two ranks has no partner.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -73,7 +74,7 @@ def from_csv(texts: Mapping[str, str], chip: str) -> Program:
     Raises:
         ScheduleError: a file is no such CSV, lacks a column, is cut short, or there is no such chip.
     """
-    files = [(source, list(_rows(source, text, chip))) for source, text in texts.items()]
+    files = [(source, list(_rows(source, text))) for source, text in texts.items()]
     rows = list(_with_cards(files))
     cards = {row.card: card_of_chip(row.card, chip, row.source) for row in rows}
     cards = {name: cards[name] for name in sorted(cards, key=_by_number)}
@@ -91,8 +92,8 @@ def from_csv(texts: Mapping[str, str], chip: str) -> Program:
     return Program(tuple(cards.values()), streams, groups)
 
 
-def _rows(source: str, text: str, chip: str) -> Iterator[_Row]:
-    lines = csv.reader(text.lstrip("\ufeff").splitlines())
+def _rows(source: str, text: str) -> Iterator[_Row]:
+    lines = csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""))
     header = [each.strip() for each in next(lines, [])]
     places = {key: header.index(name) for key, names in _COLUMNS.items() for name in names if name in header}
     for key in _NEEDED:
@@ -102,10 +103,10 @@ def _rows(source: str, text: str, chip: str) -> Iterator[_Row]:
                 looked_at=f"its columns: {', '.join(header) or 'none'}",
                 do="give kernel_details.csv of the profiler; where that has no Stream ID, msprof's op_summary_*.csv",
             )
-    for number, line in enumerate(lines, 2):
+    for line in lines:
         if not line:
             continue
-        where = f"{source}: line {number}"
+        where = f"{source}: line {lines.line_num}"
         if len(line) < len(header):
             raise ScheduleError(
                 f"{source} is cut short.",

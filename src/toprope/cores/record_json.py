@@ -55,9 +55,16 @@ def from_data(data: object, source: str = "schedule") -> Program:
     cards = tuple(_card(each) for each in top.tables("cards"))
     groups = tuple(_communicator(each) for each in top.tables("communicators", ()))
     known = {card.name: card for card in cards}
-    program = Program(cards, _streams(top.tables("streams"), known), groups)
-    for collective in program.incomplete:
-        _refuse(program, collective)
+    streams = _streams(top.tables("streams"), known)
+    try:
+        program = Program(cards, streams, groups)
+    except ScheduleError as error:
+        if source in error.looked_at:
+            raise
+        raise ScheduleError(error.what, f"{source}: {error.looked_at}", error.do) from None
+    for collective in program.members:
+        if collective in program.incomplete:
+            _refuse(program, collective)
     return program
 
 
@@ -199,6 +206,9 @@ class _Table:
 def _card(table: _Table) -> Card:
     table.only("name", "chip", "cube", "vector")
     name = table.get("name", str)
+    for kind in ("cube", "vector"):
+        if table.get(kind, int, 0) < 0:
+            raise ScheduleError(f"card {name} has fewer than 0 cores.", looked_at=f"{table.where}: {kind}")
     if not table.has("chip"):
         return Card(name, table.get("cube", int), table.get("vector", int))
     card = card_of_chip(name, table.get("chip", str), table.where)
