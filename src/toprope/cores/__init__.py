@@ -1,7 +1,10 @@
 """Core limits: can a set of streams deadlock, why, and which limits make it safe."""
 
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
-from toprope.cores.simulate import Interval, Moment, Run, hunt, simulate
+from toprope.cores.plan import Limit, Plan, plan
+from toprope.cores.plan_times import Demand, Times, Work
+from toprope.cores.run import Interval, Moment, Run
+from toprope.cores.simulate import hunt, simulate
 from toprope.cores.state import State, Wait
 from toprope.cores.timeouts import TimeOut
 
@@ -10,17 +13,23 @@ __all__ = [
     "Collective",
     "Communicator",
     "Cores",
+    "Demand",
     "Discipline",
     "Interval",
+    "Limit",
     "Moment",
     "Op",
     "OpId",
+    "Plan",
     "Program",
     "Run",
     "State",
     "Stream",
     "TimeOut",
+    "Times",
     "Wait",
+    "Work",
     "hunt",
+    "plan",
     "simulate",
 ]
