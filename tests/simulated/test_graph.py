@@ -227,6 +227,7 @@ def test_operators_run_under_the_limit_of_their_scope(mode: str) -> None:
         assert [each[0] for each in SEEN] == ["before", "outer", "inner", "again", "after"]
         assert [each[2:] for each in SEEN] == [(24, 48), (1, 2), (3, 4), (1, 2), (24, 48)]
         assert now() == (24, 48)
+    # once the trace knows the cores of operators, it says the same
     if any(record.cube_cores for record in _traced(lambda: run(torch.ones(2).npu()))):
         adds = [record for record in _traced(lambda: run(torch.ones(2).npu())) if record.name == "aten::add"]
         assert [record.vector_cores for record in adds] == [48, 2, 4, 2, 48]

@@ -15,7 +15,7 @@ from torch.fx.node import Node, has_side_effect
 from toprope.imports import after_import
 from toprope.sim.graph.scopes import STREAM_DEVICE, STREAM_ID, STREAM_KIND, Enter, Exit
 
-__all__ = ["ENTER", "EXIT", "enter_on", "mark", "name_streams"]
+__all__ = ["enter_on", "mark", "name_streams"]
 
 _library = torch.library.Library("air", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("scope_enter(str[] keys, str[] values) -> ()")  # type: ignore[no-untyped-call]
