@@ -1,0 +1,300 @@
+"""What is wrong with a program, or may be, whatever its cores: the checks beside the proof of deadlocks; pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations, product
+
+from toprope.cores.model import Collective, Cores, OpId, Program
+from toprope.cores.operators import collective_kind, hccl_minimum
+from toprope.cores.order import Graph, cycle
+from toprope.cores.overlap import Overlap
+
+__all__ = ["RULES", "Finding", "Level", "findings", "unknown_cores"]
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """The program hangs, or the card refuses it."""
+
+    WARNING = "warning"
+    """The vendor advises against it, or the record does not say all."""
+
+
+RULES = {
+    "missing-rank": Level.ERROR,
+    "desync": Level.ERROR,
+    "cyclic-wait": Level.ERROR,
+    "sync-all-over-limit": Level.ERROR,
+    "two-aiv-communicators": Level.WARNING,
+    "unequal-limits": Level.WARNING,
+    "below-hccl-minimum": Level.WARNING,
+    "unknown-cores": Level.WARNING,
+}
+"""The level of every rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong, or may be.
+
+    Attributes:
+        level: how bad it is.
+        rule: which check found it, one of `RULES`.
+        text: one sentence for a reader.
+        ops: the operators that it is about; where there are many alike, the first of them.
+    """
+
+    level: Level
+    rule: str
+    text: str
+    ops: tuple[OpId, ...]
+
+
+def findings(program: Program) -> tuple[Finding, ...]:
+    """All findings of a program, errors first. What is alike is one finding that says how many there are."""
+    graph = Graph.of(program)
+    found = [
+        *_missing_ranks(program),
+        *_different_collectives(program),
+        *_different_order(program),
+        *_cyclic_wait(program, graph),
+        *_over_limit(program),
+        *_two_aiv_communicators(program, graph),
+        *_unequal_limits(program),
+        *_below_minimum(program),
+        *_unknown(program),
+    ]
+    return tuple(sorted(found, key=lambda each: each.level is not Level.ERROR))
+
+
+def unknown_cores(program: Program) -> tuple[OpId, ...]:
+    """Operators of which the record says neither cores nor kind: nothing can be proven about them.
+
+    A collective of a communicator whose engine is known, and is not "aiv", is none of them: it uses no cores.
+    """
+    engines = {each.name: each.engine for each in program.communicators}
+
+    def is_known(id: OpId) -> bool:
+        op = program.op(id)
+        engine = engines[op.collective.communicator] if op.collective is not None else ""
+        return bool(any(op.cores) or op.kind or engine not in ("", "aiv"))
+
+    return tuple(id for id, _ in program.ops() if not is_known(id))
+
+
+def _finding(rule: str, text: str, ops: Iterable[OpId]) -> Finding:
+    return Finding(RULES[rule], rule, text, tuple(ops))
+
+
+def _alike(
+    rule: str, found: Iterable[tuple[object, tuple[OpId, ...]]], text: Callable[[tuple[OpId, ...]], str]
+) -> Iterator[Finding]:
+    """One finding for each group of those that are alike, told by its first."""
+    groups: dict[object, list[tuple[OpId, ...]]] = {}
+    for key, ops in found:
+        groups.setdefault(key, []).append(ops)
+    for ops, *others in groups.values():
+        more = f" {len(others)} more like it." if others else ""
+        yield _finding(rule, text(ops) + more, ops)
+
+
+def _missing_ranks(program: Program) -> Iterator[Finding]:
+    def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
+        for collective, ops in program.members.items():
+            if collective in program.incomplete:
+                yield (collective.communicator, program.missing(collective)), ops
+
+    def text(ops: tuple[OpId, ...]) -> str:
+        collective = program.op(ops[0]).collective
+        assert collective is not None
+        cards = ", ".join(program.missing(collective))
+        return f"{program.describe(ops[0])} is {collective}, which has no member on card {cards}: it never finishes."
+
+    yield from _alike("missing-rank", found(), text)
+
+
+def _different_collectives(program: Program) -> Iterator[Finding]:
+    """The how manieth collective of a communicator is another one on another card."""
+
+    def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
+        for collective, ops in program.members.items():
+            kinds = {kind for id in ops if (kind := collective_kind(program.op(id).name))}
+            if len(kinds) > 1:
+                yield collective.communicator, ops
+
+    def text(ops: tuple[OpId, ...]) -> str:
+        collective = program.op(ops[0]).collective
+        return f"{collective} is not the same collective on all cards: {', '.join(map(program.describe, ops))}."
+
+    yield from _alike("desync", found(), text)
+
+
+def _different_order(program: Program) -> Iterator[Finding]:
+    """Two collectives of a communicator that two cards run in different order, each within a stream."""
+    places: dict[tuple[str, str], dict[Collective, OpId]] = {}
+    for id, op in program.ops():
+        if op.collective is not None:
+            places.setdefault((op.collective.communicator, program.streams[id[0]].card), {})[op.collective] = id
+    for group in program.communicators:
+        cards = [places[group.name, card] for card in group.cards if (group.name, card) in places]
+        swapped = (pair for other in cards[1:] for pair in _swapped(cards[0], other))
+        pair = next(swapped, None)
+        if pair is not None:
+            first, second, ops = pair
+            names = [program.streams[ops[at][0]].card for at in (0, 2)]
+            yield _finding(
+                "desync",
+                f"card {names[0]} runs {first} before {second}, card {names[1]} the other way round.",
+                ops,
+            )
+
+
+def _swapped(
+    one: dict[Collective, OpId], other: dict[Collective, OpId]
+) -> Iterator[tuple[Collective, Collective, tuple[OpId, ...]]]:
+    latest: dict[tuple[int, int], Collective] = {}
+    for collective in sorted((each for each in one if each in other), key=one.__getitem__):
+        key = one[collective][0], other[collective][0]
+        before = latest.get(key)
+        if before is not None and other[before] > other[collective]:
+            yield before, collective, (one[before], one[collective], other[collective], other[before])
+        latest[key] = collective
+
+
+def _cyclic_wait(program: Program, graph: Graph) -> Iterator[Finding]:
+    found = cycle(graph)
+    if found:
+        path = " -> ".join(program.describe(id) for id in (*found, found[0]))
+        yield _finding(
+            "cyclic-wait", f"streams, events and collectives wait for each other in a circle: {path}.", found
+        )
+
+
+def _over_limit(program: Program) -> Iterator[Finding]:
+    """A barrier over more blocks than run at the same time never opens."""
+
+    def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
+        for id, op in program.ops():
+            if op.sync_all and op.limit is not None and (op.cube > op.limit[0] or op.vector > op.limit[1]):
+                yield (op.name, op.cores, op.limit), (id,)
+
+    def text(ops: tuple[OpId, ...]) -> str:
+        op = program.op(ops[0])
+        assert op.limit is not None
+        return (
+            f"{program.describe(ops[0])} has a barrier over {_text(op.cores)} and a limit of {_text(op.limit)}: "
+            "its blocks never are there at the same time."
+        )
+
+    yield from _alike("sync-all-over-limit", found(), text)
+
+
+def _two_aiv_communicators(program: Program, graph: Graph) -> Iterator[Finding]:
+    engines = {each.name: each.engine for each in program.communicators}
+    queues: dict[str, dict[int, dict[str, list[int]]]] = {}  # card, stream, communicator: places
+    for id, op in program.ops():
+        if op.collective is not None and engines[op.collective.communicator] == "aiv":
+            stream = queues.setdefault(program.streams[id[0]].card, {}).setdefault(id[0], {})
+            stream.setdefault(op.collective.communicator, []).append(id[1])
+    pairs = [
+        (one, other, streams)
+        for streams in queues.values()
+        for one, other in combinations(streams, 2)
+        if len({*streams[one], *streams[other]}) > 1
+    ]
+    if not pairs:
+        return
+    overlap = Overlap(graph, sorted({stream for one, other, _ in pairs for stream in (one, other)}))
+    seen: set[tuple[str, str]] = set()
+    for one, other, streams in pairs:
+        for first, second in product(streams[one], streams[other]):
+            names = min(first, second), max(first, second)
+            if first == second or names in seen:
+                continue
+            ops = _together(overlap, one, streams[one][first], other, streams[other][second])
+            if ops:
+                seen.add(names)
+                what = " and ".join(map(program.describe, ops))
+                yield _finding(
+                    "two-aiv-communicators",
+                    f"{what} of communicators {first} and {second} can be active together, both on vector cores; HCCL "
+                    "allows that engine for one communicator at a time.",
+                    ops,
+                )
+
+
+def _together(overlap: Overlap, one: int, places: list[int], other: int, others: list[int]) -> tuple[OpId, ...]:
+    """An operator of each stream that can be active together; none where they always follow each other."""
+    for at in places:
+        among = overlap.together((one, at), other)
+        found = bisect_left(others, among.start)
+        if found < len(others) and others[found] in among:
+            return (one, at), (other, others[found])
+    return ()
+
+
+def _unequal_limits(program: Program) -> Iterator[Finding]:
+    def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
+        for collective, ops in program.members.items():
+            limits = {op.limit for op in map(program.op, ops) if op.limit is not None}
+            unlimited = {op.cores for op in map(program.op, ops) if op.limit is None}
+            if len(limits) > 1 or len(unlimited) > 1:
+                yield (collective.communicator, program.op(ops[0]).name), ops
+
+    def text(ops: tuple[OpId, ...]) -> str:
+        each = (
+            f"{program.describe(id)} {'may use' if op.limit is not None else 'uses'} {_text(op.limit or op.cores)}"
+            for id, op in ((id, program.op(id)) for id in ops)
+        )
+        return f"the ranks of a collective differ in their cores: {', '.join(each)}."
+
+    yield from _alike("unequal-limits", found(), text)
+
+
+def _below_minimum(program: Program) -> Iterator[Finding]:
+    groups = {each.name: each for each in program.communicators}
+
+    def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
+        for collective, ops in program.members.items():
+            group = groups[collective.communicator]
+            for id in ops if group.engine == "aiv" else ():
+                op = program.op(id)
+                minimum = hccl_minimum(op.name, program.card_of(id).chip, len(group.cards))
+                allowed = op.vector if op.limit is None else op.limit[1]
+                if minimum is not None and allowed < minimum.cores:
+                    yield (group.name, op.name, allowed), (id,)
+
+    def text(ops: tuple[OpId, ...]) -> str:
+        op, card = program.op(ops[0]), program.card_of(ops[0])
+        assert op.collective is not None
+        minimum = hccl_minimum(op.name, card.chip, len(groups[op.collective.communicator].cards))
+        assert minimum is not None
+        allowed = op.vector if op.limit is None else op.limit[1]
+        return (
+            f"{program.describe(ops[0])} may use {allowed} vector cores; HCCL recommends at least {minimum.cores} on a "
+            f"{card.chip}."
+        )
+
+    yield from _alike("below-hccl-minimum", found(), text)
+
+
+def _unknown(program: Program) -> Iterator[Finding]:
+    ops = unknown_cores(program)
+    if ops:
+        yield _finding(
+            "unknown-cores",
+            f"how many cores {program.describe(ops[0])} uses is not known, nor of {len(ops)} operators in all; they "
+            "count as using none.",
+            ops[:1],
+        )
+
+
+def _text(cores: Cores) -> str:
+    parts = [f"{number} {kind}" for number, kind in zip(cores, ("cube", "vector"), strict=True) if number]
+    return f"{' and '.join(parts) or 'no'} cores"
