@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from toprope import device
 from toprope.device import probing
-from toprope.errors import UnsupportedError
+from toprope.errors import UnsupportedError, UsageError
 
 HALVES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -94,3 +94,9 @@ def test_where_nothing_works_every_reason_is_told():
         device.get("cpu").best_dtype(torch.bfloat16, torch.bool)
     assert caught.value.what == "cpu computes in none of bfloat16, bool."
     assert caught.value.looked_at.startswith("bfloat16: matmul: no; bool: ")
+
+
+@pytest.mark.parametrize("ask", [lambda card: card.best_dtype("bfloat16"), lambda card: card.probe("float16")])
+def test_the_name_of_a_dtype_was_said_not_to_work_on_the_device(ask):
+    with pytest.raises(UsageError, match=r"'b?float16' is no torch.dtype"):
+        ask(device.get("cpu"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from toprope import device
-from toprope.errors import DeviceNameError, WeightsError
+from toprope.errors import DeviceNameError, UsageError, WeightsError
 
 DTYPES = [
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -74,6 +74,11 @@ def test_only_floating_points_change_their_type(tmp_path):
     }  # fmt: skip
     with pytest.raises(WeightsError, match="is not a floating-point type"):
         device.load(path, "cpu", dtype=torch.int8)
+
+
+def test_the_name_of_a_dtype_ended_in_an_attribute_error(tmp_path):
+    with pytest.raises(UsageError, match=r"'bfloat16' is no torch.dtype"):
+        device.load(tmp_path / "w.safetensors", "cpu", dtype="bfloat16")
 
 
 @pytest.mark.parametrize("new_format", [True, False])

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from toprope.errors import UnsupportedError
+from toprope.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,15 @@ _known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}
 
 
 def probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
-    """Whether a dtype works on a device; tried once a process."""
+    """Whether a dtype works on a device; tried once a process.
+
+    Raises:
+        UsageError: it is no torch.dtype.
+    """
+    import torch
+
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"{dtype!r} is no torch.dtype.", do="give one such as torch.bfloat16")
     key = (device.kind, device.index, dtype)
     with _lock:
         found = _known.get(key)
@@ -92,6 +100,7 @@ def first_that_works(device: Device, among: Sequence[torch.dtype]) -> torch.dtyp
 
     Raises:
         UnsupportedError: none works.
+        UsageError: one of them is no torch.dtype.
     """
     import torch
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from toprope.device.base import Device
-from toprope.errors import WeightsError
+from toprope.errors import UsageError, WeightsError
 
 __all__ = ["load_file"]
 
@@ -32,6 +32,8 @@ _GIVE_BACK = 4  # MADV_DONTNEED: pages of a file that nobody wrote to are read a
 
 def load_file(path: str | os.PathLike[str], device: Device, *, dtype: torch.dtype | None = None) -> Any:
     """The contents of a file of weights, on a device; see `toprope.device.load`."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise UsageError(f"{dtype!r} is no torch.dtype.", do="give one such as torch.bfloat16, or none")
     if dtype is not None and not dtype.is_floating_point:
         raise WeightsError(f"{dtype} is not a floating-point type.", do="give one such as torch.bfloat16, or none")
     file = Path(path)
