@@ -51,6 +51,9 @@ def test_without_torch_npu(tmp_path):
         ),
         ("import torch; torch.no_such_name", "AttributeError: module 'torch' has no attribute 'no_such_name'", "mend"),
         ("raise SystemExit(3)", "SystemExit: 3", "mend"),
+        ("import no_such_module", "ModuleNotFoundError: No module named", "package that has the module no_such_module"),
+        ("raise ImportError('x.so: undefined symbol: _Z1')", "ImportError: x.so: undefined symbol", "for this torch"),
+        ("raise RuntimeError('error code is 507008')", "RuntimeError: error code is 507008", "`toprope doctor 507008`"),
         ("this is no Python", "SyntaxError: ", "mend"),
     ],
 )
@@ -158,6 +161,43 @@ def test_a_driver_that_refuses_to_count(tmp_path):
     assert kind == "DeviceBrokenError"
     assert "torch_npu cannot count the cards: RuntimeError: drvGetDevNum failed, code 87" in what
     assert "npu-smi info" in do
+
+
+MOCKED = """
+import sys, torch
+from unittest.mock import MagicMock
+torch.npu = MagicMock()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "advice"),
+    [
+        ("x = 1", "torch_npu 2.13.0 was imported, but gives torch no npu", "in the way of the vendor's package"),
+        (MOCKED, "torch knows no device of this name, as with a mock", "take the mock away"),
+        ("import torch, types\ntorch.npu = types.ModuleType('npu')", "has no attribute 'device_count'", "npu-smi info"),
+    ],
+)
+def test_a_torch_npu_that_is_none_was_called_not_installed_or_broke_every_choice(tmp_path, code, reason, advice):
+    install(tmp_path, "torch_npu", code)
+    kind, what, _, do = told(ERROR.format(name="npu"), tmp_path)
+    assert kind == "DeviceBrokenError"
+    assert reason in what
+    assert advice in do
+    assert told("from toprope import device\ntell(str(device.get()))", tmp_path) == "cpu"
+
+
+def test_mocks_that_a_conftest_makes_are_no_npu(tmp_path):
+    mocks = "sys.modules['torch_npu'] = MagicMock()\n"
+    kind, what, looked_at, _ = told(MOCKED.replace("torch.npu = MagicMock()\n", mocks) + ERROR.format(name="npu"))
+    assert (kind, what) == ("DeviceBrokenError", "there is no npu: torch_npu was imported, but gives torch no npu.")
+    assert looked_at.startswith("made by this program, ")
+    assert told(MOCKED + mocks + ERROR.format(name="npu"))[0] == "DeviceBrokenError"
+
+
+def test_a_mere_folder_of_the_name_is_no_torch_npu(tmp_path):
+    (tmp_path / "torch_npu").mkdir()
+    assert told(ERROR.format(name="npu"), tmp_path)[0] == "DeviceNotInstalledError"
 
 
 def test_choosing_does_not_use_a_card_but_heeds_the_current_one(tmp_path):

@@ -87,6 +87,7 @@ def test_a_missing_library_not_installed_not_loaded_or_not_whole(library: str, w
         ("ImportError: /x/_C.so: undefined symbol: _ZN2at4", "torch-npu-symbols", "torch-npu 2.9.0"),
         ("RuntimeError: Two accelerators cannot be used at the same time in PyTorch", "two-accelerators", "CPU build"),
         ("RuntimeError: error code is 507008", "torch-npu-broken", "toprope doctor 507008"),
+        ("ModuleNotFoundError: No module named 'yaml'", "torch-npu-broken", "package that has the module yaml"),
         ("RuntimeError: whatever", "torch-npu-broken", "torch-npu 2.9.0"),
     ],
 )
@@ -103,6 +104,16 @@ def test_a_torch_npu_that_hangs_or_crashes() -> None:
     elsewhere = examined(devices=(), ended="it did not answer within 60 s", doing="train on npu:0")
     assert names(elsewhere) == ["unfinished"]
     assert "--wait" in diagnose(elsewhere)[0].do[0]
+
+
+def test_a_torch_npu_that_gives_no_npu_was_said_to_work_and_to_show_no_card() -> None:
+    why = "torch_npu cannot count the cards: RuntimeError: error code is 507008"
+    facts = examined(devices=(CPU,), absent={"npu": why}, broken={"npu": "check npu-smi info"}, torch_npu_file="/x.py")
+    assert names(facts) == ["torch-npu-broken"]
+    found = diagnose(facts)[0]
+    assert found.what == f"torch_npu can be imported, and yet there is no NPU: {why}."
+    assert found.do == ("toprope doctor 507008", "check npu-smi info")
+    assert found.looked_at.startswith("/x.py, CANN 8.5.0")
 
 
 def test_torch_npu_is_not_installed_where_there_are_cards() -> None:

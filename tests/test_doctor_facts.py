@@ -19,7 +19,8 @@ SAID = [
     {"fact": "torch", "version": "2.13.0"},
     {"fact": "backend", "name": "torch_npu", "module": "torch_npu", "error": "ImportError: x"},
     {"fact": "torch_npu", "file": "/x", "error": "ImportError: x"},
-    {"fact": "absent", "kind": "npu", "reason": "torch_npu cannot be loaded"},
+    {"fact": "absent", "kind": "npu", "reason": "torch_npu cannot be loaded", "broken": "mend it"},
+    {"fact": "absent", "kind": "cuda", "reason": "no CUDA", "broken": ""},
     {"fact": "device", "name": "cpu", "kind": "cpu", "title": "x", "total": 8, "free": 4, "simulated": False},
     {"fact": "dtype", "device": "cpu", "dtype": "float32", "works": True, "failed": "", "milliseconds": 0.3},
     {"fact": "best", "device": "cpu", "dtype": "float32"},
@@ -32,7 +33,8 @@ def test_what_a_child_says_is_read() -> None:
     found = examination([json.dumps(each) for each in SAID], ended="it ended with exit status 0", import_error="y")
     assert (found.ended, found.doing, found.torch, found.import_error) == ("", "", "2.13.0", "y")
     assert found.backends == (BackendResult("torch_npu", "torch_npu", "ImportError: x"),)
-    assert found.absent == {"npu": "torch_npu cannot be loaded"}
+    assert found.absent == {"npu": "torch_npu cannot be loaded", "cuda": "no CUDA"}
+    assert found.broken == {"npu": "mend it"}
     (cpu,) = found.devices
     assert (cpu.best, cpu.step, cpu.free) == ("float32", Step(2.0, 1.0, 3.0), 4)
     assert cpu.dtypes == (DtypeResult("float32", True, milliseconds=0.3),)

@@ -193,6 +193,16 @@ def test_thread_8_end_to_end_with_a_torch_npu_that_sees_nothing(doctor, tmp_path
     assert "no card is visible" in answer["absent"]["npu"]
 
 
+def test_doctor_and_the_error_of_a_torch_npu_that_gives_no_npu_contradicted_each_other(doctor, tmp_path: Path) -> None:
+    install(tmp_path / "site", "torch-npu", "2.13.0")
+    status, answer = doctor("devices", PYTHONPATH=str(tmp_path / "site"))
+    assert (status, answer["absent"]["npu"]) == (1, "torch_npu 2.13.0 was imported, but gives torch no npu")
+    found = problems(answer)
+    assert set(found) == {"torch-npu-broken"}
+    assert answer["absent"]["npu"] in found["torch-npu-broken"]["what"]
+    assert found["torch-npu-broken"]["looked_at"].startswith(str(tmp_path / "site/torch_npu/__init__.py"))
+
+
 def test_thread_9_a_mask_that_falls_shows_no_card(doctor) -> None:
     """https://github.com/agentscope-ai/Trinity-RFT/pull/618: is_available() is silently False."""
     status, answer = doctor("devices", TOPROPE_SIM="910B3x2", ASCEND_RT_VISIBLE_DEVICES="1,0")

@@ -76,9 +76,9 @@ class Examiner:
             spec = find_spec("torch_npu")
         except (ImportError, ValueError):
             spec = None
-        if spec is None:
-            return
-        place = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+        if spec is None or spec.origin is None:
+            return  # without an origin it is a mere folder of that name
+        place = spec.origin
         self.doing("import torch_npu")
         try:
             module = import_module("torch_npu")
@@ -102,7 +102,8 @@ class Examiner:
                 self.say("absent", kind=kind, reason=reason(error))
                 continue
             if not devices:
-                self.say("absent", kind=kind, reason=stand.reason)
+                broken = stand.do if stand.state is room.State.BROKEN else ""
+                self.say("absent", kind=kind, reason=stand.reason, broken=broken)
             for device in devices:
                 self.doing(f"ask {device}")
                 first = device.index == 0

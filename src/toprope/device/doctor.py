@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from toprope.device import doctor_masks, doctor_software
 from toprope.device.finding import Finding
+from toprope.device.libraries import codes
 from toprope.device.machine import DeviceResult, Examination, Facts
 
 __all__ = ["diagnose"]
@@ -98,6 +99,14 @@ def _cards(facts: Facts) -> Iterator[Finding]:
         return
     if "npu" not in examination.absent:
         return  # it crashed or hung before it could say: see _unfinished
+    if "npu" in examination.broken:
+        yield Finding(
+            "torch-npu-broken",
+            f"torch_npu can be imported, and yet there is no NPU: {examination.absent['npu']}.",
+            (*(f"toprope doctor {code}" for code in codes(examination.absent["npu"])), examination.broken["npu"]),
+            looked_at=", ".join(part for part in (examination.torch_npu_file, facts.ascend.text) if part),
+        )
+        return
     why, do = facts.ascend.why_no_card()
     yield Finding(
         "no-card",

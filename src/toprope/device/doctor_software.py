@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from toprope.device import software
 from toprope.device import versions as table
 from toprope.device.finding import Finding
-from toprope.device.libraries import missing_library
+from toprope.device.libraries import codes, missing_library, missing_module
 from toprope.device.machine import Facts
 
 __all__ = ["environment", "explain_torch_npu", "python_packages", "torch_npu", "versions"]
@@ -88,7 +88,10 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
                 "for CUDA: TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch-npu",
             ),
         )
-    do = tuple(f"toprope doctor {code}" for code in _codes(error))
+    do = tuple(f"toprope doctor {code}" for code in codes(error))
+    module = missing_module(error)
+    if module:
+        do = (f"install the Python package that has the module {module}",)
     return Finding(
         "torch-npu-broken",
         f"torch_npu cannot be loaded: {_short(error)}",
@@ -264,12 +267,6 @@ def _release_advice(facts: Facts) -> tuple[str, ...]:
 def _set_env(facts: Facts, package: str) -> str:
     found = facts.package(package)
     return found.set_env if found is not None and found.set_env else f"set_env.sh of {package}"
-
-
-def _codes(error: str) -> tuple[str, ...]:
-    from toprope.codes import in_text
-
-    return tuple(each.code for each in in_text(error))
 
 
 def _short(error: str) -> str:

@@ -73,6 +73,7 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
     values: dict[str, Any] = {}
     backends: list[BackendResult] = []
     absent: dict[str, str] = {}
+    broken: dict[str, str] = {}
     devices: dict[str, dict[str, Any]] = {}
     done = False
     for line in lines:
@@ -89,6 +90,8 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
                 values |= {"torch_npu_file": fact.get("file", ""), "facade": fact.get("facade", False)}
             case "absent":
                 absent[fact["kind"]] = fact["reason"]
+                if fact.get("broken"):
+                    broken[fact["kind"]] = fact["broken"]
             case "device":
                 devices.setdefault(fact["name"], {"dtypes": []}).update(fact)
             case "dtype":
@@ -111,6 +114,7 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
         import_error=import_error,
         backends=tuple(backends),
         absent=absent,
+        broken=broken,
         devices=tuple(DeviceResult(**{**each, "dtypes": tuple(each["dtypes"])}) for each in devices.values()),
     )
 

@@ -6,9 +6,10 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["advice", "missing_library", "reason"]
+__all__ = ["advice", "codes", "missing_library", "missing_module", "reason"]
 
 _MISSING = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _USUAL = {
     "CANN": ".../Ascend/ascend-toolkit/set_env.sh",
     "NNAL": ".../Ascend/nnal/atb/set_env.sh",
@@ -47,7 +48,7 @@ def advice(error: BaseException, root: Path = Path("/")) -> str:
 
     library = missing_library(error)
     if not library:
-        return "mend or remove the package that fails"
+        return _advice_without_library(error)
     package = software.package_of(library)
     if not package:
         return f"install what has {library}, or name its folder in LD_LIBRARY_PATH"
@@ -56,3 +57,34 @@ def advice(error: BaseException, root: Path = Path("/")) -> str:
     script = installed.set_env if installed is not None else ""
     load = f"load the environment of {name} (source {script or _USUAL[package]})"
     return load if script else f"{load}, or install {name}"
+
+
+def missing_module(error: BaseException | str) -> str:
+    """The Python module that could not be found, where it is not a part of torch_npu itself; "" otherwise.
+
+    Example:
+        >>> missing_module("ModuleNotFoundError: No module named 'yaml'")
+        'yaml'
+    """
+    found = _NO_MODULE.search(str(error))
+    return found[1] if found and found[1].partition(".")[0] != "torch_npu" else ""
+
+
+def codes(error: BaseException | str) -> tuple[str, ...]:
+    """The vendor's codes in a message, such as "507008" and "EZ1001", in their order."""
+    from toprope.codes import in_text
+
+    found = (each.code for each in in_text(str(error)))
+    return tuple(code for code in found if code[0].isdigit() or code[0].isupper())
+
+
+def _advice_without_library(error: BaseException) -> str:
+    module = missing_module(error)
+    if module:
+        return f"install the Python package that has the module {module}"
+    if "undefined symbol" in str(error):
+        return "install the release of it that was built for this torch"
+    found = codes(error)
+    if found:
+        return f"see `toprope doctor {' '.join(found)}`"
+    return "see `toprope doctor`, or mend or remove the package that fails"

@@ -148,6 +148,7 @@ class Examination:
         torch_npu_file: where it was found.
         facade: whether this torch_npu is toprope's stand-in.
         absent: kind -> why there is no device of it, in one line.
+        broken: of those kinds, the ones whose software is there and fails -> what can be done about it.
         devices: what a program would see.
     """
 
@@ -162,6 +163,7 @@ class Examination:
     torch_npu_file: str = ""
     facade: bool = False
     absent: Mapping[str, str] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[DeviceResult, ...] = ()
 
     def of(self, kind: str) -> tuple[DeviceResult, ...]:

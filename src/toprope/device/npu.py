@@ -56,14 +56,14 @@ class NpuDevice(Device):
             )
         try:
             count = int(npu.device_count())
-        except RuntimeError as error:  # the driver refuses
+        except Exception as error:  # the driver refuses, or this is no torch.npu
             return Availability(
                 "npu", State.BROKEN, reason=f"torch_npu cannot count the cards: {reason(error)}",
                 looked_at=_facts(npu), do="check npu-smi info, and that driver and CANN belong together",
                 surprising=True,
             )  # fmt: skip
         if count > 0:
-            return Availability("npu", State.WORKS, count)
+            return Availability("npu", State.WORKS, count) if _is_a_name_to_torch() else _only_made_by_hand(npu)
         why, do = _why_no_card(npu)
         return Availability(
             "npu", State.NO_CARD, reason=f"no card is visible: {why}", looked_at=_facts(npu), do=do,
@@ -219,6 +219,27 @@ def _namespace() -> tuple[Any, Availability]:
     return npu, Availability("npu", State.WORKS)
 
 
+def _is_a_name_to_torch() -> bool:
+    """Whether `torch.device("npu")` can be made."""
+    try:
+        torch.device("npu")
+    except RuntimeError:
+        return False
+    return True
+
+
+def _only_made_by_hand(npu: Any) -> Availability:
+    return Availability(
+        "npu",
+        State.BROKEN,
+        reason="there is a torch.npu, but torch knows no device of this name, as with a mock",
+        looked_at=_facts(npu),
+        do="take the mock away and rehearse with `toprope run --device sim`, or install the torch-npu of the same"
+        " version as torch",
+        surprising=True,
+    )
+
+
 _failed: list[Availability] = []
 
 
@@ -229,9 +250,9 @@ def _import_torch_npu() -> Availability | None:
     try:
         spec = importlib.util.find_spec("torch_npu")
     except ValueError:  # a module without a spec, made by hand
-        return None
-    if spec is None or getattr(spec.loader, "__toprope__", False):
-        return None
+        return _gives_no_npu("made by this program")
+    if spec is None or spec.origin is None or getattr(spec.loader, "__toprope__", False):
+        return None  # without an origin it is a mere folder of that name
     before = os.environ.get(_AUTOLOAD)
     try:
         import torch_npu  # type: ignore[import-not-found]  # noqa: F401
@@ -251,7 +272,19 @@ def _import_torch_npu() -> Availability | None:
             )
         )
         return _failed[0]
-    return None
+    return None if hasattr(torch, "npu") else _gives_no_npu(spec.origin)
+
+
+def _gives_no_npu(origin: str) -> Availability:
+    return Availability(
+        "npu",
+        State.BROKEN,
+        reason=f"{_torch_npu_version()} was imported, but gives torch no npu",
+        looked_at=f"{origin}, {look_at_machine().text}",
+        do="see whether something of this name is in the way of the vendor's package, or install torch-npu anew, of"
+        " the same version as torch",
+        surprising=True,
+    )
 
 
 def _not_installed() -> Availability:
@@ -277,7 +310,7 @@ def _torch_npu_version() -> str:
 
 
 def _is_simulated(npu: ModuleType) -> bool:
-    return npu.__name__.startswith("toprope.")
+    return str(getattr(npu, "__name__", "")).startswith("toprope.")
 
 
 def _facts(npu: ModuleType) -> str:
