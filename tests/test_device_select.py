@@ -117,6 +117,12 @@ def test_what_is_no_name(bad):
         read_name(bad)
 
 
+def test_a_number_as_text_was_refused_with_the_advice_to_give_a_number():
+    with pytest.raises(DeviceNameError) as caught:
+        read_name(" 2 ")
+    assert caught.value.do == 'put the kind before the number: "npu:2", "cuda:2"'
+
+
 def test_things_that_name_a_device(cards):
     assert read_name(torch.device("cuda", 1)) == Asked("cuda", 1)
     assert read_name(torch.device("cpu")) == Asked("cpu")
@@ -232,7 +238,12 @@ def test_sim_is_an_npu_that_must_be_the_simulated_one(cards):
     with pytest.raises(DeviceNotInstalledError, match="no simulated card in this process, the npu is a real one"):
         device.get("sim")
     cards["npu"].state = State.NOT_INSTALLED
-    with pytest.raises(DeviceNotInstalledError, match="there is no sim: its driver sleeps"):
+    with pytest.raises(DeviceNotInstalledError, match="no simulated card in this process") as caught:
+        device.get("sim")
+    assert caught.value.looked_at == "npu: its driver sleeps"
+    assert "`toprope run --device sim`, set TOPROPE_SIM=910B3, or use cuda, cpu" in caught.value.do
+    cards["npu"].state = State.NO_CARD  # a mask may hide it, and then its reason is the one to tell
+    with pytest.raises(DeviceNotVisibleError, match="there is no sim: its driver sleeps"):
         device.get("sim")
 
 
@@ -337,10 +348,10 @@ def test_fallback_only_where_it_is_allowed_with_one_warning(cards, monkeypatch):
     )
     assert caught[0].filename == __file__
     assert (str(made.device), made.asked) == ("cuda:0", "npu")
-    assert made.passed_over[0] == "there is no npu: its driver sleeps"
+    assert made.text == "cuda:0 (npu asked for by argument; there is no npu: its driver sleeps)"  # said once
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert str(device.get("npu")) == "cuda:0"  # said once
+        assert str(device.get("npu")) == "cuda:0"  # warned once
     monkeypatch.delenv("TOPROPE_FALLBACK")
     with pytest.raises(DeviceBrokenError):
         device.get("npu")

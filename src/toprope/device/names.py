@@ -59,6 +59,12 @@ def read_name(device: object) -> Asked:
         index = getattr(device, "index", None)
         if isinstance(kind, str) and (index is None or isinstance(index, int)):
             return Asked(kind, index)
+    if isinstance(device, str) and device.strip().isdecimal():
+        number = int(device)
+        raise DeviceNameError(
+            f"{device!r} is not the name of a device.",
+            do=f'put the kind before the number: "npu:{number}", "cuda:{number}"',
+        )
     raise DeviceNameError(
         f"{device!r} is not the name of a device.",
         do='give a kind with or without a number ("npu", "npu:1", "cuda:0", "cpu"), a number, or a torch.device',

@@ -263,6 +263,12 @@ def _grant(asked: Asked, first: tuple[str, ...] = ()) -> Device:
     cls = device_class(kind)
     _check_mask(kind)
     stand = cls.look()
+    if asked.kind == SIMULATED and stand.state in (State.NOT_INSTALLED, State.BROKEN):
+        raise DeviceNotInstalledError(
+            "there is no simulated card in this process.",
+            looked_at=stand.text,
+            do=f"run the program with `toprope run --device sim`, set TOPROPE_SIM=910B3, or use {_others_than(kind)}",
+        )
     if stand.state is not State.WORKS:
         raise _ERRORS[stand.state](
             f"there is no {asked.kind}: {stand.reason}.",
@@ -309,7 +315,8 @@ def _fallen_back(asked: Asked, source: str, error: TopropeError, first: tuple[st
             FallbackWarning,
             stacklevel=_outside(),
         )
-    return Choice(choice.device, str(asked), source, (reason, *choice.passed_over))
+    others = (each for each in choice.passed_over if each not in reason)  # the reason has its own kind's already
+    return Choice(choice.device, str(asked), source, (reason, *others))
 
 
 def _outside() -> int:
