@@ -1,5 +1,9 @@
-"""One test for each public thread that the device room answers, named for it; numbered as in test_doctor_threads."""
+"""One test for each public thread that the device room answers, named for it; numbered as in test_doctor_threads.
 
+The list at the end holds all of them together.
+"""
+
+import re
 import sys
 from pathlib import Path
 
@@ -288,3 +292,42 @@ with ThreadPoolExecutor(3) as pool, device.use("npu:1"):
     without, taken = told(code)
     assert without == [[0, "npu:0"]] * 3
     assert taken == [[1, "npu:1"]] * 6
+
+
+# Every thread in which devices have a part and that can be tried without a card, by its number here.
+THREADS = {
+    1: ["vllm-project/vllm-ascend/issues/262"],
+    2: ["vllm-project/vllm-ascend/issues/152"],
+    3: ["Ascend/pytorch/issues/7"],
+    4: ["Ascend/pytorch/issues/37"],
+    6: ["flagos-ai/FlagTree/issues/1024"],
+    7: ["pytorch/pytorch/issues/180712"],
+    8: ["vllm-project/vllm-ascend/issues/14631"],
+    9: ["agentscope-ai/Trinity-RFT/pull/618"],
+    11: ["vllm-project/vllm-ascend/issues/449"],
+    12: ["Project-HAMi/HAMi/issues/1894"],
+    13: ["verl-project/verl/issues/6756"],
+    17: ["hiyouga/LlamaFactory/issues/4165", "vllm-project/vllm-ascend/issues/6490"],
+    18: ["ModelTC/LightX2V/issues/935", "safetensors/safetensors/issues/674"],
+    22: ["Comfy-Org/ComfyUI/issues/6483"],
+    23: ["open-compass/opencompass/pull/1618"],
+    27: ["hiyouga/LlamaFactory/issues/5674"],
+    36: ["huggingface/diffusers/pull/14786"],
+    40: ["verl-project/verl/pull/7507"],
+    41: ["Ascend/pytorch/issues/67"],
+    42: ["vllm-project/vllm-ascend/issues/4502"],
+    50: ["vllm-project/vllm-omni/issues/261", "AUTOMATIC1111/stable-diffusion-webui/pull/14801"],
+}
+
+
+@pytest.mark.parametrize(("number", "link"), [(number, link) for number in THREADS for link in THREADS[number]])
+def test_every_thread_has_a_test_that_is_named_for_it(number, link):
+    folder = Path(__file__).parent
+    tests = [
+        test
+        for file in (*folder.glob("test_*.py"), *folder.glob("simulated/test_*.py"))
+        for test in re.split(r"^(?=def test_)", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        if re.search(rf"https://github.com/{re.escape(link)}\b", test)
+    ]
+    name = rf"def test_(thread_{number}|\w*_{link.rpartition('/')[2]})_"
+    assert any(re.match(name, test) for test in tests), f"no test is named for {link}"
