@@ -1,0 +1,6 @@
+"""toprope's stand-in for `yr`, openYuanrong's Python API: toprope.functions under its other name."""
+
+from toprope import functions
+from toprope.functions import *  # noqa: F403 - the names are those of the room's door
+
+__all__ = functions.__all__

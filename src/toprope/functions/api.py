@@ -1,0 +1,272 @@
+"""The calls of the yr API: sessions, objects, key-value pairs, state, what there is."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toprope.functions import current
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
+from toprope.functions.objects import ObjectRef
+from toprope.functions.options import Config
+
+__all__ = [
+    "ClientInfo",
+    "cancel",
+    "exit",
+    "finalize",
+    "get",
+    "init",
+    "is_initialized",
+    "kv_del",
+    "kv_get",
+    "kv_read",
+    "kv_set",
+    "kv_write",
+    "list_named_instances",
+    "load_state",
+    "put",
+    "resources",
+    "save_state",
+    "wait",
+]
+
+CLUSTER = "TOPROPE_CLUSTER"
+"""The variable with the address of a cluster, where `Config.server_address` has none."""
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """A session.
+
+    Attributes:
+        job_id: names it.
+    """
+
+    job_id: str
+
+
+def init(conf: Config | None = None) -> ClientInfo:
+    """Begin a session: functions and instances of this program can run from now on.
+
+    Args:
+        conf: where and with what; None for processes of this machine with all that it has.
+
+    Raises:
+        RuntimeError: this program has a session.
+        ValueError: the configuration cannot be.
+        TopropeError: the cards that were asked for cannot be found.
+    """
+    if current.is_set():
+        raise YRRuntimeError("yr.init cannot be called twice", CODES["incorrect usage"])
+    config = conf if conf is not None else Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"invalid type for 'conf', actual: {type(config)}, expect: Config")
+    config.check()
+    address = config.server_address or os.environ.get(CLUSTER, "")
+    if address.startswith("ray"):
+        raise NotImplementedError("functions on Ray")
+    elif address:
+        raise ValueError(
+            f"invalid server_address, actual: {address}, expect: '' for this machine, or 'ray://host:port'"
+        )
+    else:
+        from toprope.functions import local
+
+        current.set_backend(local.start(config))
+    atexit.register(finalize)
+    return ClientInfo(current.backend().job_id)
+
+
+def finalize() -> None:
+    """End the session: every instance that is not detached ends, and every object is gone. Without one: nothing."""
+    atexit.unregister(finalize)
+    if current.is_set():
+        backend = current.backend()
+        backend.finalize()
+        current.finalized()
+
+
+def is_initialized() -> bool:
+    """Whether there is a session, or this is a function that belongs to one."""
+    return current.is_set()
+
+
+def exit() -> None:
+    """End the instance that calls it."""
+    raise SystemExit(0)
+
+
+def put(obj: Any, create_param: Any = None) -> ObjectRef:
+    """Keep an object in the session, to be passed by reference.
+
+    Args:
+        obj: anything that can be pickled; large arrays and tensors are copied once, into shared memory.
+        create_param: accepted.
+
+    Raises:
+        YRValueError: it is None, or bytes of no length.
+        YRTypeError: it is a reference.
+    """
+    if obj is None or (isinstance(obj, bytes | bytearray | memoryview) and not len(obj)):
+        raise YRValueError("value is None or has zero length", CODES["invalid parameter"])
+    if isinstance(obj, ObjectRef):
+        raise YRTypeError("Calling 'put' on an ObjectRef is not allowed", CODES["invalid parameter"])
+    return current.backend().put(obj)
+
+
+def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_partial: bool = False) -> Any:
+    """The object of a reference, or a list of those of a list.
+
+    Args:
+        obj_refs: one or a list.
+        timeout: seconds; -1 for no limit.
+        allow_partial: whether None stands in for an object that is not there in time.
+
+    Raises:
+        YRTimeoutError: the time is over; it says what was waited for.
+        TypeError, ValueError: wrong arguments.
+        YRInvokeError: the function raised; it is also an instance of the class that was raised.
+    """
+    one = isinstance(obj_refs, ObjectRef)
+    if not one and (not isinstance(obj_refs, list) or not all(isinstance(each, ObjectRef) for each in obj_refs)):
+        raise TypeError(f"obj_refs type error, actual: {type(obj_refs)}, expect: ObjectRef or list of ObjectRef")
+    if not (timeout > 0 or timeout == -1):
+        raise ValueError("Parameter 'timeout' should be greater than 0 or equal to -1 (no timeout)")
+    if one:
+        return current.backend().get([obj_refs], timeout, allow_partial)[0]  # type: ignore[list-item]
+    return current.backend().get(obj_refs, timeout, allow_partial) if obj_refs else []  # type: ignore[arg-type]
+
+
+def wait(
+    obj_refs: ObjectRef | list[ObjectRef], wait_num: int | None = None, timeout: float | None = None
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """Wait for some of the objects.
+
+    Args:
+        obj_refs: one or a list, without doubles.
+        wait_num: how many; None for all.
+        timeout: seconds; None or -1 for no limit.
+
+    Returns:
+        Those that are there, at most `wait_num`, and the others, both in the order of the list. An object in whose
+        place there is an error is there.
+
+    Raises:
+        YRTypeError, YRValueError: wrong arguments.
+    """
+    refs = [obj_refs] if isinstance(obj_refs, ObjectRef) else obj_refs
+    if not isinstance(refs, list) or not all(isinstance(each, ObjectRef) for each in refs):
+        raise YRTypeError(f"obj_refs type error, actual: {type(obj_refs)}", CODES["invalid parameter"])
+    if len(set(refs)) < len(refs):
+        raise YRValueError("obj_refs has duplicates", CODES["invalid parameter"])
+    if wait_num is not None and (not isinstance(wait_num, int) or isinstance(wait_num, bool)):
+        raise YRTypeError(f"invalid wait_num type, actual: {type(wait_num)}, expect: int", CODES["invalid parameter"])
+    count = len(refs) if wait_num is None else wait_num
+    if not 0 <= count <= len(refs):
+        raise YRValueError(f"invalid wait_num: {count}, should be in [0, {len(refs)}]", CODES["invalid parameter"])
+    if timeout is not None and timeout != -1 and timeout < 0:
+        raise YRValueError(f"invalid timeout: {timeout}", CODES["invalid parameter"])
+    if not count or timeout == 0:
+        return [], list(refs)
+    return current.backend().wait(refs, count, None if timeout == -1 else timeout)
+
+
+def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allow_recursive: bool = False) -> None:
+    """Cancel calls of functions that have no result; getting their objects raises CancelError (3003) afterwards.
+
+    Args:
+        obj_refs: the objects that they make. Calls of instances are left alone.
+        allow_force: whether a worker that runs such a call is ended.
+        allow_recursive: accepted: what a cancelled function started ends with its worker.
+    """
+    refs = [obj_refs] if isinstance(obj_refs, ObjectRef) else obj_refs
+    current.backend().cancel(refs, allow_force, allow_recursive)
+
+
+def kv_set(key: str, value: bytes, set_param: Any = None, only_new: bool = False) -> None:
+    """Keep bytes under a key in the session."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise YRTypeError(f"invalid value type, actual: {type(value)}, expect: bytes", CODES["invalid parameter"])
+    current.backend().request("kv_set", key, bytes(value), only_new)
+
+
+def kv_write(key: str, value: bytes, existence: Any = None, *arguments: Any) -> None:
+    """As `kv_set`, with the existence option NX (1): only a new key."""
+    kv_set(key, value, only_new=getattr(existence, "value", existence) == 1)
+
+
+def kv_get(key: str | list[str], timeout: float = 300) -> Any:
+    """The bytes under a key; a list of them, None for a key that is not there, for a list of keys.
+
+    Raises:
+        YRRuntimeError: there is no such key (4005).
+    """
+    keys = [key] if isinstance(key, str) else key
+    found = current.backend().request("kv_get", keys)
+    if isinstance(key, str):
+        if found[0] is None:
+            raise YRRuntimeError(f"failed to get the value of key {key}: there is none", CODES["get failed"], 30)
+        return found[0]
+    return found
+
+
+def kv_read(key: str | list[str], timeout: float = 300) -> Any:
+    """As `kv_get`."""
+    return kv_get(key, timeout)
+
+
+def kv_del(key: str | list[str]) -> list[str]:
+    """Forget keys; those that were not there are returned."""
+    missing: list[str] = current.backend().request("kv_del", [key] if isinstance(key, str) else key)
+    return missing
+
+
+def resources() -> list[dict[str, Any]]:
+    """Each node with its capacity and what is free of it: `{"id", "status", "capacity", "allocatable", "labels"}`."""
+    nodes: list[dict[str, Any]] = current.backend().request("resources")
+    return nodes
+
+
+def list_named_instances(all_namespaces: bool = False) -> list[Any]:
+    """Names of the living instances that have one; with their namespaces where all are asked for."""
+    names: list[Any] = current.backend().request("list_named_instances", all_namespaces)
+    return names
+
+
+def save_state(timeout: float = 30) -> None:
+    """Keep the state of the instance that calls it: a crash brings it back to this moment.
+
+    Raises:
+        RuntimeError: this is not a function of an instance.
+    """
+    backend = _in_instance("save_state")
+    backend.request("save_state", backend.state())
+
+
+def load_state(timeout: float = 30) -> None:
+    """Bring the instance that calls it back to the state that was saved last.
+
+    Raises:
+        RuntimeError: this is not a function of an instance, or nothing was saved.
+    """
+    backend = _in_instance("load_state")
+    saved = backend.request("load_state")
+    if saved is None:
+        raise YRRuntimeError("Failed to load state", CODES["get failed"])
+    backend.restore(saved)
+
+
+def _in_instance(what: str) -> Any:
+    backend = current.backend() if current.is_set() else None
+    if backend is None or not hasattr(backend, "state"):
+        raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
+    return backend
+
+
+def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
+    """Call back when an object is there."""
+    ref.on_complete(callback)

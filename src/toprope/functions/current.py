@@ -1,0 +1,45 @@
+"""The backend that this process uses: the driver's session, or a worker's way to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toprope.functions.exceptions import CODES, YRRuntimeError
+
+if TYPE_CHECKING:
+    from toprope.functions.backend import Backend
+
+__all__ = ["backend", "finalized", "is_set", "set_backend"]
+
+_backend: Backend | None = None
+_was_set = False
+
+
+def backend() -> Backend:
+    """The backend in use.
+
+    Raises:
+        YRRuntimeError: there is none: `yr.init` was not called, or `yr.finalize` was.
+    """
+    if _backend is None:
+        if _was_set:
+            raise YRRuntimeError("already finalized", CODES["finalized"])
+        raise YRRuntimeError("system not initialized, call yr.init() first", CODES["incorrect usage"])
+    return _backend
+
+
+def is_set() -> bool:
+    """Whether there is one."""
+    return _backend is not None
+
+
+def set_backend(backend: Backend) -> None:
+    """Use a backend."""
+    global _backend, _was_set
+    _backend, _was_set = backend, True
+
+
+def finalized() -> None:
+    """There is none any more."""
+    global _backend
+    _backend = None

@@ -1,0 +1,217 @@
+"""The exceptions of the yr API, with its codes.
+
+YRError
+├── YRRuntimeError (RuntimeError)
+│   ├── YRTimeoutError (TimeoutError)     a wait is over
+│   │   └── GetTimeoutError
+│   ├── YRInvokeError                     the user's code raised; also is the class of what it raised
+│   └── YRequestError                     an instance or a call could not be brought about
+├── YRValueError (ValueError)
+├── YRTypeError (TypeError)
+└── CancelError                           the call was cancelled
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+__all__ = [
+    "CODES",
+    "CancelError",
+    "GetTimeoutError",
+    "YRError",
+    "YRInvokeError",
+    "YRRuntimeError",
+    "YRTimeoutError",
+    "YRTypeError",
+    "YRValueError",
+    "YRequestError",
+    "invoke_error",
+]
+
+CODES = {
+    "invalid parameter": 1001,
+    "resource not enough": 1002,
+    "instance not found": 1003,
+    "instance duplicated": 1004,
+    "resource config": 1006,
+    "instance exited": 1007,
+    "group schedule failed": 1010,
+    "group exit together": 1011,
+    "schedule canceled": 1017,
+    "user code load failed": 2001,
+    "user function exception": 2002,
+    "cancelled": 3003,
+    "deserialize": 4003,
+    "get failed": 4005,
+    "incorrect usage": 4006,
+    "shared memory limit": 4202,
+    "disk full": 4204,
+    "dependency failed": 4306,
+    "finalized": 9000,
+    "generator finished": 9005,
+}
+"""The vendor's codes that we raise, by what they mean."""
+
+_CORE, _CREATE, _INVOKE, _DATA = 10, 21, 22, 30
+
+
+class YRError(Exception):
+    """Base of the exceptions of the yr API.
+
+    Attributes:
+        code: the vendor's code; 0 without one.
+        module_code: which part of it: 10 core, 20 runtime, 21 creation, 22 call, 30 data.
+        message: what happened.
+    """
+
+    module_code = _CORE
+
+    def __init__(self, message: str = "", code: int = 0, module_code: int | None = None) -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.code = code
+        if module_code is not None:
+            self.module_code = module_code
+
+    @property
+    def error_info(self) -> str:
+        """The message, under the vendor's other name."""
+        return self.message
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What it was raised from."""
+        return self.__cause__
+
+    def __str__(self) -> str:
+        if not self.code:
+            return self.message
+        return f"{self.message}, code: {self.code}, module code: {self.module_code}, msg: {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.code, self.module_code)
+
+
+class YRRuntimeError(YRError, RuntimeError):
+    """Something could not be done."""
+
+
+class YRValueError(YRError, ValueError):
+    """A value cannot be used."""
+
+
+class YRTypeError(YRError, TypeError):
+    """A value is of a type that cannot be used."""
+
+
+class YRTimeoutError(YRRuntimeError, TimeoutError):
+    """A wait is over before what was waited for has come."""
+
+    module_code = _DATA
+
+
+class GetTimeoutError(YRTimeoutError):
+    """A call to a worker took too long."""
+
+
+class YRequestError(YRRuntimeError):
+    """An instance could not be created, or a call could not reach it."""
+
+    module_code = _CREATE
+
+    @property
+    def request_id(self) -> str:
+        """Name of the request; empty, for there is one process to ask."""
+        return ""
+
+    def __str__(self) -> str:
+        return f"code: {self.code}, module code: {self.module_code}, msg: {self.message}"
+
+
+class CancelError(YRError, RuntimeError):
+    """The call was cancelled before it had a result."""
+
+    def __init__(self, message: str = "", code: int = 0, module_code: int | None = None) -> None:
+        super().__init__(message, code or CODES["cancelled"], module_code)
+
+
+class YRInvokeError(YRRuntimeError):
+    """The user's code raised. It is also an instance of the class that was raised, so `except ValueError` works.
+
+    Attributes:
+        origin: what was raised.
+        traceback_str: its traceback on the other side.
+    """
+
+    module_code = _INVOKE
+
+    def __init__(self, origin: BaseException, traceback_str: str = "") -> None:
+        super().__init__(str(origin), CODES["user function exception"])
+        self.origin = origin
+        self.traceback_str = traceback_str
+
+    def origin_error(self) -> BaseException:
+        """What was raised."""
+        return self.origin
+
+    @property
+    def cause(self) -> BaseException:
+        """What was raised."""
+        return self.origin
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "origin":  # not made yet
+            raise AttributeError(name)
+        return getattr(self.origin, name)
+
+    def __str__(self) -> str:
+        return self.traceback_str or str(self.origin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return invoke_error, (self.origin, self.traceback_str)
+
+
+def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseException:
+    """What a caller gets for what the user's code raised: an error that is both ours and of the user's own class.
+
+    An error that is one of ours already is handed on as it is.
+    """
+    if isinstance(origin, YRError):
+        return origin
+    kind = _both(type(origin))
+    error: YRInvokeError = kind.__new__(kind)
+    YRInvokeError.__init__(error, origin, traceback_str)
+    return error
+
+
+_made: dict[type, type[YRInvokeError]] = {}
+
+
+def _both(kind: type[BaseException]) -> type[YRInvokeError]:
+    found = _made.get(kind)
+    if found is None:
+        found = _made[kind] = _make_both(kind)
+    return found
+
+
+def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
+    if not issubclass(kind, Exception) or issubclass(YRInvokeError, kind):
+        return YRInvokeError  # SystemExit and the like are not to end the caller
+    try:
+        return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
+    except TypeError:  # a class that cannot be a base beside another
+        return YRInvokeError
+
+
+def describe(error: BaseException) -> tuple[BaseException, str]:
+    """An error in a form that another process can be sent, and its traceback as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        kept = RuntimeError(f"{type(error).__name__}: {error}")
+        return kept, text
+    return error, text

@@ -1,0 +1,366 @@
+"""Instances: from the request for their resources to their end, and back to life where that was asked for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from toprope.functions.backend import Code
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
+from toprope.functions.ledger import Grant
+from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.local.masks import mask
+from toprope.functions.local.process import Call, Process
+from toprope.functions.objects import Entry, Value
+from toprope.functions.options import InvokeOptions
+from toprope.functions.resources import InvalidRequestError, parse
+from toprope.functions.wire import Kind
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Instances"]
+
+
+class Instances:
+    """The instances of a session. All methods but `create`, `submit`, `terminate` and `find` hold its lock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._by_id: dict[str, Instance] = {}
+        self._numbers = itertools.count(1)
+        self.appeared = threading.Condition(session.lock)
+
+    # Creating
+
+    def create(self, code: Code, value: Value, refs: list[Entry], options: InvokeOptions) -> str:
+        """Ask for an instance: its id, at once. What goes wrong with it is raised where a result of it is fetched."""
+        with self._session.lock:
+            id = self._id(options)
+            living = self._by_id.get(id)
+            if living is not None and living.state not in (State.DEAD, State.ENDING):
+                return id  # the vendor answers with the instance of that name
+            instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
+            self._by_id[id] = instance
+            self.appeared.notify_all()
+            error = self._check(instance)
+            if error is not None:
+                self._fail(instance, error)
+                return id
+            if options.group_name:
+                self._session.services.join_group(instance)
+            else:
+                self.ask(instance)
+        return id
+
+    def ask(self, instance: Instance) -> None:
+        """Ask for the resources of an instance, and have it start when it gets them."""
+        session = self._session
+        session.services.place(instance, instance.request, instance.options, self.granted)
+        limit = instance.options.schedule_timeout_ms
+        if limit >= 0:
+            session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
+        session.pools.make_room()
+        self.serve()
+
+    def serve(self) -> None:
+        """Start what can have its resources now."""
+        self._session.services.serve_ledger()
+
+    def granted(self, instance: Instance, grant: Grant) -> None:
+        """An instance has its resources: start it."""
+        instance.grant = grant
+        self._start(instance)
+
+    def _start(self, instance: Instance) -> None:
+        session, options = self._session, instance.options
+        assert instance.grant is not None
+        try:
+            nodes = session.services.ledger_of(instance).nodes
+            environment, unset = mask(instance.grant, nodes, {**os.environ, **options.environment()})
+        except YRRuntimeError as error:
+            self._fail(instance, error)
+            return
+        process = session.processes.take()
+        instance.process, instance.state = process, State.STARTING
+        process.owner, process.on_lost = instance, self.lost
+        folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
+        is_async = instance.code.is_async
+        setup = (
+            instance.code.key, {**options.environment(), **environment}, unset, folder, session.services.python_path(),
+            options.calls_at_once(is_async=is_async), is_async, instance.lives > 0, instance.saved,
+        )  # fmt: skip
+        call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
+        call.owner = _Creation(self, instance)
+        pending = [entry for entry in instance.refs if not entry.done]
+        if pending:
+            pending[0].when_done(lambda: self._later(instance, call))
+        else:
+            self._later(instance, call)
+
+    def _later(self, instance: Instance, call: Call) -> None:
+        """Send the constructor's call when all that it refers to is there."""
+        with self._session.lock:
+            for entry in instance.refs:
+                if not entry.done:
+                    entry.when_done(lambda: self._later(instance, call))
+                    return
+                if entry.error is not None:
+                    self._fail(instance, entry.error)
+                    return
+            if instance.process is not None and instance.state is State.STARTING:
+                self._session.send(instance.process, call)
+
+    def created(self, instance: Instance, call: Call, error: BaseException | None) -> None:
+        """The constructor has run; an instance that may come back has sent its first checkpoint."""
+        if error is not None:
+            self._fail(instance, error)
+            return
+        if instance.state is State.STARTING:
+            checkpoint = self._session.result(call.entries[0])
+            instance.saved = checkpoint if instance.saved is None else instance.saved
+            instance.state = State.READY
+            self._session.services.started(instance)
+            self.advance(instance)
+
+    # Calling
+
+    def submit(self, id: str, call: Call) -> None:
+        """A call of a method: sent at once where it can be, else in its turn."""
+        with self._session.lock:
+            instance = self._by_id.get(id)
+            if instance is None:
+                call.fail(YRequestError(f"instance {id} not found", CODES["instance not found"]))
+                return
+            call.owner = instance_calls(self, instance)
+            if instance.error is not None:
+                call.fail(instance.error)
+            elif instance.state is State.READY and not instance.queue and not call.refs:
+                process = instance.process
+                assert process is not None
+                self._session.send(process, call)
+            else:
+                instance.queue.append(call)
+                self.advance(instance)
+
+    def advance(self, instance: Instance) -> None:
+        """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
+        with self._session.lock:
+            queue = instance.queue
+            while queue and instance.state is State.READY and instance.process is not None:
+                call = queue[0]
+                missing = next((entry for entry in call.refs if not entry.done), None)
+                if missing is not None:
+                    if not instance.blocked:
+                        instance.blocked = True
+                        missing.when_done(lambda: self._unblocked(instance))
+                    return
+                queue.popleft()
+                failed = next((entry.error for entry in call.refs if entry.error is not None), None)
+                if failed is not None:
+                    call.fail(failed)
+                else:
+                    self._session.send(instance.process, call)
+
+    def _unblocked(self, instance: Instance) -> None:
+        instance.blocked = False
+        self.advance(instance)
+
+    # Ending
+
+    def terminate(self, id: str, is_sync: bool) -> None:
+        """End an instance, with its group; a second time does nothing."""
+        with self._session.lock:
+            instance = self._by_id.get(id)
+            if instance is None:
+                return
+            members = self._session.services.of_group(instance)
+            for each in members:
+                self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+        for each in members:
+            each.gone.wait(None if is_sync else grace_of(each.options))
+
+    def end(self, instance: Instance, error: BaseException) -> None:
+        """End an instance; its calls raise the error from now on."""
+        if instance.state in (State.DEAD, State.ENDING):
+            return
+        process = instance.process
+        if process is None:
+            self._fail(instance, error)
+            return
+        instance.state, instance.error = State.ENDING, error
+        self._fail_queue(instance, error)
+        self._session.processes.stop(process, grace_of(instance.options))
+
+    def lost(self, process: Process) -> None:
+        """The process of an instance is gone."""
+        instance: Instance = process.owner
+        error = exited(instance, process)
+        for call in list(process.pending.values()):
+            if call.kind != Kind.CREATE:
+                self._crashed(instance, call, error)
+        calls = [call for call in process.backlog if call.kind == Kind.CALL]
+        process.pending.clear()
+        process.backlog.clear()
+        instance.process = None
+        ending = instance.state is State.ENDING
+        if not ending and instance.lives > 0 and instance.saved is not None and not self._session.ended:
+            instance.lives -= 1
+            instance.queue.extendleft(reversed(calls))
+            self._start(instance)
+            return
+        for call in calls:
+            call.fail(error)
+        final = instance.error if ending and instance.error is not None else error
+        self._fail(instance, final)
+        self._session.services.member_gone(instance, crashed=not ending)
+
+    def _crashed(self, instance: Instance, call: Call, error: BaseException) -> None:
+        """A call was running, or on its way, when its worker ended."""
+        if instance.lives > 0 and instance.saved is not None and instance.state is not State.ENDING:
+            instance.queue.append(call)  # calls of an instance that comes back run at least once
+        else:
+            call.fail(error)
+
+    def _fail(self, instance: Instance, error: BaseException) -> None:
+        """An instance is dead: its resources are free, and what waits for it is told why."""
+        if instance.state is State.DEAD:
+            return
+        process, instance.process = instance.process, None
+        instance.state, instance.error = State.DEAD, error
+        self._fail_queue(instance, error)
+        self._session.services.withdraw(instance)
+        instance.value.refs = instance.refs = []
+        if process is not None and not process.closed:
+            process.on_lost = lambda gone: self._freed(instance)
+            self._session.processes.stop(process, grace_of(instance.options))
+        else:
+            self._freed(instance)
+
+    def _freed(self, instance: Instance) -> None:
+        if instance.grant is not None:
+            self._session.services.ledger_of(instance).release(instance.grant.number)
+            instance.grant = None
+        instance.gone.set()
+        self.serve()
+
+    def _fail_queue(self, instance: Instance, error: BaseException) -> None:
+        while instance.queue:
+            instance.queue.popleft().fail(error)
+
+    def end_all(self, error: BaseException) -> None:
+        """End all instances with the session: what waits for them is told so, and their hooks run."""
+        with self._session.lock:
+            for instance in self._by_id.values():
+                if instance.state not in (State.DEAD, State.ENDING):
+                    self.end(instance, error)
+                if instance.process is not None:
+                    for call in (*instance.process.pending.values(), *instance.process.backlog):
+                        call.fail(error)
+
+    # Asking
+
+    def get(self, id: str) -> Instance | None:
+        """The instance of an id."""
+        return self._by_id.get(id)
+
+    def is_alive(self, id: str) -> bool:
+        """Whether an instance is there, or on its way."""
+        instance = self._by_id.get(id)
+        return instance is not None and instance.state not in (State.DEAD, State.ENDING)
+
+    def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
+        """The id and class of a named instance; waits for one to appear.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        id = f"{namespace or self._namespace()}-{name}"
+        with self._session.lock:
+            if not self.appeared.wait_for(lambda: self.is_alive(id), timeout):
+                raise YRRuntimeError(
+                    f"failed to get instance: {id} by name, there is none of that name", CODES["instance not found"]
+                )
+            return id, self._by_id[id].code
+
+    def named(self) -> list[tuple[str, str]]:
+        """Namespace and name of the living instances that have one."""
+        return [
+            (each.options.namespace or self._namespace(), each.options.name)
+            for each in self._by_id.values()
+            if each.options.name and self.is_alive(each.id)
+        ]
+
+    def why_waiting(self, instance: Instance) -> str:
+        """What a call of an instance waits for."""
+        if instance.state is State.WAITING:
+            return f"instance {instance.id} still {instance.state}: {self._shortage(instance)}"
+        return f"instance {instance.id} ({instance.state}) had not answered"
+
+    def _namespace(self) -> str:
+        return self._session.config.ns or DEFAULT_NAMESPACE
+
+    def _id(self, options: InvokeOptions) -> str:
+        if options.name:
+            return f"{options.namespace or self._namespace()}-{options.name}"
+        return f"instance-{next(self._numbers)}"
+
+    def _check(self, instance: Instance) -> BaseException | None:
+        options = instance.options
+        if options.name and len(instance.id.encode()) > LONGEST_ID:
+            size = len(instance.id.encode())
+            return YRequestError(
+                f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
+            )
+        try:
+            options.check(is_async=instance.code.is_async)
+            instance.request = parse(options.custom_resources, options.cpu, options.memory)
+        except InvalidRequestError as error:
+            return YRequestError(error.message, error.code)
+        except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
+            return error
+        return None
+
+    def _too_late(self, instance: Instance, limit: int) -> None:
+        with self._session.lock:
+            if instance.state is State.WAITING:
+                text = f"the instance cannot be scheduled within {limit} ms. {self._shortage(instance)}"
+                self._fail(instance, YRequestError(text, CODES["resource not enough"]))
+
+    def _shortage(self, instance: Instance) -> str:
+        return self._session.services.shortage(instance)
+
+
+class _Creation:
+    """Who is told how the constructor's call went."""
+
+    def __init__(self, instances: Instances, instance: Instance) -> None:
+        self._instances = instances
+        self._instance = instance
+
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        """The constructor has run, or raised."""
+        self._instances.created(self._instance, call, error)
+
+    def why_waiting(self, call: Call) -> str:
+        """What it waits for."""
+        return self._instances.why_waiting(self._instance)
+
+
+class _Calls(_Creation):
+    """Who is told how the calls of an instance went."""
+
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        """A call has a result, or raised."""
+        if error is not None:
+            call.fail(error)
+
+
+def instance_calls(instances: Instances, instance: Instance) -> _Calls:
+    """Who is told of the calls of an instance; one object for all of them."""
+    if instance.calls is None:
+        instance.calls = _Calls(instances, instance)
+    calls: _Calls = instance.calls
+    return calls

@@ -1,0 +1,303 @@
+"""Calls of functions: workers that take them one after the other, as many as there is work and room for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import time
+from collections import deque
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.ledger import Grant
+from toprope.functions.local.masks import mask
+from toprope.functions.local.process import Call, Process
+from toprope.functions.objects import Entry, Value
+from toprope.functions.options import InvokeOptions
+from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.wire import Kind
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Pools"]
+
+GRACE = 5.0
+_OF_A_CALL = ("retry_times", "trace_id", "max_invoke_latency", "name", "namespace", "need_order")
+"""Options that do not decide which workers a call may go to."""
+
+
+@dataclass(eq=False)
+class Pool:
+    """The workers for calls with the same options.
+
+    Attributes:
+        options: of the calls.
+        request: resources of each worker.
+        queue: calls that no worker has.
+        idle: workers without a call.
+        workers: all of them, on their way ones too.
+        asked: requests for resources on their way.
+    """
+
+    options: InvokeOptions
+    request: Request
+    queue: deque[Call] = field(default_factory=deque)
+    idle: deque[Process] = field(default_factory=deque)
+    workers: dict[Process, Grant] = field(default_factory=dict)
+    asked: list[Asking] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Asking:
+    """A request for the resources of one more worker."""
+
+    pool: Pool
+    options: InvokeOptions
+    ledger: str = ""
+    asked: int = 0
+    grant: Grant | None = None
+    group: Any = None
+
+
+class Pools:
+    """The workers for functions of a session. All methods but `add` and `cancel` hold its lock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pools: dict[bytes, Pool] = {}
+
+    def add(self, call: Call) -> None:
+        """A call of a function: run as soon as the objects that it refers to, and a worker, are there."""
+        options = call.options
+        assert options is not None
+        try:
+            options.check()
+            request = parse(options.custom_resources, options.cpu, options.memory)
+        except InvalidRequestError as error:
+            call.fail(YRequestError(error.message, error.code))
+            return
+        except YRequestError as error:
+            call.fail(error)
+            return
+        with self._session.lock:
+            key = _key(options)
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = Pool(options.copy(), request)
+            call.owner = _Owner(self, pool)
+            self._when_ready(pool, call)
+
+    def _when_ready(self, pool: Pool, call: Call) -> None:
+        with self._session.lock:
+            for entry in call.refs:
+                if not entry.done:
+                    entry.when_done(lambda: self._when_ready(pool, call))
+                    return
+                if entry.error is not None:
+                    call.fail(entry.error)
+                    return
+            if call.cancelled:
+                return
+            pool.queue.append(call)
+            self.advance(pool)
+
+    def advance(self, pool: Pool) -> None:
+        """Give waiting calls to idle workers, and ask for more workers where there is more work."""
+        session = self._session
+        while pool.queue and pool.idle:
+            process = pool.idle.pop()
+            if process.closed or process.stopping:
+                continue
+            session.send(process, pool.queue.popleft())
+        most = self._most(pool.options)
+        starting = sum(not self._is_up(process) for process in pool.workers)
+        wanted = len(pool.queue) - len(pool.asked) - starting
+        for _ in range(min(wanted, most - len(pool.workers) - len(pool.asked))):
+            asking = Asking(pool, pool.options)
+            pool.asked.append(asking)
+            session.services.place(asking, pool.request, pool.options, self.granted)
+            limit = pool.options.schedule_timeout_ms
+            if limit >= 0:
+                session.processes.after(limit / 1000, functools.partial(self._too_late, asking, limit))
+        session.services.serve_ledger()
+
+    def granted(self, asking: Asking, grant: Grant) -> None:
+        """There is room for one more worker."""
+        session, pool = self._session, asking.pool
+        pool.asked.remove(asking)
+        ledger = session.services.ledger_of(asking)
+        if not pool.queue or session.ended:
+            ledger.release(grant.number)
+            return
+        options = pool.options
+        try:
+            environment, unset = mask(grant, ledger.nodes, {**os.environ, **options.environment()})
+        except YRRuntimeError as error:
+            ledger.release(grant.number)
+            self._fail_queue(pool, error)
+            return
+        process = session.processes.take()
+        asking.grant = grant
+        process.owner, process.on_lost = asking, self.lost
+        pool.workers[process] = grant
+        folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
+        variables = {**options.environment(), **environment}
+        setup = ("", variables, unset, folder, session.services.python_path(), 1, False, False, None)
+        nothing = Value(pickle.dumps(((), {})), (), (), [], 0, session.values.forget)
+        call = Call(Kind.CREATE, setup, nothing, [], 1)
+        call.owner = _Owner(self, pool)
+        session.send(process, call)
+
+    def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> None:
+        """A worker has done a call, or is set up."""
+        if error is not None:
+            self._failed(pool, call, error)
+        if process.closed or process.stopping:
+            return
+        if pool.queue:
+            self._session.send(process, pool.queue.popleft())
+            return
+        pool.idle.append(process)
+        process.idle_since = since = time.monotonic()
+        self._session.processes.after(self._session.config.recycle_time, lambda: self._recycle(pool, process, since))
+
+    def _failed(self, pool: Pool, call: Call, error: BaseException) -> None:
+        if call.tries > 0 and not call.cancelled and call.kind == Kind.FUNCTION and _may_run_again(error):
+            call.tries -= 1
+            pool.queue.append(call)
+            self.advance(pool)
+        else:
+            call.fail(error)
+
+    def _recycle(self, pool: Pool, process: Process, since: float) -> None:
+        with self._session.lock:
+            if process in pool.idle and process.idle_since == since:
+                self._release(pool, process)
+
+    def _release(self, pool: Pool, process: Process) -> None:
+        pool.idle.remove(process)
+        self._session.processes.stop(process, GRACE)
+
+    def make_room(self) -> None:
+        """Others need resources: workers without work give theirs back."""
+        for pool in self._pools.values():
+            for process in list(pool.idle):
+                self._release(pool, process)
+
+    def lost(self, process: Process) -> None:
+        """A worker is gone: its resources are free, and its call fails or runs again elsewhere."""
+        asking: Asking = process.owner
+        pool = asking.pool
+        grant = pool.workers.pop(process, None)
+        if process in pool.idle:
+            pool.idle.remove(process)
+        calls = [*process.pending.values(), *process.backlog]
+        process.pending.clear()
+        process.backlog.clear()
+        if grant is not None:
+            self._session.services.ledger_of(asking).release(grant.number)
+        error = YRequestError(f"the worker of a function exited: {process.how_it_ended}", CODES["instance exited"], 22)
+        for call in calls:
+            if call.kind == Kind.CREATE:
+                continue
+            if call.cancelled:
+                call.fail(_cancelled(call.entries))
+            else:
+                self._failed(pool, call, error)
+        self._session.services.serve_ledger()
+        if not self._session.ended:
+            self.advance(pool)
+
+    def cancel(self, entry: Entry, force: bool) -> None:
+        """Cancel the call that makes an object, where it is a function's and not done."""
+        with self._session.lock:
+            call: Call | None = entry.call
+            if call is None or call.kind != Kind.FUNCTION or entry.done:
+                return
+            call.cancelled = True
+            pool = call.owner.pool
+            if call in pool.queue:
+                pool.queue.remove(call)
+                call.fail(_cancelled(call.entries))
+            elif call.process is None:
+                call.fail(_cancelled(call.entries))
+            elif force:
+                self._session.processes.kill(call.process)
+
+    def end_all(self, error: BaseException) -> None:
+        """The session ends: calls that have no result are told so."""
+        with self._session.lock:
+            for pool in self._pools.values():
+                self._fail_queue(pool, error)
+                for process in pool.workers:
+                    for call in (*process.pending.values(), *process.backlog):
+                        call.fail(error)
+
+    def why_waiting(self, pool: Pool, call: Call) -> str:
+        """What a call waits for."""
+        if call.process is not None:
+            return "the function had not returned"
+        missing = [entry for entry in call.refs if not entry.done]
+        if missing:
+            return f"the function had not begun: {len(missing)} of its arguments were not there"
+        asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)
+        return f"the function had not begun: {self._session.services.shortage_of(asking, pool.request)}"
+
+    def _too_late(self, asking: Asking, limit: int) -> None:
+        with self._session.lock:
+            pool = asking.pool
+            if asking not in pool.asked:
+                return
+            pool.asked.remove(asking)
+            self._session.services.withdraw(asking)
+            if not pool.workers and pool.queue:
+                why = self._session.services.shortage_of(asking, pool.request)
+                text = f"the instance cannot be scheduled within {limit} ms. {why}"
+                self._fail_queue(pool, YRequestError(text, CODES["resource not enough"]))
+
+    def _fail_queue(self, pool: Pool, error: BaseException) -> None:
+        while pool.queue:
+            pool.queue.popleft().fail(error)
+
+    def _most(self, options: InvokeOptions) -> int:
+        limits = [each for each in (options.max_instances, self._session.config.max_task_instance_num) if each > 0]
+        return min(limits, default=1000)
+
+    @staticmethod
+    def _is_up(process: Process) -> bool:
+        return not any(call.kind == Kind.CREATE for call in process.pending.values())
+
+
+class _Owner:
+    def __init__(self, pools: Pools, pool: Pool) -> None:
+        self._pools = pools
+        self.pool = pool
+
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        """A call has a result, or raised."""
+        self._pools.ended(self.pool, process, call, error)
+
+    def why_waiting(self, call: Call) -> str:
+        """What a call waits for."""
+        return self._pools.why_waiting(self.pool, call)
+
+
+def _key(options: InvokeOptions) -> bytes:
+    return pickle.dumps([getattr(options, each.name) for each in fields(options) if each.name not in _OF_A_CALL])
+
+
+def _may_run_again(error: BaseException) -> bool:
+    """Whether a call that failed so is run again where tries are left: also after the user's own errors."""
+    if isinstance(error, YRInvokeError):
+        return True
+    return isinstance(error, YRError) and error.code in (1003, 1007, 1009, 2002, 3001, 3002, 3008, 4202, 4203, 4204)
+
+
+def _cancelled(entries: list[Entry]) -> CancelError:
+    number = entries[0].number if entries else 0
+    return CancelError(
+        f"invalid get obj, the obj has been cancelled. stateless request has been cancelled: {number:016x}"
+    )

@@ -1,0 +1,155 @@
+"""The driver's view of a worker process, and of the calls that are on their way to it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.objects import Entry, Value
+from toprope.functions.serial import BlockKey
+from toprope.functions.wire import Channel, Kind
+
+if TYPE_CHECKING:
+    from toprope.functions.backend import Code
+    from toprope.functions.options import InvokeOptions
+
+__all__ = ["Call", "Process", "Stream"]
+
+WINDOW = 192
+"""Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
+
+
+class Stream:
+    """The items of a generator, as they come.
+
+    Attributes:
+        entries: an entry for each item; the last one is an error where the generator raised.
+        ended: whether no more will come.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.taken = 0
+        self.ended = False
+        self.changed = Entry()  # done when there is news
+
+    def add(self, entry: Entry | None) -> None:
+        """Another item, or None for the end."""
+        if entry is None:
+            self.ended = True
+        else:
+            self.entries.append(entry)
+        changed, self.changed = self.changed, Entry()
+        changed.finish(None)
+
+
+class Call:
+    """A call, from the moment it is made until it has a result.
+
+    Attributes:
+        kind: CALL of an instance's method, FUNCTION, or CREATE.
+        target: the method's name, the function's key, or what an instance is made of.
+        code: the function or class; None for a method.
+        value: the arguments.
+        refs: the objects among the arguments, in order.
+        entries: what it makes.
+        returns: how many values; None for a generator, whose items go to `stream`.
+        owner: the instance or pool that it belongs to.
+        tries: runs left after a failure.
+    """
+
+    __slots__ = (
+        "cancelled", "code", "entries", "kind", "number", "options", "owner", "process", "refs", "returns", "stream",
+        "target", "tries", "value",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: int,
+        target: Any,
+        value: Value,
+        refs: list[Entry],
+        returns: int | None,
+        code: Code | None = None,
+        options: InvokeOptions | None = None,
+    ) -> None:
+        self.kind = kind
+        self.target = target
+        self.value = value
+        self.refs = refs
+        self.returns = returns
+        self.code = code
+        self.options = options
+        self.entries = [Entry() for _ in range(returns or 0)]
+        self.stream = Stream() if returns is None else None
+        self.tries = options.retry_times if options is not None and kind == Kind.FUNCTION else 0
+        self.cancelled = False
+        self.number = 0
+        self.owner: Any = None
+        self.process: Process | None = None
+        for entry in self.entries:
+            entry.call = self
+
+    def fail(self, error: BaseException) -> None:
+        """It has no result but this error."""
+        for entry in self.entries:
+            entry.finish(None, error)
+        if self.stream is not None:
+            entry = Entry()
+            entry.finish(None, error)
+            self.stream.add(entry)
+            self.stream.add(None)
+        self.value.refs = self.refs = []
+
+
+class Process:
+    """A worker process.
+
+    Attributes:
+        number: names it in the session.
+        channel: the socket to it.
+        pid: its process; 0 until the zygote has told it.
+        pending: calls sent to it that have no result yet, by number.
+        backlog: calls that wait until fewer are on their way.
+        lent: how often each block was sent to it and not let go of.
+        held: objects that it has references to, with their number of times.
+        codes: functions and classes that it has.
+        on_lost: told once when it is gone.
+        exit: how it ended; None while it runs, or while that is not known.
+        closed: whether its socket has ended.
+        stopping: whether it was asked to end.
+        idle_since: when it last had nothing to do.
+        owner: what it works for.
+    """
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.number = number
+        self.channel = channel
+        self.pid = 0
+        self.pending: dict[int, Call] = {}
+        self.backlog: deque[Call] = deque()
+        self.lent: Counter[BlockKey] = Counter()
+        self.held: dict[int, list[Any]] = {}
+        self.codes: set[str] = set()
+        self.on_lost: Callable[[Process], None] | None = None
+        self.exit: int | None = None
+        self.closed = False
+        self.stopping = False
+        self.idle_since = 0.0
+        self.owner: Any = None
+
+    @property
+    def how_it_ended(self) -> str:
+        """Its end in words."""
+        import signal
+
+        if self.exit is None:
+            return "its process is gone"
+        if self.exit < 0:
+            try:
+                name = signal.Signals(-self.exit).name
+            except ValueError:
+                name = f"signal {-self.exit}"
+            return f"its process was killed by {name}"
+        return f"its process ended with exit status {self.exit}"

@@ -1,0 +1,266 @@
+"""A worker's way to its driver: what functions and instances ask of the API."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.backend import Backend, Code
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
+from toprope.functions.objects import ObjectRef
+from toprope.functions.options import InvokeOptions
+from toprope.functions.serial import Packed, pack, unpack
+from toprope.functions.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from toprope.functions.local.worker import Worker
+
+__all__ = ["Relay"]
+
+
+class RemoteEntry:
+    """An object that the driver knows; telling it so when it is not needed here any more."""
+
+    __slots__ = ("__weakref__", "_relay", "number", "times")
+
+    def __init__(self, relay: Relay, number: int) -> None:
+        self._relay = relay
+        self.number = number
+        self.times = 1  # how often the driver has counted this worker as a holder
+
+    def __del__(self) -> None:
+        self._relay.dropped.append((self.number, self.times))
+
+
+class Relay(Backend):
+    """Sends what is asked to the driver, and waits for its answers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.dropped: deque[tuple[int, int]] = deque()
+        self._known: weakref.WeakValueDictionary[int, RemoteEntry] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Message | None] = {}
+        self._late: dict[int, Callable[[], None]] = {}
+        self._sent_codes: set[str] = set()
+        self.job_id = f"worker {worker.number}"
+
+    # References
+
+    def ref(self, number: int) -> ObjectRef:
+        """A reference that has come from the driver, or that is new."""
+        with self._lock:
+            entry = self._known.get(number)
+            if entry is None:
+                entry = self._known[number] = RemoteEntry(self, number)
+            else:
+                entry.times += 1
+        return ObjectRef(self, entry)
+
+    def id(self, ref: ObjectRef) -> int:
+        """The number by which the driver knows an object."""
+        number: int = ref._entry.number
+        return number
+
+    def tell(self) -> None:
+        """Tell the driver which objects are not needed here any more."""
+        gone = []
+        while self.dropped:
+            gone.append(self.dropped.popleft())
+        if gone:
+            self._worker.channel.send(Kind.REFS, 0, tuple(gone))
+
+    def answered(self, message: Message) -> None:
+        """An answer has come; one that nobody waits for any more gives its memory back."""
+        if message.number in self._answers:
+            self._answers[message.number] = message
+            late = self._late.pop(message.number, None)
+            if late is not None:
+                del self._answers[message.number]
+                late()
+        else:
+            self._worker.let_go.extend(key for key in message.meta[2] if key is not None)
+
+    # Objects
+
+    def put(self, value: Any) -> ObjectRef:
+        """Keep a value for those who get its reference."""
+        number = self._new_number()
+        packed = pack(value, self._worker.arena)
+        self._send("put", 0, packed, number)
+        return self.ref(number)
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
+        """The objects, in order."""
+        asked = [self._ask("get", self.id(ref), timeout) for ref in refs]
+        results: list[Any] = []
+        for number in asked:
+            try:
+                results.append(self._result(number, None if timeout == -1 else timeout + 5))
+            except YRTimeoutError:
+                if not allow_partial:
+                    raise
+                results.append(None)
+        return results
+
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """The references whose objects are there, and the others."""
+        number = self._ask("wait", [self.id(ref) for ref in refs], count, timeout)
+        ready: list[int] = self._result(number, None if timeout is None else timeout + 5)
+        chosen = set(ready)
+        return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
+
+    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
+        """Cancel the calls that make these objects."""
+        self._result(self._ask("cancel", [self.id(ref) for ref in refs], allow_force, allow_recursive), 60)
+
+    def is_done(self, entry: Any) -> bool:
+        """Whether an object is there."""
+        return bool(self._result(self._ask("is done", entry.number), 60))
+
+    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
+        """Call back, in the thread that reads what the driver sends, when an object is there."""
+        number = next(self._numbers)
+        self._answers[number] = None
+        self._late[number] = callback
+        packed = pack(("when done", (entry.number,)), self._worker.arena)
+        self._send("request", number, packed, 0)
+
+    def object_id(self, entry: Any) -> str:
+        """A name for an object."""
+        return f"{entry.number:016x}"
+
+    # Functions and instances
+
+    def invoke(
+        self,
+        code: Code,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        options: InvokeOptions,
+        returns: int | None,
+    ) -> Any:
+        """Call a function."""
+        return self._call("invoke", (self._code(code), pickle.dumps(options)), arguments, keywords, returns)
+
+    def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
+        """Create an instance."""
+        number = next(self._numbers)
+        self._answers[number] = None
+        packed = pack((arguments, keywords), self._worker.arena)
+        self._send("create", number, packed, (self._code(code), pickle.dumps(options)))
+        instance: str = self._result(number, 60)
+        return instance
+
+    def call(
+        self, instance: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
+    ) -> Any:
+        """Call a method of an instance."""
+        return self._call("call", (instance, method), arguments, keywords, returns)
+
+    def terminate(self, instance: str, is_sync: bool) -> None:
+        """End an instance."""
+        self._result(self._ask("terminate", instance, is_sync), None)
+
+    def is_alive(self, instance: str) -> bool:
+        """Whether an instance is there."""
+        return bool(self._result(self._ask("is alive", instance), 60))
+
+    def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
+        """The id and class of a named instance."""
+        instance, blob = self._result(self._ask("find", name, namespace, timeout), timeout + 5)
+        return instance, Code(pickle.loads(blob))
+
+    def request(self, operation: str, *arguments: Any) -> Any:
+        """What is asked seldom."""
+        return self._result(self._ask("service", operation, arguments), None)
+
+    def finalize(self) -> None:
+        """Only the driver ends the session.
+
+        Raises:
+            YRRuntimeError: always.
+        """
+        raise YRRuntimeError("yr.finalize is for the program that called yr.init", CODES["incorrect usage"])
+
+    def state(self) -> bytes:
+        """The instance of this process, pickled."""
+        return self._worker.checkpoint()
+
+    def restore(self, state: bytes) -> None:
+        """Give the instance of this process the attributes that it had."""
+        instance = self._worker.instance
+        vars(instance).clear()
+        vars(instance).update(vars(pickle.loads(state)))
+
+    # Inside
+
+    def _new_number(self) -> int:
+        return (self._worker.number << 40) | next(self._numbers)
+
+    def _call(
+        self, what: str, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
+    ) -> Any:
+        packed = pack((arguments, keywords), self._worker.arena)
+        numbers = tuple(self._new_number() for _ in range(1 if returns is None else returns))
+        self._send(what, 0, packed, (target, returns, numbers))
+        if returns is None:
+            return self._items(numbers[0])
+        refs = [self.ref(number) for number in numbers]
+        return None if not refs else refs[0] if returns == 1 else refs
+
+    def _items(self, stream: int) -> Iterator[ObjectRef]:
+        while True:
+            number = self._result(self._ask("next", stream), None)
+            if number is None:
+                return
+            yield self.ref(number)
+
+    def _code(self, code: Code) -> str:
+        """The key of a function or class, which the driver is told once."""
+        blob = code.blob()
+        if not code.key:
+            import hashlib
+
+            code.key = hashlib.sha256(blob).hexdigest()
+        if code.key not in self._sent_codes:
+            self._sent_codes.add(code.key)
+            self._worker.channel.send(Kind.CODE, 0, (code.key, code.name, code.is_async), [blob])
+        return code.key
+
+    def _ask(self, operation: str, *arguments: Any) -> int:
+        number = next(self._numbers)
+        self._answers[number] = None
+        self._send("request", number, pack((operation, arguments), self._worker.arena), 0)
+        return number
+
+    def _send(self, what: str, number: int, packed: Packed, extra: Any) -> None:
+        refs = tuple(self.id(ref) for ref in packed.refs)
+        parts = [*([packed.data] if packed.data is not None else []), *packed.parts]
+        meta = (what, packed.data is not None, packed.spec, refs, extra)
+        self._worker.channel.send(Kind.REQUEST, number, meta, parts)
+
+    def _result(self, number: int, timeout: float | None) -> Any:
+        from toprope.functions.local.worker import wait_for
+
+        if not wait_for(self._worker, lambda: self._answers[number] is not None, timeout):
+            del self._answers[number]
+            raise YRTimeoutError(f"the driver did not answer within {timeout} s", CODES["get failed"])
+        message = self._answers.pop(number)
+        assert message is not None
+        failed, has_data, spec, ids = message.meta
+        data, parts = (message.parts[0], message.parts[1:]) if has_data else (None, message.parts)
+        worker = self._worker
+        values = [self.ref(id) for id in ids]
+        value = unpack(data, spec, parts, worker.reader, worker.let_go.append, values)
+        if failed:
+            raise value
+        return value

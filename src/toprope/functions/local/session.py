@@ -1,0 +1,385 @@
+"""The driver's session: processes of this machine that run functions and instances."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from toprope.functions.backend import Backend, Code
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
+from toprope.functions.ledger import Ledger, Node
+from toprope.functions.local.instances import Instances
+from toprope.functions.local.pools import Pools
+from toprope.functions.local.process import WINDOW, Call, Process, Stream
+from toprope.functions.local.processes import Processes
+from toprope.functions.local.requests import Requests
+from toprope.functions.local.services import Services
+from toprope.functions.local.values import Values
+from toprope.functions.objects import Entry, ObjectRef
+from toprope.functions.options import Config, InvokeOptions
+from toprope.functions.wire import Closed, Kind, Message
+
+__all__ = ["Session"]
+
+
+class Session(Backend):
+    """A session. One lock guards its state; nothing is waited for while it is held.
+
+    Args:
+        config: see `yr.init`.
+        node: the resources of this machine.
+        folder: for shared memory; it is removed at the end.
+    """
+
+    def __init__(self, config: Config, node: Node, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.job_id = config.job_id or f"job-{uuid.uuid4().hex[:8]}"
+        self.lock = threading.RLock()
+        self.values = Values(self, folder)
+        self.ledger = Ledger([node])
+        self.codes: dict[str, Code] = {}
+        self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+        self.streams: dict[int, Stream] = {}
+        self._numbers = itertools.count(1)
+        self._object_numbers = itertools.count(1)
+        self.ended = False
+        self.processes = Processes(self)
+        self.instances = Instances(self)
+        self.pools = Pools(self)
+        self.services = Services(self)
+        self.requests = Requests(self)
+        self.processes.start()
+
+    # Objects
+
+    def object(self, number: int, owner: Process) -> Entry:
+        """The object that a worker calls by this number."""
+        held = owner.held.get(number)
+        if held is not None:
+            found: Entry = held[0]
+            return found
+        entry = self.objects.get(number)
+        if entry is None:
+            raise YRRuntimeError(f"there is no object {number:016x} any more", CODES["get failed"])
+        return entry
+
+    def expose(self, entry: Entry, to: Process) -> int:
+        """The number by which a worker may know an object, which it then holds."""
+        if not entry.number:
+            entry.number = next(self._object_numbers)
+            self.objects[entry.number] = entry
+        held = to.held.setdefault(entry.number, [entry, 0])
+        held[1] += 1
+        return entry.number
+
+    def adopt(self, entry: Entry, number: int, owner: Process) -> None:
+        """A worker has made up a number for an object that it asks for, and holds it."""
+        entry.number = number
+        self.objects[number] = entry
+        owner.held[number] = [entry, 1]
+
+    def put(self, value: Any) -> ObjectRef:
+        """Keep a value for those who get its reference."""
+        self.check()
+        entry = Entry()
+        packed, _ = self.values.pack(value)
+        entry.finish(packed)
+        return ObjectRef(self, entry)
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
+        """The objects, in order."""
+        until = None if timeout == -1 else time.monotonic() + timeout
+        results: list[Any] = []
+        for ref in refs:
+            entry = ref._entry
+            if not entry.done and not self.wait_for(entry, until):
+                if allow_partial:
+                    results.append(None)
+                    continue
+                raise YRTimeoutError(
+                    f"failed to get object, code: {CODES['get failed']}, module code: 30, msg: {self._why(entry)} "
+                    f"within {timeout} s"
+                )
+            results.append(self.result(entry))
+        self.values.settle()
+        return results
+
+    def result(self, entry: Entry) -> Any:
+        """The value of an object that is there.
+
+        Raises:
+            What stands in its place.
+        """
+        if entry.error is not None:
+            raise entry.error.with_traceback(None)
+        assert entry.value is not None
+        return self.values.unpack(entry.value)
+
+    def wait_for(self, entry: Entry, until: float | None) -> bool:
+        """Wait until an object is there; whether it is. Reads from the worker that makes it where nobody else does."""
+        while not entry.done:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            source: Process | None = entry.source
+            if source is not None and not source.closed and source.channel.reading.acquire(blocking=False):
+                try:
+                    self.processes.read_here(source, entry, left)
+                finally:
+                    source.channel.reading.release()
+                    self.processes.listen(source)
+            else:
+                entry.event().wait(left if source is None else min(0.2, left or 0.2))
+        return True
+
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """The references whose objects are there, and the others."""
+        news = threading.Semaphore(0)
+        for ref in refs:
+            ref._entry.when_done(news.release)
+        until = None if timeout is None else time.monotonic() + timeout
+        for _ in range(count):
+            if not news.acquire(timeout=None if until is None else max(0, until - time.monotonic())):
+                break
+        ready = [place for place, ref in enumerate(refs) if ref._entry.done][:count]
+        chosen = set(ready)
+        return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
+
+    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
+        """Cancel the calls of functions that make these objects; those of instances are not heeded."""
+        for ref in refs:
+            self.pools.cancel(ref._entry, allow_force)
+
+    def is_done(self, entry: Entry) -> bool:
+        """Whether an object is there."""
+        return entry.done
+
+    def when_done(self, entry: Entry, callback: Callable[[], None]) -> None:
+        """Call back when an object is there."""
+        entry.when_done(callback)
+
+    def object_id(self, entry: Entry) -> str:
+        """A name for an object."""
+        if not entry.number:
+            with self.lock:
+                if not entry.number:
+                    entry.number = next(self._object_numbers)
+                    self.objects[entry.number] = entry
+        return f"{entry.number:016x}"
+
+    # Functions and instances
+
+    def invoke(
+        self,
+        code: Code,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        options: InvokeOptions,
+        returns: int | None,
+    ) -> Any:
+        """Call a function."""
+        self.check()
+        value, refs = self.values.pack((arguments, keywords))
+        call = Call(Kind.FUNCTION, self.know(code), value, refs, returns, code, options)
+        self.pools.add(call)
+        return self.handles(call)
+
+    def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
+        """Create an instance."""
+        self.check()
+        self.know(code)
+        value, refs = self.values.pack((arguments, keywords))
+        return self.instances.create(code, value, refs, options)
+
+    def call(
+        self, instance: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
+    ) -> Any:
+        """Call a method of an instance."""
+        value, refs = self.values.pack((arguments, keywords))
+        call = Call(Kind.CALL, method, value, refs, returns)
+        self.instances.submit(instance, call)
+        if returns == 1:
+            return ObjectRef(self, call.entries[0])
+        return self.handles(call)
+
+    def handles(self, call: Call) -> Any:
+        """What the caller of a call is given."""
+        if call.stream is not None:
+            return self._items(call.stream)
+        refs = [ObjectRef(self, entry) for entry in call.entries]
+        return None if not refs else refs[0] if call.returns == 1 else refs
+
+    def _items(self, stream: Stream) -> Iterator[ObjectRef]:
+        while True:
+            changed = stream.changed
+            if stream.taken < len(stream.entries):
+                stream.taken += 1
+                yield ObjectRef(self, stream.entries[stream.taken - 1])
+            elif stream.ended:
+                return
+            else:
+                self.wait_for(changed, None)
+
+    def know(self, code: Code) -> str:
+        """The key of a function or class, by which workers know it."""
+        if not code.key:
+            import hashlib
+
+            code.key = hashlib.sha256(code.blob()).hexdigest()
+        self.codes.setdefault(code.key, code)
+        return code.key
+
+    def terminate(self, instance: str, is_sync: bool) -> None:
+        """End an instance."""
+        self.instances.terminate(instance, is_sync)
+
+    def is_alive(self, instance: str) -> bool:
+        """Whether an instance is there."""
+        return self.instances.is_alive(instance)
+
+    def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
+        """The id and class of a named instance."""
+        return self.instances.find(name, namespace, timeout)
+
+    def request(self, operation: str, *arguments: Any) -> Any:
+        """What is asked seldom, see `Services`."""
+        return self.services.serve(operation, arguments, None)
+
+    # Calls on their way
+
+    def send(self, process: Process, call: Call) -> None:
+        """Send a call to a worker, now or when fewer are on their way. The objects it refers to are there."""
+        call.process = process
+        for entry in call.entries:
+            entry.source = process
+        if process.backlog or len(process.pending) >= WINDOW:
+            process.backlog.append(call)
+        else:
+            self._transmit(process, call)
+
+    def _transmit(self, process: Process, call: Call) -> None:
+        value = call.value
+        specs, parts = [], []
+        if value.data is not None:
+            parts.append(value.data)
+        parts += value.parts
+        for entry in call.refs:
+            found = entry.value
+            assert found is not None
+            ids = tuple(self.expose(each, process) for each in found.refs)
+            specs.append((found.spec, found.data is not None, ids))
+            parts += [found.data] if found.data is not None else []
+            parts += found.parts
+            self.values.lend(found.spec, process)
+        if value.spec:
+            self.values.lend(value.spec, process)
+        call.number = next(self._numbers)
+        process.pending[call.number] = call
+        code = call.code
+        try:
+            if code is not None and code.key not in process.codes:
+                process.codes.add(code.key)
+                process.channel.send(Kind.CODE, 0, code.key, [code.blob()])
+            if call.kind == Kind.CREATE:
+                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), value.data is not None)
+            else:
+                meta = (call.target, value.spec, tuple(specs), call.returns, value.data is not None)
+            process.channel.send(call.kind, call.number, meta, parts)
+        except Closed:
+            self.processes.lost(process)
+
+    def handle(self, process: Process, messages: Sequence[Message]) -> None:
+        """Act on what a worker has sent. Quick, and waits for nothing."""
+        with self.lock:
+            for message in messages:
+                kind = message.kind
+                if kind == Kind.RESULT:
+                    call = process.pending.pop(message.number, None)
+                    if call is None:
+                        continue
+                    parts = iter(message.parts)
+                    values = [
+                        self.values.received(has_data, spec, ids, parts, process)
+                        for has_data, spec, ids in message.meta
+                    ]
+                    for entry, value in zip(call.entries, values, strict=False):
+                        entry.finish(value)
+                    self._ended(process, call, None)
+                else:
+                    self._handle(process, message)
+            while process.backlog and len(process.pending) < WINDOW:
+                self._transmit(process, process.backlog.popleft())
+        self.values.settle()
+
+    def _handle(self, process: Process, message: Message) -> None:
+        kind, number = message.kind, message.number
+        if kind == Kind.FAIL:
+            call = process.pending.pop(number, None)
+            if call is not None:
+                self._ended(process, call, self.requests.error(message.parts[0], is_ours=message.meta))
+        elif kind in (Kind.ITEM, Kind.END):
+            call = process.pending.get(number)
+            if call is None or call.stream is None:
+                return
+            if kind == Kind.END:
+                del process.pending[number]
+                call.stream.add(None)
+                self._ended(process, call, None)
+                return
+            entry = Entry()
+            has_data, spec, ids = message.meta[0]
+            entry.finish(self.values.received(has_data, spec, ids, iter(message.parts), process))
+            call.stream.add(entry)
+        elif kind == Kind.RELEASE:
+            for key in message.meta:
+                if process.lent[key] > 0:
+                    process.lent[key] -= 1
+                    self.values.returned(key)
+        elif kind == Kind.REFS:
+            for name, times in message.meta:
+                held = process.held.get(name)
+                if held is not None:
+                    held[1] -= times
+                    if held[1] <= 0:
+                        del process.held[name]
+        else:
+            self.requests.handle(process, message)
+
+    def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        call.owner.ended(process, call, error)
+        call.value.refs = call.refs = []
+
+    def check(self) -> None:
+        """Refuse work once the session has ended.
+
+        Raises:
+            YRRuntimeError: it has.
+        """
+        if self.ended:
+            raise YRRuntimeError("already finalized", CODES["finalized"])
+
+    def _why(self, entry: Entry) -> str:
+        call = entry.call
+        owner = None if call is None else call.owner
+        return "it was not there" if owner is None else str(owner.why_waiting(call))
+
+    def finalize(self) -> None:
+        """End every instance and free every object of the session."""
+        with self.lock:
+            if self.ended:
+                return
+            self.ended = True
+            error = YRRuntimeError("already finalized", CODES["finalized"])
+        self.instances.end_all(error)
+        self.pools.end_all(error)
+        self.processes.close()
+        self.values.close()

@@ -1,0 +1,362 @@
+"""A worker: one process that runs one instance, or functions one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from toprope.functions import current
+from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions.exceptions import YRError, YRRuntimeError, describe
+from toprope.functions.local.relay import Relay
+from toprope.functions.serial import BlockKey, pack, unpack
+from toprope.functions.wire import Channel, Closed, Kind, Message
+
+__all__ = ["main"]
+
+HOOK = "__yr_shutdown__"
+
+
+def main(sock: socket.socket, folder: str, number: int) -> None:
+    """Serve the driver until it ends the worker or is gone."""
+    worker = Worker(Channel(sock), Path(folder), number)
+    signal.signal(signal.SIGTERM, worker.on_terminate)
+    current.set_backend(worker.relay)
+    try:
+        worker.serve()
+    except Closed:
+        pass
+
+
+class Worker:
+    """The state of this process."""
+
+    def __init__(self, channel: Channel, folder: Path, number: int) -> None:
+        self.channel = channel
+        self.number = number
+        self.arena = Arena(folder, f"w{number}")
+        self.reader = Reader(folder)
+        self.codes: dict[str, bytes] = {}
+        self.loaded: dict[str, Any] = {}
+        self.instance: Any = None
+        self.calls: deque[Message] = deque()
+        self.let_go: deque[BlockKey] = deque()
+        self.relay = Relay(self)
+        self.run: Callable[[Message], None] = self.run_here
+        self.reading_thread: threading.Thread | None = None
+        self.stopped = False
+
+    # Messages
+
+    def serve(self) -> None:
+        """Run what comes, one after the other, or hand it to threads or the event loop."""
+        self.channel.send(Kind.READY, 0, (os.getpid(),))
+        while not self.stopped:
+            if self.calls:
+                self.run(self.calls.popleft())
+                if self.let_go or self.relay.dropped:
+                    self.tell()
+                continue
+            with self.channel.reading:
+                if not self.calls:
+                    self.take(None)
+
+    def take(self, timeout: float | None) -> bool:
+        """Read what has come; whether anything has. For the thread that holds `channel.reading`."""
+        messages = self.channel.receive(timeout)
+        for message in messages:
+            kind = message.kind
+            if kind == Kind.REPLY:
+                self.relay.answered(message)
+            elif kind == Kind.FREE:
+                for key in message.meta:
+                    self.arena.free(Block(*key))
+            elif kind == Kind.CODE:
+                self.codes[message.meta] = message.parts[0]
+            else:
+                self.calls.append(message)
+        return bool(messages)
+
+    def tell(self) -> None:
+        """Tell the driver what is not used here any more."""
+        released = []
+        while self.let_go:
+            released.append(self.let_go.popleft())
+        if released:
+            self.channel.send(Kind.RELEASE, 0, tuple(released))
+        self.relay.tell()
+
+    # Running
+
+    def run_here(self, message: Message) -> None:
+        """Run a message in this thread, and send what came of it."""
+        if message.kind == Kind.STOP:
+            self.stop(message.meta)
+            return
+        try:
+            if message.kind == Kind.CREATE:
+                self.send_values(Kind.RESULT, message.number, [self.create(message)])
+                return
+            function, arguments, keywords, returns = self.prepare(message)
+            result = function(*arguments, **keywords)
+            del arguments, keywords
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            if inspect.isasyncgen(result):
+                result = _drain(result)
+            self.answer(message.number, result, returns)
+        except Closed:
+            raise
+        except BaseException as error:
+            self.fail(message.number, error)
+            if isinstance(error, SystemExit):
+                raise
+
+    def prepare(self, message: Message) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
+        """What a message asks to be called, with its arguments."""
+        target, spec, value_specs, returns, has_data = message.meta
+        arguments, keywords = self.arguments(spec, value_specs, has_data, message.parts)
+        function = self.code(target) if message.kind == Kind.FUNCTION else getattr(self.instance, target)
+        return function, arguments, keywords, returns
+
+    def arguments(
+        self, spec: tuple[Any, ...], value_specs: tuple[Any, ...], has_data: bool, parts: list[bytes]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, and the objects that references among them mean."""
+        place = 0
+
+        def value(spec: tuple[Any, ...], has_data: bool, values: list[Any]) -> Any:
+            nonlocal place
+            data = None
+            if has_data:
+                data = parts[place]
+                place += 1
+            inline = sum(key is None for key in spec)
+            buffers = parts[place : place + inline]
+            place += inline
+            return unpack(data, spec, buffers, self.reader, self.let_go.append, values)
+
+        # own arguments come first in the message, but need the others to be unpacked
+        first = place + has_data + sum(key is None for key in spec)
+        mine, place = parts[:first], first
+        values = [value(each, data, [self.relay.ref(id) for id in ids]) for each, data, ids in value_specs]
+        parts, place = mine, 0
+        result: tuple[tuple[Any, ...], dict[str, Any]] = value(spec, has_data, values)
+        return result
+
+    def code(self, key: str) -> Any:
+        """The function or class of a key."""
+        found = self.loaded.get(key)
+        if found is None:
+            found = self.loaded[key] = pickle.loads(self.codes[key])
+        return found
+
+    def create(self, message: Message) -> bytes | None:
+        """Become an instance; its checkpoint where it may be brought back."""
+        setup, spec, value_specs, has_data = message.meta
+        key, environment, unset, folder, path, at_once, is_async, recoverable, state = setup
+        for name in unset:
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        if folder:
+            os.chdir(folder)
+        sys.path[:0] = [each for each in path if each not in sys.path]
+        if not key:
+            return None
+        arguments, keywords = self.arguments(spec, value_specs, has_data, message.parts)
+        target = self.code(key)
+        if state is None:
+            self.instance = target(*arguments, **keywords)
+        else:
+            self.instance = pickle.loads(state)
+        if is_async:
+            self.run = Loop(self, at_once).run
+        elif at_once > 1:
+            self.run = Threads(self, at_once).run
+        return self.checkpoint() if recoverable else None
+
+    def checkpoint(self) -> bytes:
+        """The instance as another process can be given it."""
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(self.instance, 5))
+
+    def answer(self, number: int, result: Any, returns: int | None) -> None:
+        """Send the result of a call.
+
+        Args:
+            number: of the call.
+            result: what was returned.
+            returns: how many values the caller expects; None for a generator.
+        """
+        if returns is None:
+            count = 0
+            for each in result:
+                self.send_values(Kind.ITEM, number, [each])
+                count += 1
+            self.channel.send(Kind.END, number, count)
+            return
+        values = [result] if returns == 1 else _split(result, returns)
+        self.send_values(Kind.RESULT, number, values)
+
+    def send_values(self, kind: int, number: int, values: list[Any]) -> None:
+        """Send values that the driver is to keep."""
+        meta, parts = [], []
+        for each in values:
+            packed = pack(each, self.arena)
+            meta.append((packed.data is not None, packed.spec, tuple(self.relay.id(ref) for ref in packed.refs)))
+            parts += [packed.data] if packed.data is not None else []
+            parts += packed.parts
+        self.relay.tell()
+        self.channel.send(kind, number, tuple(meta), parts)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Send what the user's code raised."""
+        kept, text = describe(error)
+        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [pickle.dumps((kept, text), 5)])
+
+    # Ending
+
+    def stop(self, grace: float) -> None:
+        """End as asked: the user's hook first."""
+        self.stopped = True
+        hook = getattr(self.instance, HOOK, None)
+        if hook is not None:
+            try:
+                result = hook(grace)
+                if inspect.iscoroutine(result):
+                    asyncio.run(result)
+            except Exception:
+                import traceback
+
+                traceback.print_exc()
+
+    def on_terminate(self, number: int, frame: Any) -> None:
+        """SIGTERM: the hook, then the end."""
+        if not self.stopped:
+            self.stop(30)
+        raise SystemExit(128 + number)
+
+
+class Threads:
+    """Runs calls in threads, so many at once."""
+
+    def __init__(self, worker: Worker, at_once: int) -> None:
+        self._worker = worker
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="yr")
+
+    def run(self, message: Message) -> None:
+        """Run a message in a thread; the end in this one."""
+        if message.kind == Kind.STOP:
+            self._worker.run_here(message)
+        else:
+            self._pool.submit(self._run, message)
+
+    def _run(self, message: Message) -> None:
+        try:
+            self._worker.run_here(message)
+            self._worker.tell()
+        except (Closed, SystemExit):
+            os._exit(1)
+
+
+class Loop:
+    """Runs calls of coroutine methods in one event loop, in a thread of its own."""
+
+    def __init__(self, worker: Worker, at_once: int) -> None:
+        self._worker = worker
+        self._loop = asyncio.new_event_loop()
+        self._room = asyncio.Semaphore(at_once)
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="yr event loop").start()
+
+    def run(self, message: Message) -> None:
+        """Run a message in the event loop; the end in this thread."""
+        if message.kind == Kind.STOP:
+            hook = getattr(self._worker.instance, HOOK, None)
+            if inspect.iscoroutinefunction(hook):
+                self._worker.stopped = True
+                asyncio.run_coroutine_threadsafe(hook(message.meta), self._loop).result(message.meta + 1)
+            else:
+                self._worker.run_here(message)
+        else:
+            asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
+
+    async def _run(self, message: Message) -> None:
+        worker = self._worker
+        try:
+            async with self._room:
+                function, arguments, keywords, returns = worker.prepare(message)
+                result = function(*arguments, **keywords)
+                if inspect.isawaitable(result):
+                    result = await result
+                if inspect.isasyncgen(result):
+                    count = 0
+                    async for each in result:
+                        worker.send_values(Kind.ITEM, message.number, [each])
+                        count += 1
+                    worker.channel.send(Kind.END, message.number, count)
+                else:
+                    worker.answer(message.number, result, returns)
+            worker.tell()
+        except Closed:
+            os._exit(1)
+        except BaseException as error:
+            worker.fail(message.number, error)
+
+
+def _split(result: Any, returns: int) -> list[Any]:
+    """The values of a result that is to be several; Python's own words where it is not so many."""
+    if not returns:
+        return []
+    try:
+        values = list(result)
+    except TypeError:
+        raise TypeError(f"cannot unpack non-iterable {type(result).__name__} object") from None
+    if len(values) < returns:
+        raise ValueError(f"not enough values to unpack (expected {returns}, got {len(values)})")
+    if len(values) > returns:
+        raise ValueError(f"too many values to unpack (expected {returns})")
+    return values
+
+
+def _drain(generator: Any) -> list[Any]:
+    async def drain() -> list[Any]:
+        return [each async for each in generator]
+
+    return asyncio.run(drain())
+
+
+def wait_for(worker: Worker, done: Callable[[], bool], timeout: float | None) -> bool:
+    """Wait, in any thread of a worker, until something has come; whether it has.
+
+    The thread reads the socket itself where no other does.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    while not done():
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            return False
+        if worker.channel.reading.acquire(timeout=0.05 if left is None else min(left, 0.05)):
+            try:
+                if not done():
+                    worker.take(left)
+            finally:
+                worker.channel.reading.release()
+    return True
+
+
+def not_in_worker(what: str) -> YRRuntimeError:
+    """The error for what only a driver can do."""
+    return YRRuntimeError(f"{what} is for the program that called yr.init, not for functions", 4006)

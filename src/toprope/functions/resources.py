@@ -1,0 +1,217 @@
+"""What a request for resources means: the grammar of its keys, and what is wrong with one; pure.
+
+Keys with exactly three fields, `VENDOR/model/kind`, ask for cards; the model is a regular expression that must match
+the whole name of a card's model. Every other key names a scalar resource that a node must have been given.
+Rules and messages are openYuanrong's (its scheduling documentation and sources, master of 2026-08).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CPU_RANGE",
+    "MEMORY_RANGE",
+    "CardRequest",
+    "InvalidRequestError",
+    "Request",
+    "is_card_key",
+    "matches",
+    "model_names",
+    "parse",
+]
+
+CPU_RANGE = (300, 16000)
+"""Millicores that a request without cards may ask for."""
+
+MEMORY_RANGE = (128, 1073741824)
+"""MB (2**20 bytes) that a request without cards may ask for."""
+
+SMALLEST_SHARE = 0.0001
+"""Of a card."""
+
+_SHARED = ("HBM", "latency", "stream")
+_PREFIX = "Ascend"
+
+
+class InvalidRequestError(ValueError):
+    """A request that no node could ever meet because it makes no sense.
+
+    Args:
+        message: the vendor's words.
+        code: the vendor's code, 1006 for most.
+    """
+
+    def __init__(self, message: str, code: int = 1006) -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class CardRequest:
+    """Cards of one vendor, all on one node.
+
+    Attributes:
+        vendor: "NPU" or "GPU".
+        model: regular expression for the whole name of the model.
+        count: whole cards, or, below 1, a share of one card; 0 where the other three are given.
+        hbm: MB of one card's memory.
+        latency: load, in ms, that the card is charged with.
+        stream: streams of the card.
+    """
+
+    vendor: str
+    model: str
+    count: float = 0
+    hbm: int = 0
+    latency: int = 0
+    stream: int = 0
+
+    @property
+    def whole_cards(self) -> int:
+        """Cards that must be free altogether; 0 for a share of one."""
+        return int(self.count) if self.count >= 1 else 0
+
+    @property
+    def kind(self) -> str:
+        """What it asks for: "count" or "HBM"."""
+        return "count" if self.count else "HBM"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an instance asks for.
+
+    Attributes:
+        cpu: millicores.
+        memory: MB (2**20 bytes).
+        cards: one entry for each vendor.
+        scalars: amounts of named resources.
+    """
+
+    cpu: int = 500
+    memory: int = 500
+    cards: tuple[CardRequest, ...] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_card_key(key: str) -> bool:
+    """Whether a key asks for cards.
+
+    Example:
+        >>> is_card_key("NPU/.+/count"), is_card_key("NPU"), is_card_key("NPU/910B/4/count")
+        (True, False, False)
+    """
+    return key.count("/") == 2
+
+
+def parse(custom_resources: Mapping[str, float], cpu: int = 500, memory: int = 500) -> Request:
+    """The request that an instance's options make.
+
+    Args:
+        custom_resources: amounts by key.
+        cpu: millicores.
+        memory: MB.
+
+    Raises:
+        InvalidRequestError: it makes no sense; the message is the vendor's.
+    """
+    groups: dict[tuple[str, str], dict[str, float]] = {}
+    scalars: dict[str, float] = {}
+    for key, amount in custom_resources.items():
+        if is_card_key(key):
+            vendor, model, kind = key.split("/")
+            _check_pattern(vendor, model)
+            if not amount > 0:
+                raise InvalidRequestError(
+                    f"Heterogeneous resources {key} being 0 is invalid in schedule request, non-zero required."
+                )
+            groups.setdefault((vendor, model), {})[kind] = amount
+        else:
+            _check_scalar(key, amount)
+            scalars[key] = amount
+    cards = tuple(_card_request(vendor, model, kinds) for (vendor, model), kinds in groups.items())
+    vendors = [each.vendor for each in cards]
+    for vendor in vendors:
+        if vendors.count(vendor) > 1:
+            models = ", ".join(each.model for each in cards if each.vendor == vendor)
+            raise InvalidRequestError(
+                f"Heterogeneous resources of {vendor} for more than one model ({models}) are invalid: all cards of a "
+                f"request are of one model, and alternatives are one expression, as in {vendor}/(A|B)/count."
+            )
+    if not cards:
+        _check_range("CPU", cpu, CPU_RANGE, "millicores")
+        _check_range("memory", memory, MEMORY_RANGE, "MB")
+    return Request(cpu, memory, cards, scalars)
+
+
+def model_names(model: str) -> tuple[str, ...]:
+    """The names that a model is known by: npu-smi says "910B4", users also write "Ascend910B4".
+
+    openYuanrong knows only the first; that both match is ours.
+    """
+    other = model.removeprefix(_PREFIX) if model.startswith(_PREFIX) else _PREFIX + model
+    return (model, other) if other and other != _PREFIX else (model,)
+
+
+def matches(request: CardRequest, vendor: str, model: str) -> bool:
+    """Whether cards of this model are what the request asks for.
+
+    Example:
+        >>> matches(CardRequest("NPU", "910.*", count=1), "NPU", "910B4")
+        True
+        >>> matches(CardRequest("NPU", "910", count=1), "NPU", "910B4")
+        False
+    """
+    names = model_names(model) if vendor == "NPU" else (model,)
+    pattern = f"{request.vendor}/{request.model}"
+    return any(re.fullmatch(pattern, f"{vendor}/{name}") is not None for name in names)
+
+
+def _check_pattern(vendor: str, model: str) -> None:
+    try:
+        re.compile(f"{vendor}/{model}")
+    except re.error:
+        raise InvalidRequestError(f"Heterogeneous product regex syntax error: {vendor}/{model}") from None
+
+
+def _check_scalar(key: str, amount: float) -> None:
+    if not 0 <= amount < math.inf:
+        raise InvalidRequestError(f"specified quantity {amount} of {key} is invalid.")
+
+
+def _card_request(vendor: str, model: str, kinds: Mapping[str, float]) -> CardRequest:
+    count = kinds.get("count", 0)
+    if count and len(kinds) > 1:
+        raise InvalidRequestError(
+            "Heterogeneous resources count being non-zero and other heterogeneous resources exist is invalid."
+        )
+    if not count:
+        missing = sum(kind not in kinds for kind in _SHARED)
+        if missing or len(kinds) > len(_SHARED):
+            raise InvalidRequestError(
+                f"Heterogeneous resources (exclude count) must be {len(_SHARED)}, but now have {missing} missing."
+            )
+        hbm, latency, stream = (int(kinds[kind]) for kind in _SHARED)
+        return CardRequest(vendor, model, hbm=hbm, latency=latency, stream=stream)
+    if count < SMALLEST_SHARE or (count > 1 and count != int(count)):
+        raise InvalidRequestError(
+            f"specified quantity {count} is invalid because quantity >1 must be whole numbers or can not less than "
+            f"{SMALLEST_SHARE}"
+        )
+    return CardRequest(vendor, model, count=count)
+
+
+def _check_range(what: str, amount: int, allowed: tuple[int, int], unit: str) -> None:
+    low, high = allowed
+    if not low <= amount <= high:
+        raise InvalidRequestError(
+            f"Required {what} resource size {amount} {unit} is invalid. Valid value range is [{low},{high}] {unit}"
+        )

@@ -1,0 +1,252 @@
+"""Values on their way between processes: pickles whose large buffers lie in shared memory.
+
+Arrays and tensors of at least `INLINE` bytes are copied into shared memory once and read there by every receiver;
+what a receiver writes to them is its own (arrays are read-only, as a sign). Pickles are only ever read from sockets
+that this session made itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import io
+import pickle
+import sys
+import threading
+import weakref
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.arena import Arena, Block, Reader
+
+if TYPE_CHECKING:
+    from toprope.functions.objects import ObjectRef
+
+__all__ = ["INLINE", "Packed", "pack", "unpack"]
+
+INLINE = 32 * 1024
+"""Bytes from which on a buffer goes through shared memory."""
+
+BlockKey = tuple[str, int, int]
+"""A block as a message carries it: segment, offset, bytes."""
+
+_PLAIN = {int, float, bool, str, bytes, type(None), complex}
+
+
+class Packed:
+    """A value as messages carry it.
+
+    Attributes:
+        data: the pickle, None where it lies in the first block of `spec`.
+        spec: for each buffer its block, None for one that is in `parts`.
+        parts: the buffers that travel in the message.
+        refs: references that the value contains.
+    """
+
+    __slots__ = ("data", "parts", "refs", "spec")
+
+    def __init__(
+        self,
+        data: bytes | None,
+        spec: tuple[BlockKey | None, ...] = (),
+        parts: Sequence[bytes] = (),
+        refs: Sequence[ObjectRef] = (),
+    ) -> None:
+        self.data = data
+        self.spec = spec
+        self.parts = parts
+        self.refs = refs
+
+    def blocks(self) -> list[BlockKey]:
+        """The blocks that it needs."""
+        return [key for key in self.spec if key is not None]
+
+
+class _Local(threading.local):
+    refs: list[ObjectRef] | None = None  # where references note themselves while they are pickled
+    values: Sequence[Any] | None = None  # what they become while they are unpickled
+
+
+local = _Local()
+
+
+_reducers: dict[type, Callable[[Any], Any]] = {}
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table: Any = ChainMap(_reducers, copyreg.dispatch_table)  # noqa: RUF012 - as the base class has it
+
+
+def pack(value: Any, arena: Arena | None) -> Packed:
+    """A value, ready to be sent.
+
+    Args:
+        value: anything that pickle or cloudpickle can take.
+        arena: where large buffers go; None keeps all in the message.
+
+    Raises:
+        Whatever pickling raises; YRRuntimeError where the object store is full.
+    """
+    if value.__class__ in _PLAIN and (value.__class__ not in (str, bytes) or len(value) < INLINE):
+        return Packed(pickle.dumps(value, 5))
+    spec: list[BlockKey | None] = []
+    parts: list[bytes] = []
+    taken: list[Block] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        if arena is None or raw.nbytes < INLINE:
+            spec.append(None)
+            parts.append(bytes(raw))
+        else:
+            block, room = arena.new(raw.nbytes)
+            taken.append(block)
+            room[:] = raw
+            spec.append((block.segment, block.offset, block.size))
+
+    outer, local.refs = local.refs, []
+    try:
+        data = _dumps(value, keep)
+        refs = local.refs
+        if arena is not None and len(data) >= INLINE:
+            block, room = arena.new(len(data))
+            taken.append(block)
+            room[:] = data
+            return Packed(None, ((block.segment, block.offset, block.size), *spec), parts, refs)
+        return Packed(data, tuple(spec), parts, refs)
+    except BaseException:
+        for block in taken:
+            arena.free(block)  # type: ignore[union-attr]
+        raise
+    finally:
+        local.refs = outer
+
+
+def unpack(
+    data: bytes | None,
+    spec: Sequence[BlockKey | None],
+    parts: Sequence[bytes],
+    reader: Reader,
+    let_go: Callable[[BlockKey], None],
+    values: Sequence[Any] = (),
+) -> Any:
+    """The value of a message.
+
+    Args:
+        data, spec, parts: as `Packed` has them.
+        reader: maps blocks.
+        let_go: told of each block once nothing here uses it any more.
+        values: what the references in it become.
+    """
+    if not spec and not values and data is not None:
+        return pickle.loads(data)
+    inline = iter(parts)
+    buffers = [memoryview(next(inline)) if key is None else _hold(key, reader, let_go) for key in spec]
+    pickled = data if data is not None else buffers.pop(0)
+    outer, local.values = local.values, values
+    try:
+        return pickle.loads(pickled, buffers=buffers)
+    finally:
+        local.values = outer
+
+
+def _hold(key: BlockKey, reader: Reader, let_go: Callable[[BlockKey], None]) -> memoryview:
+    view, mapped = reader.view(Block(*key))
+    # an object that can tell when the last view of these bytes is gone
+    holder = (ctypes.c_char * key[2]).from_buffer(view)
+    weakref.finalize(holder, _gone, mapped, let_go, key).atexit = False
+    return memoryview(holder).cast("B")
+
+
+def _gone(mapped: object, let_go: Callable[[BlockKey], None], key: BlockKey) -> None:
+    let_go(key)
+
+
+def _dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+    _know_libraries()
+    if _is_simple(value, 3):
+        stream = io.BytesIO()
+        _Pickler(stream, 5, buffer_callback=keep).dump(value)
+        return stream.getvalue()
+    import cloudpickle
+
+    stream = io.BytesIO()
+    pickler = cloudpickle.Pickler(stream, 5, buffer_callback=keep)
+    pickler.dispatch_table = ChainMap(_reducers, pickler.dispatch_table)
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+def _is_simple(value: Any, depth: int) -> bool:
+    """Whether a value holds nothing that only cloudpickle takes, such as a class of the program's own file."""
+    kind = value.__class__
+    if kind in _PLAIN or kind in _reducers:
+        return True
+    if depth and kind in (tuple, list) and len(value) <= 16:
+        return all(_is_simple(each, depth - 1) for each in value)
+    if depth and kind is dict and len(value) <= 16:
+        return all(each_kind.__class__ in _PLAIN and _is_simple(each, depth - 1) for each_kind, each in value.items())
+    return False
+
+
+def _know_libraries() -> None:
+    """Have arrays and tensors go our way, once their libraries are loaded; nothing is imported for it."""
+    table = _reducers
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None and array not in table:
+        table[array] = _reduce_array
+    if torch is not None and (tensor := getattr(torch, "Tensor", None)) is not None and tensor not in table:
+        parameter = getattr(getattr(torch, "nn", None), "Parameter", None)
+        if parameter is not None:
+            table[tensor] = table[parameter] = _reduce_tensor
+
+
+def _reduce_array(array: Any) -> Any:
+    if array.dtype.hasobject or array.dtype.names or array.nbytes < INLINE:
+        return array.__reduce_ex__(5)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        array = array.copy()
+    order = "C" if array.flags.c_contiguous else "F"
+    return _array, (pickle.PickleBuffer(array), array.dtype.str, array.shape, order)
+
+
+def _array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> Any:
+    import numpy
+
+    array = numpy.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
+    array.flags.writeable = False
+    return array
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    import torch
+
+    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_conj() and not tensor.is_neg()
+    if not plain or (tensor.requires_grad and not tensor.is_leaf):
+        return tensor.__reduce_ex__(5)
+    kind = "parameter" if type(tensor) is torch.nn.Parameter else "tensor"
+    with torch.no_grad():
+        host = tensor.detach().to("cpu").contiguous()
+    raw = host.reshape(-1).view(torch.uint8) if host.numel() else host
+    bytes_ = raw.numpy() if host.numel() else b""
+    where = "" if tensor.device.type == "cpu" else str(tensor.device)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _tensor, (pickle.PickleBuffer(bytes_), dtype, tuple(tensor.shape), where, tensor.requires_grad, kind)
+
+
+def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], where: str, requires_grad: bool, kind: str) -> Any:
+    import torch
+
+    of = getattr(torch, dtype)
+    view = memoryview(buffer)
+    if not view.nbytes:
+        tensor = torch.empty(shape, dtype=of)
+    else:
+        # what came in the message itself is read-only bytes
+        tensor = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=of).reshape(shape)
+    if where:
+        tensor = tensor.to(where)
+    if kind == "parameter":
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -1,0 +1,169 @@
+"""Messages over a socket between the driver and a worker.
+
+A message is a kind, a number, a small tuple of plain values, and parts of bytes. Whoever waits for one reads the socket
+itself: a thread between them would cost more than the message. Before it sleeps, a reader looks again for a moment,
+since waking a sleeping processor takes longer than most calls.
+"""
+
+from __future__ import annotations
+
+import marshal
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Channel", "Closed", "Kind", "Message"]
+
+_HEADER = struct.Struct("<BxHIQ")  # kind, number of parts, bytes of the tuple, number
+_SPIN_NS = 60_000
+_CHUNK = 256 * 1024
+
+
+class Kind:
+    """What a message is."""
+
+    # to a worker
+    CODE, CREATE, CALL, FUNCTION, STOP, FREE, REPLY, CANCEL = range(1, 9)
+    # from a worker
+    READY, RESULT, FAIL, ITEM, END, REQUEST, RELEASE, REFS = range(20, 28)
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: of `Kind`.
+        number: the call or request that it belongs to.
+        meta: plain values.
+        parts: bytes.
+    """
+
+    kind: int
+    number: int
+    meta: Any
+    parts: list[bytes]
+
+
+class Closed(Exception):  # noqa: N818 - an event, not a fault
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of a socket. Any thread may send; one reads at a time, see `reading`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
+        sock.setblocking(True)
+        self.socket = sock
+        self.reading = threading.Lock()
+        """Held by the thread that reads."""
+        self._sending = threading.Lock()
+        self._rest = bytearray()
+        self._chunk = bytearray(_CHUNK)
+        self._view = memoryview(self._chunk)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self.socket.fileno()
+
+    def send(self, kind: int, number: int, meta: Any = None, parts: Sequence[bytes | memoryview] = ()) -> int:
+        """Send a message.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            Closed: the other side is gone.
+        """
+        head = marshal.dumps(meta)
+        frame = _HEADER.pack(kind, len(parts), len(head), number) + head
+        if parts:
+            frame += struct.pack(f"<{len(parts)}Q", *map(len, parts)) + b"".join(parts)
+        try:
+            with self._sending:
+                self.socket.sendall(frame)
+        except OSError:
+            raise Closed from None
+        return len(frame)
+
+    def receive(self, timeout: float | None = None) -> list[Message]:
+        """The messages that have come; waits for one. Only for the thread that holds `reading`.
+
+        Args:
+            timeout: seconds to wait; None for ever, 0 not at all.
+
+        Returns:
+            At least one message; none where the time is over.
+
+        Raises:
+            Closed: the other side is gone and everything it sent was returned before.
+        """
+        while True:
+            count = self._read(timeout)
+            if count < 0:
+                return []
+            if not count:
+                raise Closed
+            messages = self._parse(self._view[:count])
+            if messages:
+                return messages
+            # part of a message: the rest is on its way
+
+    def close(self) -> None:
+        """Close this end."""
+        self.socket.close()
+
+    def _read(self, timeout: float | None) -> int:
+        """Bytes read into the chunk; -1 where the time is over."""
+        recv_into, chunk = self.socket.recv_into, self._chunk
+        until = time.perf_counter_ns() + (_SPIN_NS if timeout is None or timeout > 0 else 0)
+        try:
+            while True:
+                try:
+                    return recv_into(chunk, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if time.perf_counter_ns() >= until:
+                        break
+            if timeout == 0:
+                return -1
+            if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))):
+                return -1
+            return recv_into(chunk, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return -1
+        except OSError:
+            return 0
+
+    def _parse(self, fresh: memoryview) -> list[Message]:
+        data: bytes | bytearray
+        if self._rest:
+            self._rest += fresh
+            data = self._rest
+        else:
+            data = fresh.tobytes()
+        messages: list[Message] = []
+        place, size = 0, len(data)
+        while size - place >= _HEADER.size:
+            kind, count, head, number = _HEADER.unpack_from(data, place)
+            at = place + _HEADER.size
+            end = at + head + 8 * count
+            if end > size:
+                break
+            lengths = struct.unpack_from(f"<{count}Q", data, at + head) if count else ()
+            if end + sum(lengths) > size:
+                break
+            parts = []
+            for length in lengths:
+                parts.append(bytes(data[end : end + length]))
+                end += length
+            messages.append(Message(kind, number, marshal.loads(data[at : at + head]), parts))
+            place = end
+        self._rest = bytearray(data[place:]) if place < size else bytearray()
+        return messages
