@@ -2,6 +2,7 @@
 
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
 from toprope.cores.plan import Limit, Plan, plan
+from toprope.cores.plan_program import Sources, limited, plan_program
 from toprope.cores.plan_times import Demand, Times, Work
 from toprope.cores.run import Interval, Moment, Run
 from toprope.cores.simulate import hunt, simulate
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "Program",
     "Run",
+    "Sources",
     "State",
     "Stream",
     "TimeOut",
@@ -30,6 +32,8 @@ __all__ = [
     "Wait",
     "Work",
     "hunt",
+    "limited",
     "plan",
+    "plan_program",
     "simulate",
 ]
