@@ -69,14 +69,13 @@ def init(conf: Config | None = None) -> ClientInfo:
     address = config.server_address or os.environ.get(CLUSTER, "")
     if address.startswith("ray"):
         raise NotImplementedError("functions on Ray")
-    elif address:
+    if address:
         raise ValueError(
             f"invalid server_address, actual: {address}, expect: '' for this machine, or 'ray://host:port'"
         )
-    else:
-        from toprope.functions import local
+    from toprope.functions import local
 
-        current.set_backend(local.start(config))
+    current.set_backend(local.start(config))
     atexit.register(finalize)
     return ClientInfo(current.backend().job_id)
 
