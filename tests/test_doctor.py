@@ -225,6 +225,22 @@ def test_autoload_switched_off_is_worth_a_note() -> None:
     assert (names(facts), names(facts, problems=False)) == ([], ["autoload-off"])
 
 
+def test_the_cause_of_a_broken_import_came_after_it() -> None:
+    sick = BackendResult("toprope", "toprope", "CardError: there is no chip 'bogus'. looked at the chips")
+    facts = examined(torch_npu="", torch_npu_file="", devices=(CPU,), backends=(sick,), import_error="RuntimeError: x")
+    facts = replace(facts, packages={"torch": "2.9.0"}, ascend=AscendMachine(), software=(), environment={})
+    assert names(facts) == ["simulated-card", "import-torch"]
+    assert diagnose(facts)[0].what.endswith("cannot be installed: there is no chip 'bogus'.")
+    assert diagnose(facts)[0].do[0].startswith("correct TOPROPE_SIM")
+
+
+def test_a_setting_that_no_program_can_have_was_no_finding() -> None:
+    refused = {"what": "there is no npu: torch_npu is not installed.", "looked_at": "asked for by x", "do": "use cpu"}
+    found = diagnose(examined(refused=refused))
+    assert [(each.name, each.do, each.looked_at) for each in found] == [("setting", ("use cpu",), "asked for by x")]
+    assert refused["what"] in found[0].what
+
+
 def test_a_simulated_card_beside_an_installed_torch_npu() -> None:
     facts = replace(
         Facts(packages={"torch": "2.13.0", "torch-npu": "2.12.0"}, environment={"TOPROPE_SIM": "910B3x2"}),
@@ -266,6 +282,8 @@ any_facts = st.builds(
         st.lists(st.builds(BackendResult, text, text, text), max_size=2).map(tuple),
         version, text | st.just("ImportError: libhccl.so: cannot open shared object file"), text, st.booleans(),
         st.dictionaries(st.sampled_from(["npu", "cuda"]), text), st.lists(device, max_size=2).map(tuple),
+        st.just({}) | st.fixed_dictionaries({"npu": text}),
+        text, st.just({}) | st.fixed_dictionaries({"what": text, "looked_at": text, "do": text}),
     ),
 )  # fmt: skip
 

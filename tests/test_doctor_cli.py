@@ -68,6 +68,21 @@ def test_the_table_of_devices() -> None:
     assert "ASCEND_RT_VISIBLE_DEVICES=1 shows 1 of 2 cards" in rest
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"TOPROPE_DEVICE": "npu"}, ["there is no npu: torch_npu is not installed", "variable TOPROPE_DEVICE"]),
+        ({"PREFERRED_DEVICE": "tpu"}, ["there is no kind of device 'tpu'", "PREFERRED_DEVICE=tpu"]),
+        ({"TOPROPE_DEVICE": "npu", "TOPROPE_FALLBACK": "1"}, []),
+    ],
+)
+def test_what_is_set_and_not_there_was_no_problem_to_doctor(variables: dict[str, str], words: list[str]) -> None:
+    done = toprope("devices", "--json", **variables)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["problems"], done.stderr) == (bool(words), bool(words), "")
+    assert all(word in str(answer["findings"]) for word in words)
+
+
 def test_inside_of_toprope_run_the_card_is_said_to_be_simulated() -> None:
     done = toprope("run", "--quiet", "--chip", "910B3", "--count", "2", "-m", "toprope", "doctor")
     assert (done.returncode, done.stderr) == (0, "")

@@ -25,6 +25,7 @@ SAID = [
     {"fact": "dtype", "device": "cpu", "dtype": "float32", "works": True, "failed": "", "milliseconds": 0.3},
     {"fact": "best", "device": "cpu", "dtype": "float32"},
     {"fact": "step", "device": "cpu", "first": 2.0, "last": 1.0, "milliseconds": 3.0},
+    {"fact": "choice", "text": "cpu (automatic)"},
     {"fact": "end"},
 ]  # fmt: skip
 
@@ -35,6 +36,7 @@ def test_what_a_child_says_is_read() -> None:
     assert found.backends == (BackendResult("torch_npu", "torch_npu", "ImportError: x"),)
     assert found.absent == {"npu": "torch_npu cannot be loaded", "cuda": "no CUDA"}
     assert found.broken == {"npu": "mend it"}
+    assert (found.choice, found.refused) == ("cpu (automatic)", {})
     (cpu,) = found.devices
     assert (cpu.best, cpu.step, cpu.free) == ("float32", Step(2.0, 1.0, 3.0), 4)
     assert cpu.dtypes == (DtypeResult("float32", True, milliseconds=0.3),)

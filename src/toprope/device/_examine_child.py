@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -54,6 +55,7 @@ class Examiner:
         self.load_backends()
         self.load_torch_npu()
         self.look_at_devices()
+        self.choose()
         self.say("end")
 
     def load_backends(self) -> None:
@@ -114,6 +116,21 @@ class Examiner:
                         self.try_step(device)
                 except Exception as error:
                     self.say("device", name=str(device), kind=device.kind, error=reason(error))
+
+    def choose(self) -> None:
+        """Ask for the device of a program that names none: what is set may ask for one that is not there."""
+        from toprope import device as room
+        from toprope.errors import TopropeError
+
+        self.doing("choose a device")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.say("choice", text=room.choose(quiet=True).text)
+        except TopropeError as error:
+            self.say("choice", refused={"what": error.what, "looked_at": error.looked_at, "do": error.do})
+        except Exception as error:
+            self.say("choice", refused={"what": reason(error), "looked_at": "", "do": ""})
 
     def describe(self, device: Any, first: bool) -> None:
         """Name and memory; free memory of further cards only when asked, since it takes a little of each card."""

@@ -26,8 +26,8 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
         ['no-torch']
     """
     checks = (
-        _torch, doctor_software.torch_npu, _import, _backends, doctor_software.environment, doctor_masks.masks, _cards,
-        _nodes, doctor_software.versions, doctor_software.python_packages, _health, _devices, _unfinished,
+        _torch, doctor_software.torch_npu, _backends, _import, doctor_software.environment, doctor_masks.masks, _cards,
+        _nodes, doctor_software.versions, doctor_software.python_packages, _health, _devices, _setting, _unfinished,
     )  # fmt: skip
     return tuple(finding for check in checks for finding in check(facts))
 
@@ -81,7 +81,10 @@ def _backends(facts: Facts) -> Iterator[Finding]:
                 "simulated-card",
                 "the simulated card that TOPROPE_SIM asks for cannot be installed: "
                 + backend.error.partition(": ")[2].partition(" looked at ")[0],
-                ("start the program with toprope run --device sim, or unset TOPROPE_SIM",),
+                (
+                    "correct TOPROPE_SIM, such as TOPROPE_SIM=910B3x2,hbm=1GiB, or unset it",
+                    "or start the program with toprope run --device sim, which sets it itself",
+                ),
             )
         elif backend.error and backend.module != "torch_npu":
             yield Finding(
@@ -201,6 +204,18 @@ def _failed(device: DeviceResult, what: str, error: str) -> Finding:
     return Finding(
         "device-fails", f"{device.name} {what}: {error}", do or ("see the error; npu-smi info for the card",)
     )
+
+
+def _setting(facts: Facts) -> Iterator[Finding]:
+    """What is set asks for a device that is not there, or cannot be read."""
+    refused = facts.examination.refused if facts.examination is not None else {}
+    if refused:
+        yield Finding(
+            "setting",
+            f"a program that leaves the device to what is set gets an error: {refused['what']}",
+            (refused["do"] or "correct what is set, or TOPROPE_DEVICE=cpu",),
+            looked_at=refused["looked_at"],
+        )
 
 
 def _unfinished(facts: Facts) -> Iterator[Finding]:

@@ -102,6 +102,8 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
             case "step":
                 device = devices[fact.pop("device")]
                 device["step"] = Step(**fact)
+            case "choice":
+                values |= {"choice": fact.get("text", ""), "refused": fact.get("refused", {})}
             case "failed":
                 ended = f"it failed: {fact['error']}"
             case "end":

@@ -148,8 +148,10 @@ class Examination:
         torch_npu_file: where it was found.
         facade: whether this torch_npu is toprope's stand-in.
         absent: kind -> why there is no device of it, in one line.
-        broken: of those kinds, the ones whose software is there and fails -> what can be done about it.
         devices: what a program would see.
+        broken: of the absent kinds, the ones whose software is there and fails -> what can be done about it.
+        choice: which of them a program gets that leaves it to the settings, and why; empty where that is refused.
+        refused: the error that it gets instead ("what", "looked_at", "do"); empty where it gets a device.
     """
 
     ended: str = ""
@@ -163,8 +165,10 @@ class Examination:
     torch_npu_file: str = ""
     facade: bool = False
     absent: Mapping[str, str] = field(default_factory=dict)
-    broken: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[DeviceResult, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+    choice: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, kind: str) -> tuple[DeviceResult, ...]:
         """The devices of a kind."""
