@@ -98,7 +98,7 @@ def test_what_is_kept_by_reference_and_what_is_copied():
         (torch.ones(2, requires_grad=True) * 2, "has gradients"),
         (torch.empty(2, device="meta"), "has no values"),
         (torch.ones(2, 2).to_sparse(), "is not dense"),
-        ([1.0], "is no tensor but a list"),
+        ([1.0], "is of type list, and no tensor"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(value, says):

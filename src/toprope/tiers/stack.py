@@ -351,7 +351,7 @@ class TierStack:
 def _check_tensor(key: Hashable, tensor: torch.Tensor) -> None:
     """Refuse what a stack cannot keep."""
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"{key!r} is no tensor but a {type(tensor).__name__}.", do="give a torch.Tensor")
+        raise UsageError(f"{key!r} is of type {type(tensor).__name__}, and no tensor.", do="give a torch.Tensor")
     if tensor.layout is not torch.strided or tensor.is_meta:
         kind = "has no values (meta)" if tensor.is_meta else f"is not dense ({tensor.layout})"
         raise UsageError(f"the tensor {key!r} {kind}.", do="give a dense tensor with values")
