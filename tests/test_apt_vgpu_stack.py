@@ -138,6 +138,12 @@ def test_the_default_takes_no_more_than_is_free(monkeypatch, capsys):
         create_vgpu_stack({"levels": [{"capacity_mb": 1001, "device": "cpu", "speed_gbps": 50}]})
 
 
+def test_a_level_of_half_a_mib_was_shown_as_none(capsys):
+    create_vgpu_stack({"levels": [{"capacity_mb": mib, "device": "cpu", "speed_gbps": 50} for mib in (0.5, 10)]})
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.partition(" @")[0] for line in shown] == ["  Level 0: cpu - 0.5MB", "  Level 1: cpu - 10MB"]
+
+
 def test_an_ssd_level_is_refused():
     row = {"capacity_mb": 32000, "device": "ssd", "speed_gbps": 7}
     with pytest.raises(UnsupportedError, match="SSD yet"):

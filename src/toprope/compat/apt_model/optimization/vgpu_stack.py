@@ -126,7 +126,8 @@ class VGPUStack:
         yield f"[VGPU Stack] 初始化完成，{len(self.levels)}层堆叠"
         for level, stats in enumerate(self.tiers.stats().levels):
             speed = f" @ {_speed(stats)}" if stats.speed else ""
-            yield f"  Level {level}: {stats.device} - {stats.capacity / _MIB:.0f}MB{speed}"
+            capacity = f"{stats.capacity / _MIB:.2f}".rstrip("0").rstrip(".")
+            yield f"  Level {level}: {stats.device} - {capacity}MB{speed}"
 
     def __deepcopy__(self, memo: object) -> VGPUStack:
         """The same stack: it stands for memory, of which a copied model has no more than the first."""
