@@ -45,9 +45,6 @@ def page(title: str, text: str = "", timelines: Iterable[tuple[str, Timeline]] =
 def _named(picture: str, number: int) -> str:
     """The picture with names that no other picture of the page has."""
     for name in ("title", "description", "part"):
-        picture = picture.replace(f'id="{name}"', f'id="{name}{number}"').replace(
-            f"url(#{name})", f"url(#{name}{number})"
-        )
-    return picture.replace(
-        'aria-labelledby="title description"', f'aria-labelledby="title{number} description{number}"'
-    )
+        named = f"{name}{number}"
+        picture = picture.replace(f'id="{name}"', f'id="{named}"').replace(f"url(#{name})", f"url(#{named})")
+    return picture.replace('="title description"', f'="title{number} description{number}"')

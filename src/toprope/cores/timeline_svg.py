@@ -78,7 +78,8 @@ class _Drawing:
             self.parts += arrows(timeline.arrows, self.ports, self.right)
             width = self.right + gutter_width(timeline.arrows, self.ports)
         self._foot()
-        width, height = max(round(width), 640), round(self.y + 10)
+        width = max(width, 640, *(24 + 7 * len(each) for each in (*timeline.notes, *timeline.cycle)))
+        width, height = round(width), round(self.y + 10)
         description = " ".join((*(f"{each}." for each in timeline.cycle), *timeline.notes)) or self.title
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'

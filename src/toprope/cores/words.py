@@ -63,7 +63,9 @@ def cycle_texts(state: State) -> tuple[str, ...]:
         elif other in wait.on:
             texts.append(f"{name} waits for {'its peer ' if wait.reason == 'peer' else ''}{on}")
         else:  # the one it waits for is further back in that stream
-            texts.append(f"{name} waits for {_names(program, wait.on)}, which {on} keeps back")
+            behind = tuple(each for each in wait.on if each[0] == other[0]) or wait.on
+            peer = "its peer " if wait.reason == "peer" else ""
+            texts.append(f"{name} waits for {peer}{_names(program, behind)}, which is behind {on}")
     return tuple(texts)
 
 
