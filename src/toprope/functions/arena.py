@@ -2,17 +2,18 @@
 
 A block lies in a segment, a file in the session's folder that only this user may open. Segments are kept and their
 blocks used again: fresh pages cost far more than a copy into pages that are there. Whoever made a block takes it back
-once nobody uses it; readers map segments privately, so that what a reader writes is seen by nobody else.
+once nobody uses it; readers map blocks privately, so that what a reader writes is seen by nobody else.
 """
 
 from __future__ import annotations
 
-import errno
+import ctypes
 import mmap
 import os
 import threading
 import weakref
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +103,7 @@ class Arena:
         Raises:
             YRRuntimeError: the store is full (4202).
         """
-        room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
+        room = _rounded(size)
         with self._lock:
             for segment in self._segments.values():
                 offset = segment.take(room)
@@ -116,7 +117,7 @@ class Arena:
 
     def free(self, block: Block) -> None:
         """Take a block back."""
-        room = max(_ALIGN, -(-block.size // _ALIGN) * _ALIGN)
+        room = _rounded(block.size)
         with self._lock:
             segment = self._segments.get(block.segment)
             if segment is None:
@@ -140,23 +141,16 @@ class Arena:
     def _grow(self, room: int) -> _Segment:
         self._count += 1
         path = self._folder / f"{self._name}-{self._count}"
-        size = max(room, _SEGMENT)
         try:
-            segment = _Segment(path, size)
-        except OSError as error:
+            segment = _Segment(path, max(room, _SEGMENT))
+        except OSError:
+            # what is kept for later goes, and the segment is no larger than it must be
             for idle in [each for each in self._segments.values() if not each.used]:
                 self._drop(idle)
-            if size > room and error.errno == errno.ENOSPC:
-                return self._exact(path, room)
-            raise _full(self._folder, size, error) from None
-        self._segments[path.name] = segment
-        return segment
-
-    def _exact(self, path: Path, room: int) -> _Segment:
-        try:
-            segment = _Segment(path, room)
-        except OSError as error:
-            raise _full(self._folder, room, error) from None
+            try:
+                segment = _Segment(path, room)
+            except OSError as error:
+                raise _full(self._folder, room, error) from None
         self._segments[path.name] = segment
         return segment
 
@@ -166,6 +160,11 @@ class Arena:
             os.unlink(segment.path)
         except FileNotFoundError:
             pass
+
+
+def _rounded(size: int) -> int:
+    """Bytes that a block of so many takes: whole pages."""
+    return max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
 
 
 def _full(folder: Path, size: int, error: OSError) -> YRRuntimeError:
@@ -188,26 +187,38 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
-        self._maps: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()
 
-    def view(self, block: Block) -> tuple[memoryview, object]:
-        """The bytes of a block, and what keeps them mapped."""
-        with self._lock:
-            mapped = self._maps.get(block.segment)
-            if mapped is None:
-                mapped = self._maps[block.segment] = _Map(self._folder / block.segment)
-        return mapped.memory[block.offset : block.offset + block.size], mapped
+    def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
+        """The bytes of a block. Each view is one of its own: what is written to it is seen in no other, and by nobody.
 
-
-class _Map:
-    def __init__(self, path: Path) -> None:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        Args:
+            block: where the bytes are.
+            unused: called once when nothing lies in the view any more; at any moment, in any thread.
+        """
+        file = os.open(self._folder / block.segment, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            size = os.fstat(file).st_size
-            # private: a reader that writes gets pages of its own
-            self.memory = memoryview(
-                mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            )
+            # not mmap.mmap, which keeps a descriptor open for each view
+            address = _mmap(None, block.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, block.offset)
+            if address == _FAILED:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
         finally:
             os.close(file)
+        holder = (ctypes.c_char * block.size).from_address(address)
+        weakref.finalize(holder, _unmap, address, block.size, unused).atexit = False
+        return memoryview(holder).cast("B")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap = _libc.mmap, _libc.munmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _unmap(address: int, size: int, unused: Callable[[], None]) -> None:
+    _munmap(address, size)
+    unused()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+import types
 from typing import Any
 
 __all__ = [
@@ -112,6 +113,9 @@ class YRTimeoutError(YRRuntimeError, TimeoutError):
 
     module_code = _DATA
 
+    def __str__(self) -> str:
+        return f"failed to get object, code: {self.code}, module code: {self.module_code}, msg: {self.message}"
+
 
 class GetTimeoutError(YRTimeoutError):
     """A call to a worker took too long."""
@@ -182,9 +186,30 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
     if isinstance(origin, YRError):
         return origin
     kind = _both(type(origin))
-    error: YRInvokeError = kind.__new__(kind)
+    try:
+        # errors of the system have their own way to be made, which the first of the bases does not know
+        error: YRInvokeError = type(origin).__new__(kind)
+    except TypeError:  # a group of exceptions, or a class that must be given something
+        error = YRInvokeError.__new__(YRInvokeError)
     YRInvokeError.__init__(error, origin, traceback_str)
+    error.args = origin.args
+    for name in _built_in_attributes(type(origin)):
+        try:
+            setattr(error, name, getattr(origin, name))
+        except (AttributeError, TypeError):
+            pass
     return error
+
+
+def _built_in_attributes(kind: type[BaseException]) -> list[str]:
+    """Attributes that Python keeps in the error itself, such as `errno`, which never reach `__getattr__`."""
+    plain = (Exception, BaseException, object)
+    described = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    return [
+        name
+        for base in kind.__mro__ if base not in plain
+        for name, value in vars(base).items() if isinstance(value, described) and not name.startswith("__")
+    ]  # fmt: skip
 
 
 _made: dict[type, type[YRInvokeError]] = {}
@@ -207,11 +232,15 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
 
 
 def describe(error: BaseException) -> tuple[BaseException, str]:
-    """An error in a form that another process can be sent, and its traceback as text."""
+    """An error in a form that another process can be sent, and its traceback as text.
+
+    An error that cannot be pickled, or not be made from its pickle, becomes a RuntimeError with its text.
+    """
+    import cloudpickle
+
     text = "".join(traceback.format_exception(error))
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(cloudpickle.dumps(error))
     except Exception:
-        kept = RuntimeError(f"{type(error).__name__}: {error}")
-        return kept, text
+        return RuntimeError(f"{type(error).__name__}: {error}"), text
     return error, text

@@ -1,42 +1,23 @@
 """Who holds which cards, cores and memory: granting, waiting in turn, giving back; pure.
 
-A request waits in the order of arrival. One that fits goes before an earlier one only where it takes nothing that the
-earlier one is short of, so that no request starves behind smaller ones.
+Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only where
+it takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
+less, so that none starves behind smaller ones.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from toprope.functions.resources import CardRequest, Request, matches
+from toprope.functions.cards import Card, Use, card_reason, choose
+from toprope.functions.resources import Request
 
 __all__ = ["Card", "Grant", "Ledger", "Node", "Shortage"]
 
-STREAMS = 110
-"""Streams of a card that requests for a share of it by memory may take together."""
-
 _EVERY_CARD = "card count"
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A card of a node.
-
-    Attributes:
-        id: what the mask of visible cards calls it.
-        vendor: "NPU" or "GPU".
-        model: as the node's tools call it, such as "910B4".
-        hbm: MB of its memory; 0 where not known.
-        healthy: a card that is not gets no work.
-    """
-
-    id: int
-    vendor: str
-    model: str
-    hbm: int = 0
-    healthy: bool = True
+_DIGITS = 9  # of an amount: sums of fractions come back to what they were
 
 
 @dataclass(frozen=True)
@@ -99,15 +80,8 @@ class Shortage:
         return "\n".join((head, *lines))
 
 
-@dataclass
-class _Use:
-    """What is taken of a card."""
-
-    whole: int | None = None  # number of the grant that has it all
-    hbm: int = 0
-    stream: int = 0
-    latency: int = 0
-    sharers: int = 0
+_Filter = Callable[[Node], bool] | None
+"""Which nodes may meet a request; None for all."""
 
 
 @dataclass
@@ -116,7 +90,7 @@ class _Pool:
     cpu: int
     memory: int
     scalars: dict[str, float]
-    use: dict[tuple[str, int], _Use]
+    use: dict[tuple[str, int], Use]
 
 
 class Ledger:
@@ -125,7 +99,8 @@ class Ledger:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._pools: dict[str, _Pool] = {}
         self._grants: dict[int, Grant] = {}
-        self._waiting: dict[int, tuple[Request, Callable[[Node], bool] | None]] = {}
+        self._waiting: dict[int, tuple[Request, _Filter]] = {}
+        self._paused: set[int] = set()
         self._numbers = itertools.count(1)
         for node in nodes:
             self.add(node)
@@ -135,7 +110,7 @@ class Ledger:
         former = self._pools.get(node.id)
         use = {} if former is None else former.use
         for card in node.cards:
-            use.setdefault((card.vendor, card.id), _Use())
+            use.setdefault((card.vendor, card.id), Use())
         if former is None:
             self._pools[node.id] = _Pool(node, node.cpu, node.memory, dict(node.scalars), use)
             return
@@ -152,6 +127,7 @@ class Ledger:
         gone = tuple(grant for grant in self._grants.values() if grant.node == node)
         for grant in gone:
             del self._grants[grant.number]
+            self._paused.discard(grant.number)
         return gone
 
     @property
@@ -167,10 +143,10 @@ class Ledger:
     def free(self, node: str) -> Node:
         """What is free of a node: cores, memory, named amounts, and the cards that nobody holds any of."""
         pool = self._pools[node]
-        unused = tuple(card for card in pool.node.cards if not self._is_used(pool, card) and card.healthy)
-        return replace(pool.node, cpu=pool.cpu, memory=pool.memory, cards=unused, scalars=dict(pool.scalars))
+        unused = tuple(card for card in pool.node.cards if card.healthy and not pool.use[card.vendor, card.id].is_used)
+        return replace(pool.node, cpu=max(0, pool.cpu), memory=pool.memory, cards=unused, scalars=dict(pool.scalars))
 
-    def ask(self, request: Request, on: Callable[[Node], bool] | None = None) -> int:
+    def ask(self, request: Request, on: _Filter = None) -> int:
         """Queue a request; `serve` grants it in its turn.
 
         Args:
@@ -191,18 +167,34 @@ class Ledger:
     def serve(self) -> tuple[Grant, ...]:
         """Grant what can be granted now, in turn."""
         granted = []
-        short: dict[str, set[str]] = {}  # by node, what an earlier request waits for there
+        earlier: list[tuple[Request, _Filter]] = []  # those that wait on, and could be met some day
+        failed: set[tuple[int, int]] = set()  # a request like one that has just not been met is not met either
         for number, (request, on) in list(self._waiting.items()):
-            grant = self._grant(number, request, on, short)
+            if (id(request), id(on)) in failed:
+                continue
+            grant = self._grant(number, request, on, earlier)
             if grant is not None:
                 del self._waiting[number]
                 self._grants[number] = grant
                 granted.append(grant)
                 continue
-            for pool in self._pools.values():
-                if (on is None or on(pool.node)) and self._could_ever(pool, request):
-                    short.setdefault(pool.node.id, set()).update(self._lacking(pool, request))
+            failed.add((id(request), id(on)))
+            if any(self._may_ever(pool, request, on) for pool in self._pools.values()):
+                earlier.append((request, on))
         return tuple(granted)
+
+    def pause(self, number: int) -> None:
+        """Who holds a grant does nothing but wait for others: they may have its cores meanwhile."""
+        grant = self._grants.get(number)
+        if grant is not None and number not in self._paused and grant.node in self._pools:
+            self._paused.add(number)
+            self._pools[grant.node].cpu += grant.request.cpu
+
+    def resume(self, number: int) -> None:
+        """Who holds a grant works on. Where others have its cores now, more are in use than there are, for a while."""
+        if number in self._paused:
+            self._paused.discard(number)
+            self._pools[self._grants[number].node].cpu -= self._grants[number].request.cpu
 
     def release(self, number: int) -> None:
         """Give back what a grant holds; a second time does nothing."""
@@ -210,22 +202,12 @@ class Ledger:
         pool = self._pools.get(grant.node) if grant is not None else None
         if grant is None or pool is None:
             return
-        pool.cpu += grant.request.cpu
-        pool.memory += grant.request.memory
-        for key, amount in grant.request.scalars.items():
-            pool.scalars[key] += amount
-        for asked in grant.request.cards:
-            for id in grant.cards[asked.vendor]:
-                use = pool.use[asked.vendor, id]
-                if use.whole == number:
-                    use.whole = None
-                else:
-                    use.hbm -= grant.hbm[asked.vendor]
-                    use.stream -= asked.stream
-                    use.latency -= asked.latency
-                    use.sharers -= 1
+        if number in self._paused:
+            self._paused.discard(number)
+            pool.cpu -= grant.request.cpu  # it was given back before
+        self._give(pool, grant)
 
-    def shortage(self, request: Request, on: Callable[[Node], bool] | None = None) -> Shortage:
+    def shortage(self, request: Request, on: _Filter = None) -> Shortage:
         """Why a request cannot be met now. The models that there are are named where the model is what is wrong."""
         reasons: dict[str, int] = {}
         for pool in self._pools.values():
@@ -237,38 +219,64 @@ class Ledger:
                 reasons[reason] = reasons.get(reason, 0) + 1
         if not self._pools:
             reasons["No Resource In Cluster"] = 1
-        ever = any((on is None or on(pool.node)) and self._could_ever(pool, request) for pool in self._pools.values())
+        ever = any(self._may_ever(pool, request, on) for pool in self._pools.values())
         return Shortage(reasons, ever)
 
     def _grant(
-        self, number: int, request: Request, on: Callable[[Node], bool] | None, short: Mapping[str, set[str]]
+        self, number: int, request: Request, on: _Filter, earlier: Sequence[tuple[Request, _Filter]]
     ) -> Grant | None:
         for pool in self._pools.values():
-            if on is not None and not on(pool.node):
+            if (on is not None and not on(pool.node)) or self._lacking(pool, request):
                 continue
-            if self._lacking(pool, request) or short.get(pool.node.id, set()) & _wants(request):
+            before = [
+                (other, self._lacking(pool, other)) for other, where in earlier if self._may_ever(pool, other, where)
+            ]
+            if any(lacks & _wants(request) for _, lacks in before):
                 continue
-            cards: dict[str, tuple[int, ...]] = {}
-            hbm: dict[str, int] = {}
-            for asked in request.cards:
-                chosen, taken = _choose(pool, asked)
-                cards[asked.vendor] = tuple(sorted(card.id for card in chosen))
-                hbm[asked.vendor] = taken
-                for card in chosen:
-                    use = pool.use[card.vendor, card.id]
-                    if asked.whole_cards:
-                        use.whole = number
-                    else:
-                        use.hbm += taken
-                        use.stream += asked.stream
-                        use.latency += asked.latency
-                        use.sharers += 1
-            pool.cpu -= request.cpu
-            pool.memory -= request.memory
-            for key, amount in request.scalars.items():
-                pool.scalars[key] -= amount
-            return Grant(number, request, pool.node.id, cards, hbm)
+            grant = self._take(pool, number, request)
+            if all(self._lacking(pool, other) <= lacks for other, lacks in before):
+                return grant
+            self._give(pool, grant)
         return None
+
+    def _take(self, pool: _Pool, number: int, request: Request) -> Grant:
+        cards: dict[str, tuple[int, ...]] = {}
+        hbm: dict[str, int] = {}
+        for asked in request.cards:
+            chosen, taken = choose(pool.node.cards, pool.use, asked)
+            cards[asked.vendor] = tuple(sorted(card.id for card in chosen))
+            hbm[asked.vendor] = taken
+            for card in chosen:
+                use = pool.use[card.vendor, card.id]
+                if asked.whole_cards:
+                    use.whole = number
+                else:
+                    use.hbm += taken
+                    use.stream += asked.stream
+                    use.latency += asked.latency
+                    use.sharers += 1
+        pool.cpu -= request.cpu
+        pool.memory -= request.memory
+        for key, amount in request.scalars.items():
+            pool.scalars[key] = round(pool.scalars[key] - amount, _DIGITS)
+        return Grant(number, request, pool.node.id, cards, hbm)
+
+    @staticmethod
+    def _give(pool: _Pool, grant: Grant) -> None:
+        pool.cpu += grant.request.cpu
+        pool.memory += grant.request.memory
+        for key, amount in grant.request.scalars.items():
+            pool.scalars[key] = round(pool.scalars[key] + amount, _DIGITS)
+        for asked in grant.request.cards:
+            for id in grant.cards[asked.vendor]:
+                use = pool.use[asked.vendor, id]
+                if use.whole == grant.number:
+                    use.whole = None
+                else:
+                    use.hbm -= grant.hbm[asked.vendor]
+                    use.stream -= asked.stream
+                    use.latency -= asked.latency
+                    use.sharers -= 1
 
     def _lacking(self, pool: _Pool, request: Request) -> set[str]:
         """The resources of a node that a request is short of."""
@@ -278,7 +286,7 @@ class Ledger:
         if pool.memory < request.memory:
             lacking.add("Memory")
         for asked in request.cards:
-            if not _choose(pool, asked)[0]:
+            if not choose(pool.node.cards, pool.use, asked)[0]:
                 lacking.add(f"{asked.vendor} {_EVERY_CARD}")
         return lacking
 
@@ -294,20 +302,18 @@ class Ledger:
         if pool.memory < request.memory:
             reasons.append("Memory: Not Enough")
         for asked in request.cards:
-            if not _choose(pool, asked)[0]:
-                reasons.append(_card_reason(pool, asked))
+            if not choose(pool.node.cards, pool.use, asked)[0]:
+                reasons.append(card_reason(pool.node.cards, asked))
         return reasons
 
     def _could_ever(self, pool: _Pool, request: Request) -> bool:
         """Whether the node could meet the request with nothing else on it."""
-        unused = {key: _Use() for key in pool.use}
+        unused = {key: Use() for key in pool.use}
         empty = _Pool(pool.node, pool.node.cpu, pool.node.memory, dict(pool.node.scalars), unused)
         return not self._lacking(empty, request)
 
-    @staticmethod
-    def _is_used(pool: _Pool, card: Card) -> bool:
-        use = pool.use[card.vendor, card.id]
-        return use.whole is not None or use.sharers > 0
+    def _may_ever(self, pool: _Pool, request: Request, on: _Filter) -> bool:
+        return (on is None or on(pool.node)) and self._could_ever(pool, request)
 
 
 def _wants(request: Request) -> set[str]:
@@ -316,45 +322,3 @@ def _wants(request: Request) -> set[str]:
     wants |= {"CPU"} if request.cpu else set()
     wants |= {"Memory"} if request.memory else set()
     return wants | {f"{asked.vendor} {_EVERY_CARD}" for asked in request.cards}
-
-
-def _suitable(pool: _Pool, asked: CardRequest) -> list[Card]:
-    """The healthy cards of the first model of the node that matches, lowest id first."""
-    fitting = [card for card in pool.node.cards if matches(asked, card.vendor, card.model)]
-    model = fitting[0].model if fitting else ""
-    return sorted((card for card in fitting if card.model == model and card.healthy), key=lambda card: card.id)
-
-
-def _choose(pool: _Pool, asked: CardRequest) -> tuple[list[Card], int]:
-    """The cards for a request, and the MB of memory that it takes of each; none where it does not fit."""
-    cards = _suitable(pool, asked)
-    use = {card.id: pool.use[card.vendor, card.id] for card in cards}
-    if asked.whole_cards:
-        free = [card for card in cards if use[card.id].whole is None and not use[card.id].sharers]
-        return (free[: asked.whole_cards], 0) if len(free) >= asked.whole_cards else ([], 0)
-    shared = [card for card in cards if use[card.id].whole is None]
-    if asked.count:
-        # the card that is already shared first, so that whole ones stay free
-        for card in sorted(shared, key=lambda card: (not use[card.id].sharers, card.id)):
-            taken = int(card.hbm * asked.count)
-            if taken and use[card.id].hbm + taken <= card.hbm:
-                return [card], taken
-        return [], 0
-    fitting = [
-        card
-        for card in shared
-        if use[card.id].hbm + asked.hbm <= card.hbm and use[card.id].stream + asked.stream <= STREAMS
-    ]
-    best = min(fitting, key=lambda card: (use[card.id].latency, card.hbm - use[card.id].hbm, card.id), default=None)
-    return ([], 0) if best is None else ([best], asked.hbm)
-
-
-def _card_reason(pool: _Pool, asked: CardRequest) -> str:
-    known = sorted({f"{card.vendor}/{card.model}" for card in pool.node.cards})
-    if not any(matches(asked, card.vendor, card.model) for card in pool.node.cards):
-        there = f" (there are {', '.join(known)})" if known else " (no card was found on the node)"
-        return ("Card Type Not Found" if asked.count else "Card Type: Not Found") + there
-    cards = _suitable(pool, asked)
-    if 0 < asked.count < 1 and cards and not any(card.hbm for card in cards):
-        return f"specified card quantity {asked.count} must be a whole number"
-    return "card count: Not Enough" if asked.count else "HBM: Not Enough"

@@ -60,7 +60,7 @@ class Entry:
         call: the call that makes it, None for an object that was put.
     """
 
-    __slots__ = ("_callbacks", "_event", "call", "done", "error", "number", "source", "value")
+    __slots__ = ("__weakref__", "_callbacks", "_event", "call", "done", "error", "number", "source", "value")
 
     def __init__(self) -> None:
         self.done = False
@@ -109,6 +109,12 @@ class Entry:
                 self._callbacks = [each for each in self._callbacks if each is not callback] or None
         if late:
             callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        with _callbacks_lock:
+            if self._callbacks is not None:
+                self._callbacks = [each for each in self._callbacks if each is not callback] or None
 
 
 _callbacks_lock = threading.Lock()
@@ -165,20 +171,22 @@ class ObjectRef:
         self._backend.cancel([self], allow_force, allow_recursive)
 
     def on_complete(self, callback: Callable[[ObjectRef], None]) -> None:
-        """Call back, in some thread, when it is done."""
-        self._backend.when_done(self._entry, lambda: callback(self))
+        """Call back, in a thread of its own, when it is done."""
+        self._backend.when_done(self._entry, lambda: _apart(lambda: callback(self)))
 
     def get_future(self) -> Future[Any]:
         """The object as a future of concurrent.futures."""
         future: Future[Any] = Future()
 
         def settle() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(self.get(-1))
             except Exception as error:
                 future.set_exception(error)
 
-        self._backend.when_done(self._entry, settle)
+        self._backend.when_done(self._entry, lambda: _apart(settle))
         return future
 
     def as_future(self) -> asyncio.Future[Any]:
@@ -218,6 +226,11 @@ class ObjectRef:
             )
         local.refs.append(self)
         return _meant, (len(local.refs) - 1,)
+
+
+def _apart(action: Callable[[], None]) -> None:
+    """Do something in a thread of its own: whoever brings the news must go on reading."""
+    threading.Thread(target=action, name="toprope callback", daemon=True).start()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

@@ -129,7 +129,7 @@ def parse(custom_resources: Mapping[str, float], cpu: int = 500, memory: int = 5
         if is_card_key(key):
             vendor, model, kind = key.split("/")
             _check_pattern(vendor, model)
-            if not amount > 0:
+            if not 0 < amount < math.inf:
                 raise InvalidRequestError(
                     f"Heterogeneous resources {key} being 0 is invalid in schedule request, non-zero required."
                 )
@@ -146,8 +146,9 @@ def parse(custom_resources: Mapping[str, float], cpu: int = 500, memory: int = 5
                 f"Heterogeneous resources of {vendor} for more than one model ({models}) are invalid: all cards of a "
                 f"request are of one model, and alternatives are one expression, as in {vendor}/(A|B)/count."
             )
-    if not cards:
+    if not cards or cpu < 0:
         _check_range("CPU", cpu, CPU_RANGE, "millicores")
+    if not cards or memory < 0:
         _check_range("memory", memory, MEMORY_RANGE, "MB")
     return Request(cpu, memory, cards, scalars)
 
@@ -170,8 +171,10 @@ def matches(request: CardRequest, vendor: str, model: str) -> bool:
         >>> matches(CardRequest("NPU", "910", count=1), "NPU", "910B4")
         False
     """
+    if request.vendor != vendor:
+        return False
     names = model_names(model) if vendor == "NPU" else (model,)
-    pattern = f"{request.vendor}/{request.model}"
+    pattern = f"{vendor}/{request.model}"  # the whole key is one expression: NPU/a|b is not NPU/(a|b)
     return any(re.fullmatch(pattern, f"{vendor}/{name}") is not None for name in names)
 
 
@@ -199,9 +202,9 @@ def _card_request(vendor: str, model: str, kinds: Mapping[str, float]) -> CardRe
             raise InvalidRequestError(
                 f"Heterogeneous resources (exclude count) must be {len(_SHARED)}, but now have {missing} missing."
             )
-        hbm, latency, stream = (int(kinds[kind]) for kind in _SHARED)
+        hbm, latency, stream = (math.ceil(kinds[kind]) for kind in _SHARED)
         return CardRequest(vendor, model, hbm=hbm, latency=latency, stream=stream)
-    if count < SMALLEST_SHARE or (count > 1 and count != int(count)):
+    if count < SMALLEST_SHARE or (count > 1 and not float(count).is_integer()):
         raise InvalidRequestError(
             f"specified quantity {count} is invalid because quantity >1 must be whole numbers or can not less than "
             f"{SMALLEST_SHARE}"

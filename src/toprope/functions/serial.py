@@ -8,12 +8,11 @@ that this session made itself.
 from __future__ import annotations
 
 import copyreg
-import ctypes
+import functools
 import io
 import pickle
 import sys
 import threading
-import weakref
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -142,25 +141,16 @@ def unpack(
     if not spec and not values and data is not None:
         return pickle.loads(data)
     inline = iter(parts)
-    buffers = [memoryview(next(inline)) if key is None else _hold(key, reader, let_go) for key in spec]
+    buffers = [
+        memoryview(next(inline)) if key is None else reader.view(Block(*key), functools.partial(let_go, key))
+        for key in spec
+    ]
     pickled = data if data is not None else buffers.pop(0)
     outer, local.values = local.values, values
     try:
         return pickle.loads(pickled, buffers=buffers)
     finally:
         local.values = outer
-
-
-def _hold(key: BlockKey, reader: Reader, let_go: Callable[[BlockKey], None]) -> memoryview:
-    view, mapped = reader.view(Block(*key))
-    # an object that can tell when the last view of these bytes is gone
-    holder = (ctypes.c_char * key[2]).from_buffer(view)
-    weakref.finalize(holder, _gone, mapped, let_go, key).atexit = False
-    return memoryview(holder).cast("B")
-
-
-def _gone(mapped: object, let_go: Callable[[BlockKey], None], key: BlockKey) -> None:
-    let_go(key)
 
 
 def _dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
@@ -203,15 +193,18 @@ def _know_libraries() -> None:
 
 
 def _reduce_array(array: Any) -> Any:
-    if array.dtype.hasobject or array.dtype.names or array.nbytes < INLINE:
+    if array.dtype.hasobject or array.nbytes < INLINE:
         return array.__reduce_ex__(5)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = array.copy()
     order = "C" if array.flags.c_contiguous else "F"
-    return _array, (pickle.PickleBuffer(array), array.dtype.str, array.shape, order)
+    # as bytes: times and the types of other packages have no buffers of their own
+    raw = array.reshape(-1, order=order).view("u1")
+    dtype = array.dtype.str if array.dtype.kind in "biufcSUmM" else array.dtype
+    return _array, (pickle.PickleBuffer(raw), dtype, array.shape, order)
 
 
-def _array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> Any:
+def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
     import numpy
 
     array = numpy.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
