@@ -84,7 +84,7 @@ def _advice_without_library(error: BaseException) -> str:
         return f"install the Python package that has the module {module}"
     if "undefined symbol" in str(error):
         return "install the release of it that was built for this torch"
-    found = codes(error)
+    found = [code for code in codes(error) if not code.startswith("ERR")]  # torch_npu's own say which part failed
     if found:
         return f"see `toprope doctor {' '.join(found)}`"
     return "see `toprope doctor`, or mend or remove the package that fails"
