@@ -8,11 +8,13 @@ less, so that none starves behind smaller ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from toprope.functions.cards import Card, Use, card_reason, choose
+from toprope.functions.nodes import UNMET_AFFINITY, Grant, Node, Shortage
 from toprope.functions.resources import Request
+from toprope.functions.strategies import arrange
 
 __all__ = ["Card", "Grant", "Ledger", "Node", "Shortage"]
 
@@ -20,68 +22,23 @@ _EVERY_CARD = "card count"
 _DIGITS = 9  # of an amount: sums of fractions come back to what they were
 
 
-@dataclass(frozen=True)
-class Node:
-    """A host.
-
-    Attributes:
-        id: its name.
-        cpu: millicores.
-        memory: MB.
-        cards: its cards.
-        scalars: amounts of named resources.
-        labels: names and values that affinities ask for.
-    """
-
-    id: str
-    cpu: int
-    memory: int
-    cards: tuple[Card, ...] = ()
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Grant:
-    """What a request was given.
-
-    Attributes:
-        number: names it.
-        request: what was asked for.
-        node: name of the node.
-        cards: ids of the cards by vendor, ascending.
-        hbm: MB taken of each of these cards, by vendor.
-    """
-
-    number: int
-    request: Request
-    node: str
-    cards: Mapping[str, tuple[int, ...]]
-    hbm: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Why a request was not met.
-
-    Attributes:
-        reasons: the vendor's words, with the number of nodes that each holds for.
-        ever: whether some node could meet it with nothing else on it.
-    """
-
-    reasons: Mapping[str, int]
-    ever: bool
-
-    @property
-    def text(self) -> str:
-        """The reasons as the vendor writes them."""
-        lines = [f"\t{count} unit with [{reason}]." for reason, count in self.reasons.items()]
-        head = "no available resource that meets the request requirements, The reasons are as follows:"
-        return "\n".join((head, *lines))
-
-
 _Filter = Callable[[Node], bool] | None
 """Which nodes may meet a request; None for all."""
+
+_Rank = Callable[[Node], tuple[int, ...]] | None
+"""Which nodes are better for a request, the smallest best; None where all are the same."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What waits: a request, or several that are met all at once, `each` of them in a row by one node."""
+
+    numbers: tuple[int, ...]
+    requests: tuple[Request, ...]
+    on: tuple[_Filter, ...]
+    rank: _Rank = None
+    strategy: str = ""
+    each: int = 1
 
 
 @dataclass
@@ -91,6 +48,7 @@ class _Pool:
     memory: int
     scalars: dict[str, float]
     use: dict[tuple[str, int], Use]
+    held: list[Request] = field(default_factory=list)
 
 
 class Ledger:
@@ -99,7 +57,7 @@ class Ledger:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._pools: dict[str, _Pool] = {}
         self._grants: dict[int, Grant] = {}
-        self._waiting: dict[int, tuple[Request, _Filter]] = {}
+        self._waiting: dict[int, _Asked] = {}
         self._paused: set[int] = set()
         self._numbers = itertools.count(1)
         for node in nodes:
@@ -146,41 +104,76 @@ class Ledger:
         unused = tuple(card for card in pool.node.cards if card.healthy and not pool.use[card.vendor, card.id].is_used)
         return replace(pool.node, cpu=max(0, pool.cpu), memory=pool.memory, cards=unused, scalars=dict(pool.scalars))
 
-    def ask(self, request: Request, on: _Filter = None) -> int:
+    def ask(self, request: Request, on: _Filter = None, rank: _Rank = None) -> int:
         """Queue a request; `serve` grants it in its turn.
 
         Args:
             request: what is asked for.
             on: which nodes may meet it; None for all.
+            rank: which nodes it would rather have.
 
         Returns:
             The number that `serve` grants it by.
         """
         number = next(self._numbers)
-        self._waiting[number] = request, on
+        self._waiting[number] = _Asked((number,), (request,), (on,), rank)
         return number
 
+    def ask_together(
+        self, requests: Sequence[Request], strategy: str = "", on: Sequence[_Filter] = (), each: int = 1
+    ) -> tuple[int, ...]:
+        """Queue requests that `serve` grants all at once in their turn, or none.
+
+        Args:
+            requests: what is asked for.
+            strategy: how they lie on nodes, of `toprope.functions.strategies`.
+            on: for each, which nodes may meet it; nothing for all.
+            each: so many that follow each other are met by one node.
+
+        Returns:
+            The numbers that `serve` grants them by.
+        """
+        numbers = tuple(next(self._numbers) for _ in requests)
+        filters = tuple(on) or (None,) * len(numbers)
+        self._waiting[numbers[0]] = _Asked(numbers, tuple(requests), filters, None, strategy, each)
+        return numbers
+
     def withdraw(self, number: int) -> None:
-        """The request is waited for no longer."""
-        self._waiting.pop(number, None)
+        """The request is waited for no longer; nor are those that were to be granted with it."""
+        if self._waiting.pop(number, None) is None:
+            first = next((key for key, asked in self._waiting.items() if number in asked.numbers), None)
+            self._waiting.pop(first or 0, None)
+
+    def hold(self, node: str, request: Request) -> None:
+        """Something of a node is not to be had, ever. It must fit."""
+        pool = self._pools[node]
+        pool.held.append(request)
+        self._take(pool, 0, request)
+
+    def could_ever(self, number: int) -> bool:
+        """Whether a request that waits, with those that are to be granted with it, could be met with nothing else."""
+        asked = self._waiting[number]
+        return self._place(asked, [self._unused(pool) for pool in self._pools.values()], ()) is not None
 
     def serve(self) -> tuple[Grant, ...]:
         """Grant what can be granted now, in turn."""
-        granted = []
-        earlier: list[tuple[Request, _Filter]] = []  # those that wait on, and could be met some day
+        granted: list[Grant] = []
+        earlier: list[_Asked] = []  # those that wait on, and could be met some day
         failed: set[tuple[int, int]] = set()  # a request like one that has just not been met is not met either
-        for number, (request, on) in list(self._waiting.items()):
-            if (id(request), id(on)) in failed:
+        for number, asked in list(self._waiting.items()):
+            single = len(asked.requests) == 1
+            if single and (id(asked.requests[0]), id(asked.on[0])) in failed:
                 continue
-            grant = self._grant(number, request, on, earlier)
-            if grant is not None:
+            grants = self._place(asked, list(self._pools.values()), earlier)
+            if grants is not None:
                 del self._waiting[number]
-                self._grants[number] = grant
-                granted.append(grant)
+                self._grants.update((grant.number, grant) for grant in grants)
+                granted += grants
                 continue
-            failed.add((id(request), id(on)))
-            if any(self._may_ever(pool, request, on) for pool in self._pools.values()):
-                earlier.append((request, on))
+            if single:
+                failed.add((id(asked.requests[0]), id(asked.on[0])))
+            if self.could_ever(number):
+                earlier.append(asked)
         return tuple(granted)
 
     def pause(self, number: int) -> None:
@@ -211,10 +204,8 @@ class Ledger:
         """Why a request cannot be met now. The models that there are are named where the model is what is wrong."""
         reasons: dict[str, int] = {}
         for pool in self._pools.values():
-            if on is not None and not on(pool.node):
-                reason = "Affinity can't be Satisfied"
-            else:
-                reason = ", ".join(self._reasons(pool, request))
+            excluded = on is not None and not on(pool.node)
+            reason = UNMET_AFFINITY if excluded else ", ".join(self._reasons(pool, request))
             if reason:
                 reasons[reason] = reasons.get(reason, 0) + 1
         if not self._pools:
@@ -222,22 +213,61 @@ class Ledger:
         ever = any(self._may_ever(pool, request, on) for pool in self._pools.values())
         return Shortage(reasons, ever)
 
-    def _grant(
-        self, number: int, request: Request, on: _Filter, earlier: Sequence[tuple[Request, _Filter]]
+    def _place(self, asked: _Asked, pools: list[_Pool], earlier: Sequence[_Asked]) -> list[Grant] | None:
+        """Take what is asked for from nodes where that leaves those who came earlier short of nothing more."""
+        if asked.rank is not None:
+            pools = sorted(pools, key=lambda pool: asked.rank(pool.node))  # type: ignore[misc]
+        by_name = {pool.node.id: pool for pool in pools}
+        taken: dict[int, list[Grant]] = {}
+
+        def take(index: int, name: str) -> bool:
+            pool = by_name[name]
+            grants: list[Grant] = []
+            for place in range(index * asked.each, (index + 1) * asked.each):
+                grant = self._take_behind(pool, asked.numbers[place], asked.requests[place], asked.on[place], earlier)
+                if grant is None:
+                    for each in grants:
+                        self._give(pool, each)
+                    return False
+                grants.append(grant)
+            taken[index] = grants
+            return True
+
+        def give_back(index: int, name: str) -> None:
+            for grant in taken.pop(index):
+                self._give(by_name[name], grant)
+
+        if arrange(len(asked.requests) // asked.each, asked.strategy, list(by_name), take, give_back) is None:
+            return None
+        return [grant for index in sorted(taken) for grant in taken[index]]
+
+    def _take_behind(
+        self, pool: _Pool, number: int, request: Request, on: _Filter, earlier: Sequence[_Asked]
     ) -> Grant | None:
-        for pool in self._pools.values():
-            if (on is not None and not on(pool.node)) or self._lacking(pool, request):
-                continue
-            before = [
-                (other, self._lacking(pool, other)) for other, where in earlier if self._may_ever(pool, other, where)
-            ]
-            if any(lacks & _wants(request) for _, lacks in before):
-                continue
-            grant = self._take(pool, number, request)
-            if all(self._lacking(pool, other) <= lacks for other, lacks in before):
-                return grant
-            self._give(pool, grant)
+        if (on is not None and not on(pool.node)) or self._lacking(pool, request):
+            return None
+        before = [(other, self._lacks(pool, other)) for other in earlier]
+        if any(lacks & _wants(request) for _, lacks in before):
+            return None
+        grant = self._take(pool, number, request)
+        if all(self._lacks(pool, other) <= lacks for other, lacks in before):
+            return grant
+        self._give(pool, grant)
         return None
+
+    def _lacks(self, pool: _Pool, asked: _Asked) -> set[str]:
+        """What a node is short of for as many of the requests as it could ever meet, one after the other."""
+        lacks: set[str] = set()
+        taken = []
+        for number, request, on in zip(asked.numbers, asked.requests, asked.on, strict=True):
+            if self._may_ever(pool, request, on):
+                lacking = self._lacking(pool, request)
+                lacks |= lacking
+                if not lacking and len(asked.requests) > 1:
+                    taken.append(self._take(pool, number, request))
+        for grant in taken:
+            self._give(pool, grant)
+        return lacks
 
     def _take(self, pool: _Pool, number: int, request: Request) -> Grant:
         cards: dict[str, tuple[int, ...]] = {}
@@ -306,14 +336,17 @@ class Ledger:
                 reasons.append(card_reason(pool.node.cards, asked))
         return reasons
 
-    def _could_ever(self, pool: _Pool, request: Request) -> bool:
-        """Whether the node could meet the request with nothing else on it."""
-        unused = {key: Use() for key in pool.use}
-        empty = _Pool(pool.node, pool.node.cpu, pool.node.memory, dict(pool.node.scalars), unused)
-        return not self._lacking(empty, request)
+    def _unused(self, pool: _Pool) -> _Pool:
+        """A node of which nobody has anything."""
+        node = pool.node
+        unused = _Pool(node, node.cpu, node.memory, dict(node.scalars), {key: Use() for key in pool.use})
+        for request in pool.held:
+            self._take(unused, 0, request)
+        return unused
 
     def _may_ever(self, pool: _Pool, request: Request, on: _Filter) -> bool:
-        return (on is None or on(pool.node)) and self._could_ever(pool, request)
+        """Whether a node could meet a request with nothing else on it."""
+        return (on is None or on(pool.node)) and not self._lacking(self._unused(pool), request)
 
 
 def _wants(request: Request) -> set[str]:
