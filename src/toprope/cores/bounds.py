@@ -66,11 +66,13 @@ class Bound:
 
 
 def alike(program: Program) -> list[list[Card]]:
-    """The cards, those together that can be swapped for each other without changing the program.
+    """The cards, in lists of those that can be swapped for each other without changing the program.
 
     Two cards can be swapped when their streams hold the same operators in the same collectives and nobody waits for
     an event of another card: what holds for one then holds for the other. So it is where every rank runs the same.
     """
+    if len(program.cards) < 2:
+        return [list(program.cards)]
     recorded = program.recorded_by
     tied: set[str] = set()
     for id, op in program.ops():
@@ -121,11 +123,12 @@ def largest_of_streams(program: Program) -> list[Bound]:
     return found
 
 
-def heaviest_sets(graph: Graph, beyond: bool = False) -> list[Bound]:
+def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf) -> list[Bound] | None:
     """S2: for each card and kind of core, the operators that need most of those that can be active together.
 
     Cards that are alike are looked at once, and kinds whose largest operators fit (S1) not at all unless asked to go
-    `beyond`: then the heaviest set is found also where it does not fit, and not only one that does not.
+    `beyond`: then the heaviest set is found also where it does not fit, and not only one that does not. None when the
+    deadline (of `time.monotonic`) has passed first.
     """
     found: list[Bound] = []
     order = starts(graph)
@@ -134,6 +137,8 @@ def heaviest_sets(graph: Graph, beyond: bool = False) -> list[Bound]:
         kinds = [kind for kind, name in enumerate(KINDS) if beyond or not sums[card.name, name].fits]
         found += [sums[card.name, name] for kind, name in enumerate(KINDS) if kind not in kinds]
         if kinds:
+            if time.monotonic() > deadline:
+                return None
             view = _View(graph, card, order)
             found += [view.heaviest(kind, beyond) for kind in kinds]
     return found

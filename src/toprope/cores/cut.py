@@ -20,6 +20,10 @@ __all__ = ["Cuts"]
 Held = dict[int, int]
 """Blocks held, by operator."""
 
+Choice = tuple[int, Held, frozenset[int]]
+"""A way to be stuck on a card: how many operators have some but not all of their cores, who holds what, and which
+collectives, whose members are all active, lack a member's cores there."""
+
 MANY_ORDERS = 2000
 """Moments of one card that a search over the orders of D0b looks at; it is for witnesses only and may miss some."""
 
@@ -61,7 +65,7 @@ class Cuts:
         for op in active:
             by_card.setdefault(self.card[op], []).append(op)
         ready = self._ready(active)
-        choices: list[list[tuple[Held, frozenset[int]]]] = []
+        choices: list[list[Choice]] = []
         for card, ops in by_card.items():
             found = self._choices(card, ops, ready)
             if not found:
@@ -87,11 +91,8 @@ class Cuts:
     def _complete(self, group: int) -> bool:
         return not self.graph.incomplete[group]
 
-    def _choices(self, card: int, ops: list[int], ready: set[int]) -> list[tuple[Held, frozenset[int]]]:
-        """Ways to be stuck on a card: who holds what, and which ready collectives lack a member's cores there.
-
-        Fewest operators with some but not all of their cores first: that is the easiest to understand.
-        """
+    def _choices(self, card: int, ops: list[int], ready: set[int]) -> list[Choice]:
+        """Ways to be stuck on a card; of those that leave the same collectives without cores, the easiest to follow."""
         best: dict[frozenset[int], tuple[int, Held]] = {}
         for held in self._stuck_on(card, ops):
             lacking = frozenset(
@@ -100,8 +101,7 @@ class Cuts:
             partial = sum(1 for op, blocks in held.items() if 0 < blocks < self.blocks[op])
             if lacking not in best or partial < best[lacking][0]:
                 best[lacking] = partial, held
-        ordered = sorted(best.items(), key=lambda each: each[1][0])
-        return [(held, lacking) for lacking, (_, held) in ordered]
+        return [(partial, held, lacking) for lacking, (partial, held) in best.items()]
 
     def _stuck_on(self, card: int, ops: list[int]) -> Iterator[Held]:
         """Ways to hold cores of a card so that whoever waits for cores cannot get them."""
@@ -197,7 +197,7 @@ def _less(idle: Cores, block: Cores, blocks: int) -> Cores:
     return idle[0] - blocks * block[0], idle[1] - blocks * block[1]
 
 
-def _choose(choices: list[list[tuple[Held, frozenset[int]]]], ready: frozenset[int]) -> Held | None:
+def _choose(choices: list[list[Choice]], ready: frozenset[int]) -> Held | None:
     """One way for each card, so that each of these collectives lacks a member's cores somewhere."""
     failed: set[tuple[int, frozenset[int]]] = set()
 
@@ -206,7 +206,8 @@ def _choose(choices: list[list[tuple[Held, frozenset[int]]]], ready: frozenset[i
             return None if missing else {}
         if (card, missing) in failed:
             return None
-        for held, lacking in choices[card]:
+        # Those with the fewest operators that have some but not all of their cores are the easiest to understand.
+        for _, held, lacking in sorted(choices[card], key=lambda each: (each[0], -len(each[2] & missing))):
             found = choose(card + 1, missing - lacking)
             if found is not None:
                 return held | found

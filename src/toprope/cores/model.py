@@ -31,8 +31,9 @@ Cores = tuple[int, int]
 class Discipline(StrEnum):
     """How a card hands out idle cores to operators that wait. What real cards do is not documented.
 
-    Whatever deadlocks under D2 can under D1, and whatever can under D1 or D0b can under D0: a program that is safe
-    under D0 is safe under all.
+    Whatever deadlocks under D2 can under D1 and D0b, and whatever can under D0b can under D0. Where all operators of a
+    card use the same kind of core, whatever can under D1 can under D0b, so that a program that is safe under D0 is safe
+    under all. With both kinds D1 stands apart: an operator that lacks vector cores keeps idle cube cores from others.
     """
 
     D0 = "D0"
