@@ -123,7 +123,7 @@ def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_p
     Args:
         obj_refs: one or a list.
         timeout: seconds; -1 for no limit.
-        allow_partial: whether None stands in for an object that is not there in time.
+        allow_partial: whether None stands in for an object that is not there in time, or has an error in its place.
 
     Raises:
         YRTimeoutError: the time is over; it says what was waited for.

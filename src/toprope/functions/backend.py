@@ -60,7 +60,7 @@ class Backend(ABC):
 
     @abstractmethod
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
-        """The objects, in order; with `allow_partial` None in place of one that is not there in time.
+        """The objects, in order; with `allow_partial` None in place of one that is not there in time or failed.
 
         Args:
             timeout: seconds; -1 for no limit.

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 __all__ = ["Channel", "Closed", "Kind", "Message"]
@@ -21,6 +21,11 @@ __all__ = ["Channel", "Closed", "Kind", "Message"]
 _HEADER = struct.Struct("<BxHIQ")  # kind, number of parts, bytes of the tuple, number
 _SPIN_NS = 60_000
 _CHUNK = 256 * 1024
+BUFFER = 4 * 2**20
+"""Bytes that a socket is asked to hold; most machines allow less."""
+
+_PATIENCE_MS = 1
+"""What a sender who must not wait gives a reader who is reading."""
 
 
 class Kind:
@@ -53,21 +58,31 @@ class Closed(Exception):  # noqa: N818 - an event, not a fault
 
 
 class Channel:
-    """One end of a socket. Any thread may send; one reads at a time, see `reading`."""
+    """One end of a socket. Any thread may send; one reads at a time, see `reading`.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: the socket.
+        on_full: makes sending never wait: what does not fit into the socket is kept, this is called, and `flush` is to
+            be called until it says that all is sent. None: sending waits.
+    """
+
+    def __init__(self, sock: socket.socket, on_full: Callable[[], None] | None = None) -> None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
+            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
         sock.setblocking(True)
         self.socket = sock
         self.reading = threading.Lock()
         """Held by the thread that reads."""
         self._sending = threading.Lock()
+        self._on_full = on_full
+        self._unsent = bytearray()
         self._rest = bytearray()
         self._chunk = bytearray(_CHUNK)
         self._view = memoryview(self._chunk)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._writable = select.poll()
+        self._writable.register(sock, select.POLLOUT)
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -87,11 +102,44 @@ class Channel:
         if parts:
             frame += struct.pack(f"<{len(parts)}Q", *map(len, parts)) + b"".join(parts)
         try:
-            with self._sending:
-                self.socket.sendall(frame)
+            if self._on_full is None:
+                with self._sending:
+                    self.socket.sendall(frame)
+            else:
+                self._send_some(frame)
         except OSError:
             raise Closed from None
         return len(frame)
+
+    def flush(self) -> bool:
+        """Send what did not fit; whether nothing of it is left."""
+        with self._sending:
+            try:
+                while self._unsent:
+                    del self._unsent[: self.socket.send(self._unsent, socket.MSG_DONTWAIT)]
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._unsent.clear()  # the reader of the socket will see that the other side is gone
+            return True
+
+    def _send_some(self, frame: bytes) -> None:
+        with self._sending:
+            if self._unsent:
+                self._unsent += frame
+                return
+            sent = 0
+            while sent < len(frame):
+                try:
+                    sent += self.socket.send(memoryview(frame)[sent:] if sent else frame, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if not self._writable.poll(_PATIENCE_MS):
+                        self._unsent += memoryview(frame)[sent:]
+                        break
+            else:
+                return
+        assert self._on_full is not None
+        self._on_full()
 
     def receive(self, timeout: float | None = None) -> list[Message]:
         """The messages that have come; waits for one. Only for the thread that holds `reading`.

@@ -12,6 +12,7 @@ from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRequestError
 from toprope.functions.ledger import Grant
 from toprope.functions.local.process import Call, Process
+from toprope.functions.local.timers import Timer
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
@@ -57,6 +58,7 @@ class Instance:
         calls: who is told how its calls went.
         request: its resources.
         gone: set when its process is gone.
+        late: ends its waiting for resources; None where it waits without limit.
     """
 
     id: str
@@ -78,6 +80,7 @@ class Instance:
     calls: Any = None
     request: Request = field(default_factory=Request)
     gone: threading.Event = field(default_factory=threading.Event)
+    late: Timer | None = None
 
 
 def grace_of(options: InvokeOptions) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from toprope.functions.backend import Code
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Instances"]
 
+REMEMBERED = 500
+"""Instances that have ended whose calls are still told how; later those are simply not there."""
+
 
 class Instances:
     """The instances of a session. All methods but `create`, `submit`, `terminate` and `find` hold its lock."""
@@ -30,6 +34,7 @@ class Instances:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._by_id: dict[str, Instance] = {}
+        self._dead: deque[Instance] = deque()
         self._numbers = itertools.count(1)
         self.appeared = threading.Condition(session.lock)
 
@@ -61,9 +66,10 @@ class Instances:
         session.services.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
-            session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
-        session.pools.make_room()
+            instance.late = session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
         self.serve()
+        if instance.state is State.WAITING:
+            session.pools.make_room()
 
     def serve(self) -> None:
         """Start what can have its resources now."""
@@ -72,6 +78,8 @@ class Instances:
     def granted(self, instance: Instance, grant: Grant) -> None:
         """An instance has its resources: start it."""
         instance.grant = grant
+        if instance.late is not None:
+            instance.late.cancel()
         self._start(instance)
 
     def _start(self, instance: Instance) -> None:
@@ -122,6 +130,7 @@ class Instances:
             checkpoint = self._session.result(call.entries[0])
             instance.saved = checkpoint if instance.saved is None else instance.saved
             instance.state = State.READY
+            instance.value, instance.refs = self._session.values.nothing(), []
             self._session.services.started(instance)
             self.advance(instance)
 
@@ -198,17 +207,19 @@ class Instances:
         """The process of an instance is gone."""
         instance: Instance = process.owner
         error = exited(instance, process)
-        for call in list(process.pending.values()):
-            if call.kind != Kind.CREATE:
-                self._crashed(instance, call, error)
-        calls = [call for call in process.backlog if call.kind == Kind.CALL]
+        calls = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
         process.pending.clear()
         process.backlog.clear()
         instance.process = None
-        ending = instance.state is State.ENDING
+        ending = instance.state is State.ENDING or process.exit == 0  # it may also have ended of itself
         if not ending and instance.lives > 0 and instance.saved is not None and not self._session.ended:
             instance.lives -= 1
-            instance.queue.extendleft(reversed(calls))
+            # calls of an instance that comes back run at least once, and in their order
+            for call in reversed(calls):
+                if call.stream is not None and call.stream.entries:
+                    call.fail(error)  # its first items have been handed on
+                else:
+                    instance.queue.appendleft(call)
             self._start(instance)
             return
         for call in calls:
@@ -216,13 +227,6 @@ class Instances:
         final = instance.error if ending and instance.error is not None else error
         self._fail(instance, final)
         self._session.services.member_gone(instance, crashed=not ending)
-
-    def _crashed(self, instance: Instance, call: Call, error: BaseException) -> None:
-        """A call was running, or on its way, when its worker ended."""
-        if instance.lives > 0 and instance.saved is not None and instance.state is not State.ENDING:
-            instance.queue.append(call)  # calls of an instance that comes back run at least once
-        else:
-            call.fail(error)
 
     def _fail(self, instance: Instance, error: BaseException) -> None:
         """An instance is dead: its resources are free, and what waits for it is told why."""
@@ -232,7 +236,9 @@ class Instances:
         instance.state, instance.error = State.DEAD, error
         self._fail_queue(instance, error)
         self._session.services.withdraw(instance)
-        instance.value.refs = instance.refs = []
+        instance.value, instance.refs = self._session.values.nothing(), []
+        if instance.late is not None:
+            instance.late.cancel()
         if process is not None and not process.closed:
             process.on_lost = lambda gone: self._freed(instance)
             self._session.processes.stop(process, grace_of(instance.options))
@@ -244,6 +250,11 @@ class Instances:
             self._session.services.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
+        self._dead.append(instance)
+        if len(self._dead) > REMEMBERED:
+            oldest = self._dead.popleft()
+            if self._by_id.get(oldest.id) is oldest:
+                del self._by_id[oldest.id]
         self.serve()
 
     def _fail_queue(self, instance: Instance, error: BaseException) -> None:
@@ -340,9 +351,10 @@ class _Creation:
         self._instances = instances
         self._instance = instance
 
-    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
-        """The constructor has run, or raised."""
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
+        """The constructor has run, or raised; it is not run again."""
         self._instances.created(self._instance, call, error)
+        return False
 
     def why_waiting(self, call: Call) -> str:
         """What it waits for."""
@@ -352,10 +364,11 @@ class _Creation:
 class _Calls(_Creation):
     """Who is told how the calls of an instance went."""
 
-    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
-        """A call has a result, or raised."""
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
+        """A call has a result, or raised; it is not run again."""
         if error is not None:
             call.fail(error)
+        return False
 
 
 def instance_calls(instances: Instances, instance: Instance) -> _Calls:

@@ -14,7 +14,8 @@ from toprope.functions.exceptions import CODES, CancelError, YRequestError, YREr
 from toprope.functions.ledger import Grant
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
-from toprope.functions.objects import Entry, Value
+from toprope.functions.local.timers import Timer
+from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import InvalidRequestError, Request, parse
 from toprope.functions.wire import Kind
@@ -60,6 +61,7 @@ class Asking:
     asked: int = 0
     grant: Grant | None = None
     group: Any = None
+    late: Timer | None = None
 
 
 class Pools:
@@ -121,13 +123,18 @@ class Pools:
             session.services.place(asking, pool.request, pool.options, self.granted)
             limit = pool.options.schedule_timeout_ms
             if limit >= 0:
-                session.processes.after(limit / 1000, functools.partial(self._too_late, asking, limit))
+                late = functools.partial(self._too_late, asking, limit)
+                asking.late = session.processes.after(limit / 1000, late)
         session.services.serve_ledger()
+        if pool.asked:
+            self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
         """There is room for one more worker."""
         session, pool = self._session, asking.pool
         pool.asked.remove(asking)
+        if asking.late is not None:
+            asking.late.cancel()
         ledger = session.services.ledger_of(asking)
         if not pool.queue or session.ended:
             ledger.release(grant.number)
@@ -146,45 +153,59 @@ class Pools:
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables = {**options.environment(), **environment}
         setup = ("", variables, unset, folder, session.services.python_path(), 1, False, False, None)
-        nothing = Value(pickle.dumps(((), {})), (), (), [], 0, session.values.forget)
-        call = Call(Kind.CREATE, setup, nothing, [], 1)
+        call = Call(Kind.CREATE, setup, session.values.nothing(), [], 1)
         call.owner = _Owner(self, pool)
         session.send(process, call)
 
-    def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> None:
-        """A worker has done a call, or is set up."""
-        if error is not None:
-            self._failed(pool, call, error)
+    def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> bool:
+        """A worker has done a call, or is set up; whether the call is run again."""
+        if call.kind == Kind.CREATE and error is not None:
+            # it is not as the options say: nothing may run in it, and another would be no better
+            self._fail_queue(pool, error)
+            self._session.processes.stop(process, GRACE)
+            return False
+        again = error is not None and self._failed(pool, call, error)
         if process.closed or process.stopping:
-            return
+            return again
         if pool.queue:
             self._session.send(process, pool.queue.popleft())
-            return
+            return again
         pool.idle.append(process)
-        process.idle_since = since = time.monotonic()
-        self._session.processes.after(self._session.config.recycle_time, lambda: self._recycle(pool, process, since))
+        process.idle_since = time.monotonic()
+        if process.recycling is None:
+            self._recycle_in(self._session.config.recycle_time, pool, process)
+        return again
 
-    def _failed(self, pool: Pool, call: Call, error: BaseException) -> None:
-        if call.tries > 0 and not call.cancelled and call.kind == Kind.FUNCTION and _may_run_again(error):
+    def _failed(self, pool: Pool, call: Call, error: BaseException) -> bool:
+        may_again = call.tries > 0 and not call.cancelled and call.kind == Kind.FUNCTION and _may_run_again(error)
+        if may_again and (call.stream is None or not call.stream.entries):
             call.tries -= 1
             pool.queue.append(call)
-            self.advance(pool)
-        else:
-            call.fail(error)
+            return True
+        call.fail(error)
+        return False
 
-    def _recycle(self, pool: Pool, process: Process, since: float) -> None:
+    def _recycle_in(self, seconds: float, pool: Pool, process: Process) -> None:
+        process.recycling = self._session.processes.after(seconds, lambda: self._recycle(pool, process))
+
+    def _recycle(self, pool: Pool, process: Process) -> None:
         with self._session.lock:
-            if process in pool.idle and process.idle_since == since:
-                self._release(pool, process)
+            process.recycling = None
+            if process in pool.idle:
+                left = process.idle_since + self._session.config.recycle_time - time.monotonic()
+                if left > 0:
+                    self._recycle_in(left, pool, process)
+                else:
+                    self._release(pool, process)
 
     def _release(self, pool: Pool, process: Process) -> None:
         pool.idle.remove(process)
         self._session.processes.stop(process, GRACE)
 
-    def make_room(self) -> None:
+    def make_room(self, but: Pool | None = None) -> None:
         """Others need resources: workers without work give theirs back."""
         for pool in self._pools.values():
-            for process in list(pool.idle):
+            for process in list(pool.idle if pool is not but else ()):
                 self._release(pool, process)
 
     def lost(self, process: Process) -> None:
@@ -276,9 +297,9 @@ class _Owner:
         self._pools = pools
         self.pool = pool
 
-    def ended(self, process: Process, call: Call, error: BaseException | None) -> None:
-        """A call has a result, or raised."""
-        self._pools.ended(self.pool, process, call, error)
+    def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
+        """A call has a result, or raised; whether it is run again."""
+        return self._pools.ended(self.pool, process, call, error)
 
     def why_waiting(self, call: Call) -> str:
         """What a call waits for."""

@@ -12,6 +12,7 @@ from toprope.functions.wire import Channel, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Code
+    from toprope.functions.local.timers import Timer
     from toprope.functions.options import InvokeOptions
 
 __all__ = ["Call", "Process", "Stream"]
@@ -118,8 +119,12 @@ class Process:
         on_lost: told once when it is gone.
         exit: how it ended; None while it runs, or while that is not known.
         closed: whether its socket has ended.
+        buried: whether what it held has been freed.
         stopping: whether it was asked to end.
+        deadline: ends it by force; None while there is none.
         idle_since: when it last had nothing to do.
+        recycling: ends it if it has had nothing to do for long; None while there is none.
+        waits: requests of it whose answers it waits for, which others have to bring about.
         owner: what it works for.
     """
 
@@ -135,8 +140,12 @@ class Process:
         self.on_lost: Callable[[Process], None] | None = None
         self.exit: int | None = None
         self.closed = False
+        self.buried = False
         self.stopping = False
+        self.deadline: Timer | None = None
         self.idle_since = 0.0
+        self.recycling: Timer | None = None
+        self.waits = 0
         self.owner: Any = None
 
     @property

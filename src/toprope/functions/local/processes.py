@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import os
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local import zygote
 from toprope.functions.local.process import Process
+from toprope.functions.local.timers import Timer, Timers
 from toprope.functions.objects import Entry
 from toprope.functions.serial import BlockKey
 from toprope.functions.wire import Channel, Closed, Kind
@@ -35,6 +35,9 @@ WARM = 2
 EXIT_NEWS = 2.0
 """Seconds that the news how a process ended may come after its socket has closed."""
 
+FLUSH = 0.002
+"""Seconds between tries to send what a worker has not taken."""
+
 STOP_ALL = 10.0
 """Seconds that all workers together may take to end with the session."""
 
@@ -47,8 +50,8 @@ class Processes:
         self._warm: deque[Process] = deque()
         self._all: dict[int, Process] = {}
         self._numbers = itertools.count(1)
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_numbers = itertools.count()
+        self._timers = Timers(self._wake)
+        self._full: deque[Process] = deque()  # those whose socket did not take all that was sent
         self._epoll = select.epoll()
         self._listened: dict[int, Process] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,11 +98,15 @@ class Processes:
             process.channel.send(Kind.STOP, 0, grace)
         except Closed:
             pass
-        self.after(grace, lambda: self.kill(process))
+        process.deadline = self.after(grace, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
         """End a process by force. Its pid is its own until the zygote has told its end."""
-        if process.exit is None and process.pid:
+        if process.exit is not None or process.buried:
+            return
+        if not process.pid:  # the zygote has not said yet which process it is
+            process.deadline = self.after(0.02, lambda: self.kill(process))
+        else:
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -131,6 +138,9 @@ class Processes:
                     self._session.values.returned(key, times)
             process.lent.clear()
             process.held.clear()
+            process.buried = True
+            if process.deadline is not None:
+                process.deadline.cancel()
             process.channel.close()
             if not self._owned.get(process.number):
                 self._sweep(process.number)
@@ -189,7 +199,7 @@ class Processes:
         if self._control is None:
             raise YRRuntimeError("the session has no processes any more", CODES["finalized"])
         ours, theirs = socket.socketpair()
-        process = Process(next(self._numbers), Channel(ours))
+        process = Process(next(self._numbers), Channel(ours, on_full=lambda: self._overflows(process)))
         self._all[process.number] = process
         try:
             zygote.send_worker(self._control, process.number, theirs.fileno())
@@ -227,10 +237,12 @@ class Processes:
             except (OSError, ValueError):
                 pass  # it was closed in this moment
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Do something later, in the listening thread."""
-        with self._session.lock:
-            heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._timer_numbers), action))
+        return self._timers.after(seconds, action)
+
+    def _overflows(self, process: Process) -> None:
+        self._full.append(process)
         self._wake()
 
     def _unlisten(self, process: Process) -> None:
@@ -259,8 +271,7 @@ class Processes:
                     traceback.print_exc()
 
     def _once(self, control: int) -> None:
-        due = self._timers[0][0] - time.monotonic() if self._timers else 1.0
-        for fd, _ in self._epoll.poll(max(0.0, min(due, 1.0))):
+        for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
             if fd == self._wake_read:
                 os.read(self._wake_read, 4096)
             elif fd == control:
@@ -269,12 +280,11 @@ class Processes:
                 found = self._listened.get(fd)
                 if found is not None:
                     self._read(found)
-        while True:
-            with self._session.lock:
-                if not self._timers or self._timers[0][0] > time.monotonic():
-                    break
-                action = heapq.heappop(self._timers)[2]
-            action()
+        for _ in range(len(self._full)):
+            process = self._full.popleft()
+            if not process.channel.flush():
+                self._full.append(process)
+        self._timers.run()
         self._session.values.settle()
 
     def _read(self, process: Process) -> None:

@@ -43,6 +43,7 @@ class Relay(Backend):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.dropped: deque[tuple[int, int]] = deque()
+        self.unfinished: deque[int] = deque()
         self._known: weakref.WeakValueDictionary[int, RemoteEntry] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -70,6 +71,8 @@ class Relay(Backend):
 
     def tell(self) -> None:
         """Tell the driver which objects are not needed here any more."""
+        while self.unfinished:
+            self._send("request", 0, pack(("forget stream", (self.unfinished.popleft(),)), None), 0)
         gone = []
         while self.dropped:
             gone.append(self.dropped.popleft())
@@ -84,8 +87,21 @@ class Relay(Backend):
             if late is not None:
                 del self._answers[message.number]
                 late()
+            else:
+                self._worker.news.tell()
         else:
-            self._worker.let_go.extend(key for key in message.meta[2] if key is not None)
+            self._waste(message)
+
+    def _waste(self, message: Message) -> None:
+        """Nobody wants this answer: its memory and objects are free."""
+        self._worker.let_go.extend(key for key in message.meta[2] if key is not None)
+        self.dropped.extend((number, 1) for number in message.meta[3])
+
+    def _give_up(self, number: int) -> None:
+        """An answer is waited for no longer."""
+        message = self._answers.pop(number, None)
+        if message is not None:
+            self._waste(message)
 
     # Objects
 
@@ -98,15 +114,19 @@ class Relay(Backend):
 
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
         """The objects, in order."""
-        asked = [self._ask("get", self.id(ref), timeout) for ref in refs]
+        asked = deque(self._ask("get", self.id(ref), timeout) for ref in refs)
         results: list[Any] = []
-        for number in asked:
-            try:
-                results.append(self._result(number, None if timeout == -1 else timeout + 5))
-            except YRTimeoutError:
-                if not allow_partial:
-                    raise
-                results.append(None)
+        try:
+            while asked:
+                try:
+                    results.append(self._result(asked.popleft(), None if timeout == -1 else timeout + 5))
+                except Exception:
+                    if not allow_partial:
+                        raise
+                    results.append(None)
+        finally:
+            for number in asked:
+                self._give_up(number)
         return results
 
     def wait(
@@ -218,11 +238,17 @@ class Relay(Backend):
         return None if not refs else refs[0] if returns == 1 else refs
 
     def _items(self, stream: int) -> Iterator[ObjectRef]:
-        while True:
-            number = self._result(self._ask("next", stream), None)
-            if number is None:
-                return
-            yield self.ref(number)
+        ended = False
+        try:
+            while True:
+                number = self._result(self._ask("next", stream), None)
+                if number is None:
+                    ended = True
+                    return
+                yield self.ref(number)
+        finally:
+            if not ended:
+                self.unfinished.append(stream)  # told later: this may be anywhere, even in the middle of a message
 
     def _code(self, code: Code) -> str:
         """The key of a function or class, which the driver is told once."""
@@ -252,7 +278,7 @@ class Relay(Backend):
         from toprope.functions.local.worker import wait_for
 
         if not wait_for(self._worker, lambda: self._answers[number] is not None, timeout):
-            del self._answers[number]
+            self._give_up(number)
             raise YRTimeoutError(f"the driver did not answer within {timeout} s", CODES["get failed"])
         message = self._answers.pop(number)
         assert message is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRError, YRRuntimeError, YRTimeoutError, describe, invoke_error
+from toprope.functions.local.instance import Instance
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.wire import Closed, Kind, Message
@@ -31,6 +32,7 @@ class Requests:
             "is done": self._is_done,
             "cancel": self._cancel,
             "next": self._next,
+            "forget stream": self._forget_stream,
             "terminate": self._terminate,
             "is alive": self._is_alive,
             "find": self._find,
@@ -79,65 +81,68 @@ class Requests:
         else:
             target, returns, numbers = extra
             if what == "invoke":
-                key, options = target
-                call = Call(Kind.FUNCTION, key, value, value.refs, returns, session.codes[key], pickle.loads(options))
+                key, given = target
+                options = pickle.loads(given)
+                call = Call(Kind.FUNCTION, key, value, value.refs, returns, session.codes[key], options)
             else:
                 call = Call(Kind.CALL, target[1], value, value.refs, returns)
             for entry, name in zip(call.entries, numbers, strict=False):
                 session.adopt(entry, name, process)
             if call.stream is not None:
                 session.streams[numbers[0]] = call.stream
-            if what == "invoke":
-                session.pools.add(call)
-            else:
-                session.instances.submit(target[0], call)
+            try:
+                if what == "invoke":
+                    session.pools.add(call)
+                else:
+                    session.instances.submit(target[0], call)
+            except Exception as error:  # nobody waits for an answer: it is told with the result
+                call.fail(error)
 
     # Operations
 
     def _get(self, process: Process, number: int, name: int, timeout: float) -> None:
         entry = self._session.object(name, process)
-        answered = False
+        if entry.done:
+            self._answer_object(process, number, entry)
+            return
 
         def done() -> None:
-            nonlocal answered
             with self._session.lock:
-                if answered:
-                    return
-                answered = True
-                if entry.error is not None:
-                    self._answer_error(process, number, entry.error)
-                elif entry.value is not None:
-                    self._answer_value(process, number, entry.value)
+                if waiting.end():
+                    self._answer_object(process, number, entry)
 
         def late() -> None:
-            nonlocal answered
             with self._session.lock:
-                if answered:
-                    return
-                answered = True
-                text = f"failed to get object, code: 4005, module code: 30, msg: it was not there within {timeout} s"
-                self._answer_error(process, number, YRTimeoutError(text))
+                if waiting.end():
+                    entry.forget(done)
+                    text = f"it was not there within {timeout} s"
+                    self._answer_error(process, number, YRTimeoutError(text, CODES["get failed"]))
 
-        if timeout != -1 and not entry.done:
-            self._session.processes.after(timeout, late)
+        waiting = _Waiting(self._session, process, None if timeout == -1 else timeout, late)
         entry.when_done(done)
 
     def _wait(self, process: Process, number: int, names: list[int], count: int, timeout: float | None) -> None:
         entries = [self._session.object(name, process) for name in names]
-        answered = False
-        until = None if timeout is None else time.monotonic() + timeout
 
-        def look(*, late: bool = False) -> None:
-            nonlocal answered
+        def ready() -> list[int]:
+            return [place for place, entry in enumerate(entries) if entry.done][:count]
+
+        def end() -> None:
+            if waiting.end():
+                for entry in entries:
+                    entry.forget(look)
+                self._answer(process, number, ready())
+
+        def look() -> None:
             with self._session.lock:
-                ready = [place for place, entry in enumerate(entries) if entry.done][:count]
-                late = late or (until is not None and time.monotonic() >= until)
-                if not answered and (len(ready) >= count or late):
-                    answered = True
-                    self._answer(process, number, ready)
+                if len(ready()) >= count:
+                    end()
 
-        if timeout is not None:
-            self._session.processes.after(timeout, lambda: look(late=True))
+        def late() -> None:
+            with self._session.lock:
+                end()
+
+        waiting = _Waiting(self._session, process, timeout, late)
         for entry in entries:
             entry.when_done(look)
         look()
@@ -163,7 +168,18 @@ class Requests:
             del session.streams[name]
             self._answer(process, number, None)
         else:
-            stream.changed.when_done(lambda: self._next(process, number, name))
+            waiting = _Waiting(session, process, None, lambda: None)
+
+            def changed() -> None:
+                with session.lock:
+                    if waiting.end() and name in session.streams:
+                        self._next(process, number, name)
+
+            stream.changed.when_done(changed)
+
+    def _forget_stream(self, process: Process, number: int, name: int) -> None:
+        self._session.streams.pop(name, None)
+        self._answer(process, number, None)
 
     def _terminate(self, process: Process, number: int, instance: str, is_sync: bool) -> None:
         # waiting here would keep everybody waiting: the end is asked for, and the answer follows it
@@ -200,6 +216,12 @@ class Requests:
 
     # Answers
 
+    def _answer_object(self, process: Process, number: int, entry: Entry) -> None:
+        if entry.error is not None:
+            self._answer_error(process, number, entry.error)
+        elif entry.value is not None:
+            self._answer_value(process, number, entry.value)
+
     def _answer(self, process: Process, number: int, result: Any) -> None:
         value, _ = self._session.values.pack(result)
         self._answer_value(process, number, value)
@@ -213,7 +235,7 @@ class Requests:
     def _answer_value(self, process: Process, number: int, value: Value, *, failed: bool = False) -> None:
         session = self._session
         with session.lock:
-            if process.closed:
+            if process.closed or not number:
                 return
             ids = tuple(session.expose(entry, process) for entry in value.refs)
             session.values.lend(value.spec, process)
@@ -222,6 +244,51 @@ class Requests:
                 process.channel.send(Kind.REPLY, number, (failed, value.data is not None, value.spec, ids), parts)
             except Closed:
                 session.processes.lost(process)
+
+
+class _Waiting:
+    """A worker waits: others may have its cores meanwhile, unless it does other things too.
+
+    Args:
+        session: the session.
+        process: who waits.
+        timeout: seconds; None for no limit.
+        late: called when they are over.
+    """
+
+    def __init__(self, session: Session, process: Process, timeout: float | None, late: Callable[[], None]) -> None:
+        self._session = session
+        self._process = process
+        self._ended = False
+        self._timer = None if timeout is None else session.processes.after(timeout, late)
+        self._count(1)
+
+    def end(self) -> bool:
+        """It waits no longer; whether it did until now."""
+        if self._ended:
+            return False
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._count(-1)
+        return True
+
+    def _count(self, change: int) -> None:
+        process, session = self._process, self._session
+        before, process.waits = process.waits, process.waits + change
+        owner = process.owner
+        grant = getattr(owner, "grant", None)
+        if grant is None or process.closed or bool(before) == bool(process.waits):
+            return
+        is_async = isinstance(owner, Instance) and owner.code.is_async
+        if owner.options.calls_at_once(is_async=is_async) > 1:
+            return
+        ledger = session.services.ledger_of(owner)
+        if process.waits:
+            ledger.pause(grant.number)
+            session.services.serve_ledger()
+        else:
+            ledger.resume(grant.number)
 
 
 class _Received(Code):

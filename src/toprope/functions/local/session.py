@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import threading
 import time
 import uuid
@@ -16,14 +18,15 @@ from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.local.instances import Instances
 from toprope.functions.local.pools import Pools
-from toprope.functions.local.process import WINDOW, Call, Process, Stream
+from toprope.functions.local.process import Call, Process, Stream
 from toprope.functions.local.processes import Processes
 from toprope.functions.local.requests import Requests
 from toprope.functions.local.services import Services
+from toprope.functions.local.traffic import Traffic
 from toprope.functions.local.values import Values
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import Config, InvokeOptions
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.wire import Kind
 
 __all__ = ["Session"]
 
@@ -47,7 +50,6 @@ class Session(Backend):
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self.streams: dict[int, Stream] = {}
-        self._numbers = itertools.count(1)
         self._object_numbers = itertools.count(1)
         self.ended = False
         self.processes = Processes(self)
@@ -55,6 +57,9 @@ class Session(Backend):
         self.pools = Pools(self)
         self.services = Services(self)
         self.requests = Requests(self)
+        self.traffic = Traffic(self)
+        self.send, self.handle = self.traffic.send, self.traffic.handle
+        self._process = os.getpid()
         self.processes.start()
 
     # Objects
@@ -100,14 +105,13 @@ class Session(Backend):
         for ref in refs:
             entry = ref._entry
             if not entry.done and not self.wait_for(entry, until):
-                if allow_partial:
-                    results.append(None)
-                    continue
-                raise YRTimeoutError(
-                    f"failed to get object, code: {CODES['get failed']}, module code: 30, msg: {self._why(entry)} "
-                    f"within {timeout} s"
-                )
-            results.append(self.result(entry))
+                if not allow_partial:
+                    raise YRTimeoutError(f"{self._why(entry)} within {timeout} s", CODES["get failed"])
+                results.append(None)
+            elif allow_partial and entry.error is not None:
+                results.append(None)
+            else:
+                results.append(self.result(entry))
         self.values.settle()
         return results
 
@@ -120,6 +124,8 @@ class Session(Backend):
         if entry.error is not None:
             raise entry.error.with_traceback(None)
         assert entry.value is not None
+        if self.ended:
+            self.check()
         return self.values.unpack(entry.value)
 
     def wait_for(self, entry: Entry, until: float | None) -> bool:
@@ -144,12 +150,15 @@ class Session(Backend):
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """The references whose objects are there, and the others."""
         news = threading.Semaphore(0)
+        release = news.release
         for ref in refs:
-            ref._entry.when_done(news.release)
+            ref._entry.when_done(release)
         until = None if timeout is None else time.monotonic() + timeout
         for _ in range(count):
             if not news.acquire(timeout=None if until is None else max(0, until - time.monotonic())):
                 break
+        for ref in refs:
+            ref._entry.forget(release)
         ready = [place for place, ref in enumerate(refs) if ref._entry.done][:count]
         chosen = set(ready)
         return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
@@ -254,109 +263,7 @@ class Session(Backend):
         """What is asked seldom, see `Services`."""
         return self.services.serve(operation, arguments, None)
 
-    # Calls on their way
-
-    def send(self, process: Process, call: Call) -> None:
-        """Send a call to a worker, now or when fewer are on their way. The objects it refers to are there."""
-        call.process = process
-        for entry in call.entries:
-            entry.source = process
-        if process.backlog or len(process.pending) >= WINDOW:
-            process.backlog.append(call)
-        else:
-            self._transmit(process, call)
-
-    def _transmit(self, process: Process, call: Call) -> None:
-        value = call.value
-        specs, parts = [], []
-        if value.data is not None:
-            parts.append(value.data)
-        parts += value.parts
-        for entry in call.refs:
-            found = entry.value
-            assert found is not None
-            ids = tuple(self.expose(each, process) for each in found.refs)
-            specs.append((found.spec, found.data is not None, ids))
-            parts += [found.data] if found.data is not None else []
-            parts += found.parts
-            self.values.lend(found.spec, process)
-        if value.spec:
-            self.values.lend(value.spec, process)
-        call.number = next(self._numbers)
-        process.pending[call.number] = call
-        code = call.code
-        try:
-            if code is not None and code.key not in process.codes:
-                process.codes.add(code.key)
-                process.channel.send(Kind.CODE, 0, code.key, [code.blob()])
-            if call.kind == Kind.CREATE:
-                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), value.data is not None)
-            else:
-                meta = (call.target, value.spec, tuple(specs), call.returns, value.data is not None)
-            process.channel.send(call.kind, call.number, meta, parts)
-        except Closed:
-            self.processes.lost(process)
-
-    def handle(self, process: Process, messages: Sequence[Message]) -> None:
-        """Act on what a worker has sent. Quick, and waits for nothing."""
-        with self.lock:
-            for message in messages:
-                kind = message.kind
-                if kind == Kind.RESULT:
-                    call = process.pending.pop(message.number, None)
-                    if call is None:
-                        continue
-                    parts = iter(message.parts)
-                    values = [
-                        self.values.received(has_data, spec, ids, parts, process)
-                        for has_data, spec, ids in message.meta
-                    ]
-                    for entry, value in zip(call.entries, values, strict=False):
-                        entry.finish(value)
-                    self._ended(process, call, None)
-                else:
-                    self._handle(process, message)
-            while process.backlog and len(process.pending) < WINDOW:
-                self._transmit(process, process.backlog.popleft())
-        self.values.settle()
-
-    def _handle(self, process: Process, message: Message) -> None:
-        kind, number = message.kind, message.number
-        if kind == Kind.FAIL:
-            call = process.pending.pop(number, None)
-            if call is not None:
-                self._ended(process, call, self.requests.error(message.parts[0], is_ours=message.meta))
-        elif kind in (Kind.ITEM, Kind.END):
-            call = process.pending.get(number)
-            if call is None or call.stream is None:
-                return
-            if kind == Kind.END:
-                del process.pending[number]
-                call.stream.add(None)
-                self._ended(process, call, None)
-                return
-            entry = Entry()
-            has_data, spec, ids = message.meta[0]
-            entry.finish(self.values.received(has_data, spec, ids, iter(message.parts), process))
-            call.stream.add(entry)
-        elif kind == Kind.RELEASE:
-            for key in message.meta:
-                if process.lent[key] > 0:
-                    process.lent[key] -= 1
-                    self.values.returned(key)
-        elif kind == Kind.REFS:
-            for name, times in message.meta:
-                held = process.held.get(name)
-                if held is not None:
-                    held[1] -= times
-                    if held[1] <= 0:
-                        del process.held[name]
-        else:
-            self.requests.handle(process, message)
-
-    def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
-        call.owner.ended(process, call, error)
-        call.value.refs = call.refs = []
+    # Its end
 
     def check(self) -> None:
         """Refuse work once the session has ended.
@@ -374,6 +281,8 @@ class Session(Backend):
 
     def finalize(self) -> None:
         """End every instance and free every object of the session."""
+        if os.getpid() != self._process:
+            return  # a fork of the program is not the program
         with self.lock:
             if self.ended:
                 return
@@ -383,3 +292,4 @@ class Session(Backend):
         self.pools.end_all(error)
         self.processes.close()
         self.values.close()
+        shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed

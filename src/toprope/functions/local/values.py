@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.objects import Entry, ObjectRef, Value
 from toprope.functions.serial import BlockKey, pack, unpack
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from toprope.functions.local.session import Session
 
 __all__ = ["Values", "shared_folder"]
+
+
+_NOTHING = pickle.dumps(((), {}))
 
 
 class Values:
@@ -44,7 +49,14 @@ class Values:
         """A value of this process, and the objects that it refers to."""
         packed = pack(value, self._arena)
         refs = [ref._entry for ref in packed.refs]
+        if any(ref._backend is not self._session for ref in packed.refs):
+            self.forget(0, packed.spec)
+            raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
         return Value(packed.data, packed.spec, packed.parts, refs, 0, self.forget), refs
+
+    def nothing(self) -> Value:
+        """No arguments."""
+        return Value(_NOTHING, (), (), [], 0, self.forget)
 
     def received(self, has_data: bool, spec: Any, ids: Sequence[int], parts: Iterator[bytes], owner: Process) -> Value:
         """A value that a worker has sent."""
@@ -112,6 +124,12 @@ class Values:
             self.lend(value.spec)
         refs = [ObjectRef(self._session, entry) for entry in value.refs]
         return unpack(value.data, value.spec, value.parts, self._reader, self._let_go.append, refs)
+
+    @property
+    def used(self) -> int:
+        """Bytes of this process's memory that hold values."""
+        self.settle()
+        return self._arena.used
 
     def close(self) -> None:
         """Remove this process's memory; what is mapped stays readable."""

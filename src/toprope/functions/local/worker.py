@@ -11,22 +11,21 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from toprope.functions import current
 from toprope.functions.arena import Arena, Block, Reader
-from toprope.functions.exceptions import YRError, YRRuntimeError, describe
+from toprope.functions.exceptions import YRError, describe
+from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
 from toprope.functions.serial import BlockKey, pack, unpack
 from toprope.functions.wire import Channel, Closed, Kind, Message
 
 __all__ = ["main"]
-
-HOOK = "__yr_shutdown__"
 
 
 def main(sock: socket.socket, folder: str, number: int) -> None:
@@ -57,6 +56,7 @@ class Worker:
         self.run: Callable[[Message], None] = self.run_here
         self.reading_thread: threading.Thread | None = None
         self.stopped = False
+        self.news = News()
 
     # Messages
 
@@ -72,6 +72,7 @@ class Worker:
             with self.channel.reading:
                 if not self.calls:
                     self.take(None)
+            self.news.tell()
 
     def take(self, timeout: float | None) -> bool:
         """Read what has come; whether anything has. For the thread that holds `channel.reading`."""
@@ -224,8 +225,9 @@ class Worker:
 
     def fail(self, number: int, error: BaseException) -> None:
         """Send what the user's code raised."""
-        kept, text = describe(error)
-        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [pickle.dumps((kept, text), 5)])
+        import cloudpickle  # for classes of the program's own file
+
+        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [cloudpickle.dumps(describe(error), 5)])
 
     # Ending
 
@@ -239,81 +241,13 @@ class Worker:
                 if inspect.iscoroutine(result):
                     asyncio.run(result)
             except Exception:
-                import traceback
-
                 traceback.print_exc()
 
     def on_terminate(self, number: int, frame: Any) -> None:
         """SIGTERM: the hook, then the end."""
         if not self.stopped:
-            self.stop(30)
+            self.run(Message(Kind.STOP, 0, 30.0, []))
         raise SystemExit(128 + number)
-
-
-class Threads:
-    """Runs calls in threads, so many at once."""
-
-    def __init__(self, worker: Worker, at_once: int) -> None:
-        self._worker = worker
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="yr")
-
-    def run(self, message: Message) -> None:
-        """Run a message in a thread; the end in this one."""
-        if message.kind == Kind.STOP:
-            self._worker.run_here(message)
-        else:
-            self._pool.submit(self._run, message)
-
-    def _run(self, message: Message) -> None:
-        try:
-            self._worker.run_here(message)
-            self._worker.tell()
-        except (Closed, SystemExit):
-            os._exit(1)
-
-
-class Loop:
-    """Runs calls of coroutine methods in one event loop, in a thread of its own."""
-
-    def __init__(self, worker: Worker, at_once: int) -> None:
-        self._worker = worker
-        self._loop = asyncio.new_event_loop()
-        self._room = asyncio.Semaphore(at_once)
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="yr event loop").start()
-
-    def run(self, message: Message) -> None:
-        """Run a message in the event loop; the end in this thread."""
-        if message.kind == Kind.STOP:
-            hook = getattr(self._worker.instance, HOOK, None)
-            if inspect.iscoroutinefunction(hook):
-                self._worker.stopped = True
-                asyncio.run_coroutine_threadsafe(hook(message.meta), self._loop).result(message.meta + 1)
-            else:
-                self._worker.run_here(message)
-        else:
-            asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
-
-    async def _run(self, message: Message) -> None:
-        worker = self._worker
-        try:
-            async with self._room:
-                function, arguments, keywords, returns = worker.prepare(message)
-                result = function(*arguments, **keywords)
-                if inspect.isawaitable(result):
-                    result = await result
-                if inspect.isasyncgen(result):
-                    count = 0
-                    async for each in result:
-                        worker.send_values(Kind.ITEM, message.number, [each])
-                        count += 1
-                    worker.channel.send(Kind.END, message.number, count)
-                else:
-                    worker.answer(message.number, result, returns)
-            worker.tell()
-        except Closed:
-            os._exit(1)
-        except BaseException as error:
-            worker.fail(message.number, error)
 
 
 def _split(result: Any, returns: int) -> list[Any]:
@@ -348,15 +282,13 @@ def wait_for(worker: Worker, done: Callable[[], bool], timeout: float | None) ->
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             return False
-        if worker.channel.reading.acquire(timeout=0.05 if left is None else min(left, 0.05)):
+        if worker.channel.reading.acquire(blocking=False):
             try:
                 if not done():
                     worker.take(left)
             finally:
                 worker.channel.reading.release()
+                worker.news.tell()
+        else:
+            worker.news.wait(done, 0.05 if left is None else min(left, 0.05))
     return True
-
-
-def not_in_worker(what: str) -> YRRuntimeError:
-    """The error for what only a driver can do."""
-    return YRRuntimeError(f"{what} is for the program that called yr.init, not for functions", 4006)

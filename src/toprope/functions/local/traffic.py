@@ -1,0 +1,126 @@
+"""Calls on their way to workers, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.local.process import WINDOW, Call, Process
+from toprope.functions.objects import Entry
+from toprope.functions.wire import Closed, Kind, Message
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Traffic"]
+
+
+class Traffic:
+    """Sends calls of a session, and hands on what workers send. Held for `send`: the session's lock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._numbers = itertools.count(1)
+
+    def send(self, process: Process, call: Call) -> None:
+        """Send a call to a worker, now or when fewer are on their way. The objects it refers to are there."""
+        call.process = process
+        for entry in call.entries:
+            entry.source = process
+        if process.backlog or len(process.pending) >= WINDOW:
+            process.backlog.append(call)
+        else:
+            self._transmit(process, call)
+
+    def _transmit(self, process: Process, call: Call) -> None:
+        value = call.value
+        specs, parts = [], []
+        if value.data is not None:
+            parts.append(value.data)
+        parts += value.parts
+        for entry in call.refs:
+            found = entry.value
+            assert found is not None
+            ids = tuple(self._session.expose(each, process) for each in found.refs)
+            specs.append((found.spec, found.data is not None, ids))
+            parts += [found.data] if found.data is not None else []
+            parts += found.parts
+            self._session.values.lend(found.spec, process)
+        if value.spec:
+            self._session.values.lend(value.spec, process)
+        call.number = next(self._numbers)
+        process.pending[call.number] = call
+        code = call.code
+        try:
+            if code is not None and code.key not in process.codes:
+                process.codes.add(code.key)
+                process.channel.send(Kind.CODE, 0, code.key, [code.blob()])
+            if call.kind == Kind.CREATE:
+                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), value.data is not None)
+            else:
+                meta = (call.target, value.spec, tuple(specs), call.returns, value.data is not None)
+            process.channel.send(call.kind, call.number, meta, parts)
+        except Closed:
+            self._session.processes.lost(process)
+
+    def handle(self, process: Process, messages: Sequence[Message]) -> None:
+        """Act on what a worker has sent. Quick, and waits for nothing."""
+        with self._session.lock:
+            for message in messages:
+                kind = message.kind
+                if kind == Kind.RESULT:
+                    call = process.pending.pop(message.number, None)
+                    if call is None:
+                        continue
+                    parts = iter(message.parts)
+                    values = [
+                        self._session.values.received(has_data, spec, ids, parts, process)
+                        for has_data, spec, ids in message.meta
+                    ]
+                    for entry, value in zip(call.entries, values, strict=False):
+                        entry.finish(value)
+                    self._ended(process, call, None)
+                else:
+                    self._handle(process, message)
+            while process.backlog and len(process.pending) < WINDOW:
+                self._transmit(process, process.backlog.popleft())
+        self._session.values.settle()
+
+    def _handle(self, process: Process, message: Message) -> None:
+        kind, number = message.kind, message.number
+        if kind == Kind.FAIL:
+            call = process.pending.pop(number, None)
+            if call is not None:
+                self._ended(process, call, self._session.requests.error(message.parts[0], is_ours=message.meta))
+        elif kind in (Kind.ITEM, Kind.END):
+            call = process.pending.get(number)
+            if call is None or call.stream is None:
+                return
+            if kind == Kind.END:
+                del process.pending[number]
+                call.stream.add(None)
+                self._ended(process, call, None)
+                return
+            entry = Entry()
+            has_data, spec, ids = message.meta[0]
+            entry.finish(self._session.values.received(has_data, spec, ids, iter(message.parts), process))
+            call.stream.add(entry)
+        elif kind == Kind.RELEASE:
+            for key in message.meta:
+                if process.lent[key] > 0:
+                    process.lent[key] -= 1
+                    self._session.values.returned(key)
+        elif kind == Kind.REFS:
+            for name, times in message.meta:
+                held = process.held.get(name)
+                if held is not None:
+                    held[1] -= times
+                    if held[1] <= 0:
+                        del process.held[name]
+        else:
+            self._session.requests.handle(process, message)
+
+    def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        if not call.owner.ended(process, call, error):
+            call.value.refs = call.refs = []
