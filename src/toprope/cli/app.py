@@ -18,6 +18,7 @@ __all__ = ["VERBS", "main"]
 VERBS = {
     "run": "Run a program on a simulated or a real card, and report what it did to it.",
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
+    "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "devices": "List the devices that a program would see, and why there are no others.",
 }
 """Every verb with its line in `toprope --help`. The verb `x` is the typer application `app` in toprope/cli/x.py."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from toprope import chips, sizes
 from toprope.cli.choose import Choice
+from toprope.cli.run_cores import CoresCheck
 from toprope.cli.totals import Totals, merge
 from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import Counters
@@ -28,6 +29,7 @@ class Outcome:
         trace: what became of the trace; None where none was asked for.
         notes: what there is to say about the program beyond figures, a line each.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it; None where it was not set.
+        cores: what the check of its cores found; None where none was asked for.
     """
 
     choice: Choice
@@ -37,11 +39,13 @@ class Outcome:
     trace: TraceFile | None = None
     notes: tuple[str, ...] = ()
     mask: str | None = None
+    cores: CoresCheck | None = None
 
 
 def as_text(outcome: Outcome) -> str:
     """The report for a reader, a few lines."""
-    return "".join(f"{line}\n" for line in (*_lines(outcome), *(_line("note", text) for text in outcome.notes)))
+    lines = (*_lines(outcome), *(_line("note", text) for text in outcome.notes))
+    return "".join(f"{line}\n" for line in lines) + ("" if outcome.cores is None else outcome.cores.text)
 
 
 def as_json_line(outcome: Outcome) -> str:
@@ -75,6 +79,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         ],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
         "notes": list(outcome.notes),
+        "cores": None if outcome.cores is None else outcome.cores.facts,
     }
 
 

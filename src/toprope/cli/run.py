@@ -78,6 +78,14 @@ def run(
             help="Record what the program and its children do to the simulated card, as a Chrome trace for Perfetto.",
         ),
     ] = None,
+    check_cores: Annotated[
+        bool,
+        typer.Option(
+            "--check-cores",
+            help="Then check whether its streams can deadlock for cores. The exit status is the program's if it is not "
+            "0, else that of toprope cores check.",
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one line of JSON.")] = False,
 ) -> None:
@@ -88,7 +96,7 @@ def run(
     if quiet and as_json:
         raise UsageError("--quiet and --json contradict each other.", do="leave out one of them")
     # imported here: `toprope run --help` needs none of it
-    from toprope.cli import trace_file
+    from toprope.cli import run_cores, trace_file
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
@@ -98,7 +106,9 @@ def run(
     choice = choose(device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe)
     if trace is not None:
         trace_file.check(trace, choice)
-    status, report = _run(command, choice, trace, as_json=as_json)
+    if check_cores:
+        run_cores.check(choice)
+    status, report = _run(command, choice, trace, check_cores=check_cores, as_json=as_json)
     if not quiet:
         try:
             sys.stderr.write(report)
@@ -108,9 +118,11 @@ def run(
     raise typer.Exit(end_as(status))
 
 
-def _run(command: list[str], choice: Choice, trace: Path | None, *, as_json: bool) -> tuple[int, str]:
-    """Run the program, and give its exit status and the report."""
-    from toprope.cli import npu_smi, trace_file
+def _run(
+    command: list[str], choice: Choice, trace: Path | None, *, check_cores: bool, as_json: bool
+) -> tuple[int, str]:
+    """Run the program, and give the exit status and the report."""
+    from toprope.cli import npu_smi, run_cores, trace_file
     from toprope.cli.child import environment_for, run_program
     from toprope.cli.probe import installed_version
     from toprope.cli.report import Outcome, as_json_line, as_text
@@ -123,17 +135,21 @@ def _run(command: list[str], choice: Choice, trace: Path | None, *, as_json: boo
         if choice.spec is not None:
             npu_smi.install(Path(folder), choice.spec)
         environment = environment_for(
-            choice, os.environ, folder, real_installed=installed_version() is not None, trace=trace is not None
-        )
+            choice, os.environ, folder, real_installed=installed_version() is not None,
+            trace=trace is not None or check_cores,
+        )  # fmt: skip
         start = time.monotonic()
         status = run_program(command, environment)
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
+        cores = run_cores.of_run(Path(folder), choice) if check_cores else None
         outcome = Outcome(
             choice, seconds, status, tuple(read_run(Path(folder))), written, notes.read(Path(folder)),
-            environment.get(VARIABLE),
+            environment.get(VARIABLE), cores,
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing
         shutil.rmtree(folder, ignore_errors=True)
+    if cores is not None and not status:
+        status = cores.exit_status
     return status, as_json_line(outcome) if as_json else as_text(outcome)

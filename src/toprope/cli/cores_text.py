@@ -1,0 +1,289 @@
+"""What `toprope cores` prints: the verdict with its proof or its witness, findings, plans. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from toprope.cores.findings import Finding, Level
+from toprope.cores.model import Discipline, OpId, Program
+from toprope.cores.words import cores_text, holds_text, kinds_used, wait_text
+
+if TYPE_CHECKING:
+    from toprope.cores.check import Mend, Result
+    from toprope.cores.plan import Plan
+    from toprope.cores.state import State
+
+__all__ = ["as_dict", "exit_status", "place", "plan_text", "program_text", "report"]
+
+_RED, _GREEN, _YELLOW, _BOLD = "31;1", "32;1", "33;1", "1"
+_CARDS = 4
+"""Cards whose waits are told one by one; of others only how many there are."""
+
+_OF_ORDER = ("cyclic-wait", "missing-rank")
+"""Findings with which a program hangs whatever its cores."""
+
+_HANDED_OUT = {
+    Discipline.D0: "under every dispatch order",
+    Discipline.D0B: "when an operator takes all idle cores that it needs in one go (D0b)",
+    Discipline.D1: "when an operator gets all of its cores or none, in order (D1)",
+    Discipline.D2: "when an operator gets all of its cores or none, and may overtake (D2)",
+}
+
+
+def exit_status(result: Result, *, strict: bool = False) -> int:
+    """0 safe, 1 deadlock or a finding of level error (with `strict` any finding), 3 unknown."""
+    if result.verdict == "deadlock" or any(strict or each.level is Level.ERROR for each in result.findings):
+        return 1
+    return 3 if result.verdict == "unknown" else 0
+
+
+def report(program: Program, result: Result, *, colour: bool = False) -> str:
+    """The verdict and the findings for a reader.
+
+    Args:
+        program: what was checked.
+        result: what was found.
+        colour: whether escape codes for a terminal are put in.
+    """
+    lines = list(_verdict(program, result, colour))
+    if result.findings:
+        lines.append("")
+        for finding in result.findings:
+            lines += _finding(program, finding, colour)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
+
+def _verdict(program: Program, result: Result, colour: bool) -> Iterator[str]:
+    what, how = program_text(program), _HANDED_OUT[result.discipline]
+    if result.verdict == "safe":
+        known = not any(each.rule == "unknown-cores" for each in result.findings)
+        far = "" if known else ", as far as cores are known"
+        yield f"{_paint(f'safe {how}{far}', _GREEN if known else _YELLOW, colour)}: {what}"
+        yield f"proven by: {result.proof}"
+        return
+    if result.verdict == "unknown":
+        yield f"{_paint('not decided', _YELLOW, colour)}: {what}"
+        yield f"  {result.proof}"
+        return
+    always = "" if result.discipline is Discipline.D0 else f" {how}"
+    yield f"{_paint('deadlock possible', _RED, colour)}{always} on {what}"
+    if result.witness is not None:
+        yield ""
+        yield from _moment(result.witness)
+        cycle = result.witness.cycle()
+        if cycle:
+            yield ""
+            yield "  " + " -> ".join(map(result.witness.program.describe, (*cycle, cycle[0])))
+    elif result.proof:
+        yield f"  {result.proof}"
+    if result.weaker:
+        yield ""
+        told = ", ".join(f"{name} {verdict}" for name, verdict in sorted(result.weaker.items()))
+        yield f"with other ways to hand out cores: {told}"
+    yield ""
+    if any(each.rule in _OF_ORDER for each in result.findings) and result.mend is None:
+        yield "no number of cores helps: who waits for whom must change, see the errors"
+    else:
+        yield from _mend(program, result.mend)
+
+
+def program_text(program: Program) -> str:
+    """How large a program is: "2 cards, 3 streams each, 48 vector cores a card"."""
+    count = len(program.cards)
+    streams = [sum(stream.card == card.name for stream in program.streams) for card in program.cards]
+    each = " each" if count > 1 else ""
+    if streams and min(streams) == max(streams):
+        parts = [f"{streams[0]} stream{'' if streams[0] == 1 else 's'}{each}"]
+    else:
+        parts = [f"{min(streams, default=0)} to {max(streams, default=0)} streams each"]
+    kinds = kinds_used(program)
+    cores = {
+        tuple(number if used else 0 for number, used in zip(card.cores, kinds, strict=True)) for card in program.cards
+    }
+    if len(cores) == 1 and any(kinds):
+        ((cube, vector),) = cores
+        parts.append(cores_text((cube, vector)) + (" a card" if count > 1 else ""))
+    return ", ".join([f"{count} card{'' if count == 1 else 's'}", *parts])
+
+
+def _moment(state: State) -> Iterator[str]:
+    """Who holds how much and waits for what, card by card; of many cards those in the cycle."""
+    program = state.program
+    waits = list(state.waits())
+    in_cycle = {program.card_of(id).name for id in state.cycle()}
+    cards = [card.name for card in program.cards if any(program.card_of(wait.op) == card for wait in waits)]
+    shown = cards if len(cards) <= _CARDS else [name for name in cards if name in in_cycle] or cards[:_CARDS]
+    rows: list[tuple[str, str, str, str]] = []
+    for name in shown:
+        here = [wait for wait in waits if program.card_of(wait.op).name == name]
+        here.sort(key=lambda wait: _rank(state, wait.op))
+        for number, wait in enumerate(here):
+            label = f"card {name}" if number == 0 else ""
+            held = holds_text(state, wait.op)
+            op = program.op(wait.op)
+            rows.append((label, op.name, f"holds {held}" if held else "", wait_text(state, wait)))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "   ".join(cells).rstrip()
+    if len(shown) < len(cards):
+        yield f"  on {len(cards) - len(shown)} other cards operators wait too"
+
+
+def _rank(state: State, id: OpId) -> tuple[int, OpId]:
+    if id not in state.active or not state.held[id[0]]:
+        return 2, id
+    return (0 if state.has_all(id) else 1), id
+
+
+def _mend(program: Program, mend: Mend | None) -> Iterator[str]:
+    if mend is None:
+        yield "no limit on one operator alone makes it safe; limits for all streams: toprope cores plan"
+        return
+    from toprope.cores.mend import with_limit
+
+    numbers = {"cube": mend.cube, "vector": mend.vector}
+    before = _largest(program, mend.op, mend.cards)
+    limits = {kind: number for kind, number in numbers.items() if before[kind] > number} or {
+        kind: number for kind, number in numbers.items() if before[kind]
+    }
+    exact = {"cube": mend.exact_cube, "vector": mend.exact_vector}
+    more = [str(exact[kind]) for kind in limits if exact[kind] is not None and exact[kind] != limits[kind]]
+    also = f" (the exact test also allows {' and '.join(more)})" if more else ""
+    what = " and ".join(f"{number} {kind} core{'' if number == 1 else 's'}" for kind, number in limits.items())
+    everywhere = len(mend.cards) == len(program.cards)
+    where = "" if everywhere else f" on card{'' if len(mend.cards) == 1 else 's'} {', '.join(mend.cards)}"
+    yield f"what makes it safe under every dispatch order: limit {mend.op}{where} to {what}{also}"
+    arguments = ", ".join(f"{kind}_num={number}" for kind, number in limits.items())
+    yield f"  torch.npu.set_stream_limit(stream, {arguments})"
+    sums = _sums(with_limit(program, mend.op, (mend.cube, mend.vector)), tuple(limits))
+    if sums:
+        yield f"proven by: {sums}"
+
+
+def _largest(program: Program, name: str, cards: Iterable[str]) -> dict[str, int]:
+    ops = [op for id, op in program.ops() if op.name == name and program.card_of(id).name in set(cards)]
+    return {
+        "cube": max((op.cube for op in ops), default=0),
+        "vector": max((op.vector for op in ops), default=0),
+    }
+
+
+def _sums(program: Program, kinds: tuple[str, ...]) -> str:
+    """S1 of the limited program, for the fullest card: the sum that proves it; empty where S1 is not what does."""
+    from toprope.cores.bounds import largest_of_streams
+
+    bounds = largest_of_streams(program)
+    if not all(bound.fits for bound in bounds):
+        return ""
+    mine = [bound for bound in bounds if bound.kind in kinds]
+    if not mine:
+        return ""
+    fullest = max(mine, key=lambda bound: (bound.total, -program.cards.index(bound.card)))
+    kind = ("cube", "vector").index(fullest.kind)
+    parts = [str(program.op(op).need[kind]) for op in sorted(fullest.ops)]
+    within = "" if fullest.total == fullest.capacity else f", at most {fullest.capacity}"
+    total = f" = {fullest.total}" if len(parts) > 1 else ""
+    return f"sum of the streams' cores {' + '.join(parts)}{total}{within}"
+
+
+def _finding(program: Program, finding: Finding, colour: bool) -> Iterator[str]:
+    code = _RED if finding.level is Level.ERROR else _YELLOW
+    yield f"{_paint(f'{finding.level.value:<7}', code, colour)}  {finding.rule}  {finding.text}"
+    places = [place(program, id) for id in finding.ops[:2]]
+    if len(places) == 2:  # the file is named once
+        file, colon, _ = places[0].rpartition(": ")
+        places[1] = places[1].removeprefix(f"{file}{colon}")
+    more = f" and {len(finding.ops) - 2} more" if len(finding.ops) > 2 else ""
+    if places:
+        yield f"         {', '.join(places)}{more}"
+
+
+def place(program: Program, id: OpId) -> str:
+    """Where an operator was read: "figure.json: streams[0].ops[1]"."""
+    return program.op(id).source or f"streams[{id[0]}].ops[{id[1]}]"
+
+
+def as_dict(program: Program, result: Result, files: Iterable[str], *, strict: bool = False) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "files": list(files),
+        "cards": len(program.cards),
+        "streams": len(program.streams),
+        "operators": sum(len(stream.ops) for stream in program.streams),
+        "verdict": str(result.verdict),
+        "discipline": str(result.discipline),
+        "proof": result.proof,
+        "weaker": {str(name): str(verdict) for name, verdict in result.weaker.items()},
+        "witness": None if result.witness is None else _witness(result.witness),
+        "mend": None
+        if result.mend is None
+        else {
+            "op": result.mend.op,
+            "cards": list(result.mend.cards),
+            "cube": result.mend.cube,
+            "vector": result.mend.vector,
+            "exact_cube": result.mend.exact_cube,
+            "exact_vector": result.mend.exact_vector,
+        },
+        "findings": [
+            {
+                "level": str(each.level),
+                "rule": each.rule,
+                "text": each.text,
+                "ops": [program.describe(id) for id in each.ops],
+                "places": [place(program, id) for id in each.ops],
+            }
+            for each in result.findings
+        ],
+        "exit_status": exit_status(result, strict=strict),
+    }
+
+
+def _witness(state: State) -> dict[str, Any]:
+    program = state.program
+    return {
+        "done": list(state.done),
+        "waits": [
+            {
+                "op": program.describe(wait.op),
+                "name": program.op(wait.op).name,
+                "card": program.card_of(wait.op).name,
+                "stream": program.streams[wait.op[0]].name,
+                "place": place(program, wait.op),
+                "wants": list(program.op(wait.op).cores),
+                "holds": list(state.held_cores(wait.op)) if wait.op in state.active else [0, 0],
+                "lacks": list(wait.lacking),
+                "reason": wait.reason,
+                "on": [program.describe(each) for each in wait.on],
+            }
+            for wait in state.waits()
+        ],
+        "cycle": [program.describe(id) for id in state.cycle()],
+    }
+
+
+def plan_text(plan: Plan) -> str:
+    """Limits of streams as a table, with their proof."""
+    rows = [("stream", "cards", "cube", "vector", "time")]
+    for each in plan.limits:
+        cards = ", ".join(each.cards) if len(each.cards) <= 4 else f"{len(each.cards)} cards"
+        cube, vector = ("-" if number is None else str(number) for number in (each.cube, each.vector))
+        rows.append((each.stream, cards, cube, vector, f"{each.microseconds:.1f} us ({each.timing})"))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in (2, 3) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.append(f"all done after {plan.makespan:.1f} us ({plan.timing}); {plan.bound}")
+    lines += [f"proven by {plan.method}: {line}" for line in plan.proof]
+    lines += [f"note: {line}" for line in plan.notes]
+    return "".join(f"{line}\n" for line in lines)
