@@ -1,0 +1,321 @@
+"""Who holds what: no card twice, everything comes back, nobody starves."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from toprope.functions.cards import STREAMS
+from toprope.functions.ledger import Card, Ledger, Node
+from toprope.functions.resources import CardRequest, Request, matches, parse
+
+B3 = tuple(Card(number, "NPU", "910B3", 64000) for number in range(2))
+B4 = tuple(Card(number, "NPU", "910B4", 32000) for number in range(4))
+GPUS = tuple(Card(number, "GPU", "A100", 40000) for number in range(2))
+NODES = {
+    "a": Node("a", 4000, 4000, B4, {"ssd": 3}),
+    "b": Node("b", 2000, 4000, (*B3[:1], Card(1, "NPU", "910B3", 64000, healthy=False), *GPUS), {"ssd": 0.5}),
+    "c": Node("c", 1000, 1000),
+}
+
+
+def pool(count: int = 2, cpu: int = 10000, **more: object) -> Ledger:
+    cards = tuple(Card(number, "NPU", "910B4", 32768) for number in range(count))
+    return Ledger([Node("n", cpu, 10000, cards, **more)])  # type: ignore[arg-type]
+
+
+def asked(count: float = 1, cpu: int = 500, model: str = ".+") -> Request:
+    return parse({f"NPU/{model}/count": count}, cpu)
+
+
+def granted(ledger: Ledger, request: Request) -> tuple[int, ...] | None:
+    number = ledger.ask(request)
+    found = [grant for grant in ledger.serve() if grant.number == number]
+    return found[0].cards.get("NPU", ()) if found else None
+
+
+def test_the_lowest_free_cards_are_given_and_given_back():
+    ledger = pool(4)
+    numbers = [ledger.ask(asked(count)) for count in (1, 2)]
+    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(0,), (1, 2)]
+    ledger.release(numbers[0])
+    ledger.release(numbers[0])  # a second time does nothing
+    assert granted(ledger, asked(2)) == (0, 3)
+    assert granted(ledger, asked(1)) is None
+
+
+def test_shares_pack_on_one_card_and_bar_it_from_whole_requests():
+    ledger = pool(2)
+    assert [granted(ledger, asked(share)) for share in (0.5, 0.5, 0.6)] == [(0,), (0,), (1,)]
+    assert granted(ledger, asked(1)) is None
+    assert ledger.shortage(asked(1)).reasons == {"card count: Not Enough": 1}
+    assert ledger.shortage(asked(1)).ever
+
+
+def test_tenths_fill_a_card_exactly():
+    ledger = pool(1)
+    assert [granted(ledger, asked(0.1)) for _ in range(11)] == [(0,)] * 10 + [None]
+
+
+def test_memory_goes_to_the_card_with_the_least_latency_and_then_the_least_free_memory():
+    ledger = pool(3)
+
+    def share(hbm: int, latency: int, stream: int = 1) -> Request:
+        return parse({"NPU/.+/HBM": hbm, "NPU/.+/latency": latency, "NPU/.+/stream": stream})
+
+    assert [granted(ledger, share(1000, 5)) for _ in range(4)] == [(0,), (1,), (2,), (0,)]
+    assert granted(ledger, share(1000, 1, STREAMS)) is None
+    assert ledger.shortage(share(40000, 1)).reasons == {"HBM: Not Enough": 1}
+    assert not ledger.shortage(share(40000, 1)).ever
+
+
+def test_a_node_whose_cards_have_no_known_memory_shares_none():
+    ledger = Ledger([Node("n", 9000, 9000, (Card(0, "NPU", "910B4"),))])
+    assert ledger.shortage(asked(0.5)).reasons == {"specified card quantity 0.5 must be a whole number": 1}
+    request = parse({"NPU/.+/HBM": 5, "NPU/.+/latency": 1, "NPU/.+/stream": 1})
+    assert ledger.shortage(request).reasons == {"HBM: Not Found": 1}
+    assert granted(ledger, asked(1)) == (0,)
+
+
+@pytest.mark.parametrize(("request_", "reason"), [
+    (asked(1, model="910"), "Card Type Not Found (there are NPU/910B4)"),
+    (parse({"NPU/910/HBM": 1, "NPU/910/latency": 1, "NPU/910/stream": 1}),
+     "Card Type: Not Found (there are NPU/910B4)"),
+    (parse({"GPU/.+/count": 1}), "Card Type Not Found (there are NPU/910B4)"),
+    (asked(3), "card count: Not Enough"),
+    (parse({"NPU": 1}), "NPU: Not Found"),
+    (parse({"ssd": 7}), "ssd: Not Enough"),
+    (parse({}, 16000), "CPU: Not Enough"),
+    (parse({}, 500, 200000), "Memory: Not Enough"),
+    (parse({"NPU/x/count": 1, "ssd": 7}), "ssd: Not Enough, Card Type Not Found (there are NPU/910B4)"),
+])  # fmt: skip
+def test_what_is_short_is_said_in_the_vendors_words(request_, reason):
+    ledger = pool(2, scalars={"ssd": 5})
+    shortage = ledger.shortage(request_)
+    assert shortage.reasons == {reason: 1}
+    assert shortage.text == (
+        "no available resource that meets the request requirements, The reasons are as follows:\n"
+        f"\t1 unit with [{reason}]."
+    )
+
+
+def test_without_a_node_or_without_a_card_that_is_said():
+    assert Ledger().shortage(asked()).reasons == {"No Resource In Cluster": 1}
+    assert pool(0).shortage(asked()).reasons == {"Card Type Not Found (no card was found on the node)": 1}
+    both = Ledger([Node("x", 900, 900), Node("y", 900, 900), *pool(1).nodes])
+    assert list(both.shortage(asked(2)).reasons.values()) == [2, 1]
+
+
+def test_unhealthy_cards_get_no_work_and_healed_ones_do():
+    cards = (Card(0, "NPU", "910B4", 9, healthy=False), Card(1, "NPU", "910B4", 9))
+    ledger = Ledger([Node("n", 9000, 9000, cards)])
+    assert granted(ledger, asked(1)) == (1,)
+    assert granted(ledger, asked(1)) is None
+    ledger.add(Node("n", 9000, 9000, (Card(0, "NPU", "910B4", 9), cards[1])))
+    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(0,)]
+
+
+def test_npus_and_gpus_of_one_request_are_chosen_apart():
+    ledger = Ledger([NODES["b"]])
+    ledger.ask(parse({"GPU/.+/count": 1}))
+    ledger.ask(parse({"GPU/.+/count": 1, "NPU/.+/count": 1}))
+    assert [dict(grant.cards) for grant in ledger.serve()] == [{"GPU": (0,)}, {"GPU": (1,), "NPU": (0,)}]
+
+
+def test_all_cards_of_a_request_are_of_one_node():
+    ledger = Ledger([Node("x", 9000, 9000, B4[:1]), Node("y", 9000, 9000, B4[:1])])
+    assert not ledger.shortage(asked(2)).ever
+    assert granted(ledger, asked(2)) is None
+    assert [granted(ledger, asked(1)) for _ in range(3)] == [(0,), (0,), None]
+
+
+def test_a_request_for_two_is_not_starved_by_a_stream_of_requests_for_one():
+    ledger = pool(2)
+    first, second = (ledger.ask(asked(1)) for _ in range(2))
+    ledger.serve()
+    big, small = ledger.ask(asked(2)), ledger.ask(asked(1))
+    ledger.release(first)
+    assert ledger.serve() == ()  # one is free, and kept for who came first
+    ledger.release(second)
+    assert [grant.number for grant in ledger.serve()] == [big]
+    ledger.release(big)
+    assert [grant.number for grant in ledger.serve()] == [small]
+
+
+def test_a_request_is_not_starved_by_those_that_take_in_turn_what_it_lacks():
+    """Once one took the cores while cards were short, and the next a card while cores were, for ever."""
+    ledger = Ledger([Node("n", 1000, 10000, B4[:1])])
+    holder = ledger.ask(asked(1, cpu=0))
+    ledger.serve()
+    wants_both = ledger.ask(asked(1, cpu=1000))
+    assert granted(ledger, parse({}, 1000)) is None  # it would lack cores once the card is there
+    ledger.release(holder)
+    assert [grant.number for grant in ledger.serve()] == [wants_both]
+
+
+def test_a_request_that_waits_for_a_card_bars_nobody_who_needs_none():
+    ledger = pool(1, cpu=2000)
+    ledger.ask(asked(1))
+    ledger.serve()
+    ledger.ask(asked(1))
+    assert granted(ledger, parse({}, 500)) == ()
+    assert granted(ledger, parse({}, 500)) == ()
+    assert granted(ledger, parse({}, 500)) is None  # these are kept for the one that waits
+
+
+def test_a_request_that_can_never_be_met_bars_nobody():
+    ledger = pool(2)
+    ledger.ask(asked(3))
+    ledger.ask(asked(1, model="310P3"))
+    assert granted(ledger, asked(2)) == (0, 1)
+
+
+def test_a_thousand_equal_requests_are_served_quickly():
+    ledger = pool(1)
+    request = asked(1)
+    for _ in range(1000):
+        ledger.ask(request)
+        ledger.serve()
+    assert len(ledger.grants) == 1
+
+
+def test_who_waits_lends_its_cores_and_gets_them_back():
+    ledger = Ledger([Node("n", 500, 9000)])
+    first = ledger.ask(parse({}, 500))
+    ledger.serve()
+    second = ledger.ask(parse({}, 500))
+    assert ledger.serve() == ()
+    ledger.pause(first)
+    ledger.pause(first)
+    assert [grant.number for grant in ledger.serve()] == [second]
+    ledger.resume(first)
+    assert ledger.free("n").cpu == 0
+    ledger.resume(first)
+    ledger.release(second)
+    ledger.release(first)
+    assert ledger.free("n").cpu == 500
+    third = ledger.ask(parse({}, 500))
+    ledger.serve()
+    ledger.pause(third)
+    ledger.release(third)  # while it lends them
+    assert ledger.free("n").cpu == 500
+
+
+REQUESTS = st.one_of(
+    st.builds(asked, st.sampled_from([1, 1, 2, 3, 0.5, 0.3, 0.7]), st.sampled_from([0, 500, 1500]),
+              st.sampled_from([".+", "910B4", "910B3"])),
+    st.builds(lambda hbm, stream, cpu: parse(
+        {"NPU/.+/HBM": hbm, "NPU/.+/latency": 3, "NPU/.+/stream": stream}, cpu),
+        st.sampled_from([1000, 20000, 50000]), st.sampled_from([1, 60]), st.sampled_from([0, 1000])),
+    st.builds(lambda count, npus: parse({"GPU/.+/count": count} | ({"NPU/.+/count": 1} if npus else {})),
+              st.sampled_from([1, 2, 0.5]), st.booleans()),
+    st.builds(lambda cpu, memory, ssd: parse({"ssd": ssd} if ssd else {}, cpu, memory),
+              st.sampled_from([300, 1000, 2000]), st.sampled_from([128, 2000]), st.sampled_from([0, 0.1, 0.5, 2])),
+)  # fmt: skip
+
+
+class Office(RuleBasedStateMachine):
+    """Requests come, are granted, and end; nodes join and leave."""
+
+    numbers = Bundle("numbers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.requests: dict[int, Request] = {}
+        self.waiting: set[int] = set()
+
+    def served(self) -> None:
+        for grant in self.ledger.serve():
+            assert grant.number in self.waiting
+            assert grant.request is self.requests[grant.number]
+            self.waiting.discard(grant.number)
+
+    @rule(name=st.sampled_from(sorted(NODES)))
+    def join(self, name):
+        self.ledger.add(NODES[name])
+        self.served()
+
+    @rule(name=st.sampled_from(sorted(NODES)))
+    def leave(self, name):
+        gone = self.ledger.remove(name)
+        assert all(grant.node == name for grant in gone)
+        assert not any(grant.node == name for grant in self.ledger.grants)
+        self.served()
+
+    @rule(target=numbers, request=REQUESTS)
+    def come(self, request):
+        number = self.ledger.ask(request)
+        self.requests[number] = request
+        self.waiting.add(number)
+        self.served()
+        return number
+
+    @rule(number=consumes(numbers))
+    def end(self, number):
+        if number in self.waiting:
+            self.waiting.discard(number)
+            self.ledger.withdraw(number)
+        self.ledger.release(number)
+        self.served()
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def those_before_the_first_end(self):
+        """The first that could be met is met once those before it have ended: nobody behind it is in its way."""
+        able = [number for number in sorted(self.waiting) if self.ledger.shortage(self.requests[number]).ever]
+        if able:
+            for grant in self.ledger.grants:
+                if grant.number < able[0]:
+                    self.ledger.release(grant.number)
+            self.served()
+            assert able[0] not in self.waiting
+
+    @invariant()
+    def nothing_is_held_twice(self):
+        for node in self.ledger.nodes:
+            grants = [grant for grant in self.ledger.grants if grant.node == node.id]
+            assert sum(grant.request.cpu for grant in grants) <= node.cpu
+            assert sum(grant.request.memory for grant in grants) <= node.memory
+            for name, amount in node.scalars.items():
+                assert round(sum(grant.request.scalars.get(name, 0) for grant in grants), 6) <= amount
+            for card in node.cards:
+                self.check_card(card, [
+                    (grant, each) for grant in grants for each in grant.request.cards
+                    if each.vendor == card.vendor and card.id in grant.cards[card.vendor]
+                ])  # fmt: skip
+
+    def check_card(self, card: Card, holders: list) -> None:
+        whole = [grant for grant, each in holders if each.whole_cards]
+        assert len(whole) + bool(len(holders) - len(whole)) <= 1
+        assert sum(grant.hbm[card.vendor] for grant, _ in holders) <= card.hbm
+        assert sum(each.stream for _, each in holders) <= STREAMS
+        assert card.healthy or not holders
+        assert all(matches(each, card.vendor, card.model) for _, each in holders)
+
+    @invariant()
+    def what_is_granted_is_what_was_asked_for(self):
+        for grant in self.ledger.grants:
+            for each in grant.request.cards:
+                ids = grant.cards[each.vendor]
+                assert list(ids) == sorted(set(ids))
+                assert len(ids) == (each.whole_cards or 1)
+
+    def teardown(self):
+        for number in self.requests:
+            self.ledger.withdraw(number)
+            self.ledger.release(number)
+        assert self.ledger.grants == ()
+        for node in self.ledger.nodes:
+            free = self.ledger.free(node.id)
+            healthy = tuple(card for card in node.cards if card.healthy)
+            assert (free.cpu, free.memory, free.cards) == (node.cpu, node.memory, healthy)
+            assert free.scalars == node.scalars
+
+
+TestOffice = Office.TestCase
+TestOffice.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
+
+
+def test_a_request_keeps_its_kind():
+    assert CardRequest("NPU", ".+", hbm=1, latency=1, stream=1).kind == "HBM"
