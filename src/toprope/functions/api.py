@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import toprope.functions.resources  # noqa: F401  before yr.resources, the function, which it would replace later
 from toprope.functions import current
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
 from toprope.functions.objects import ObjectRef

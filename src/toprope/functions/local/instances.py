@@ -50,13 +50,10 @@ class Instances:
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
             self.appeared.notify_all()
-            error = self._check(instance)
+            error = self._join(instance) or self._check(instance)
             if error is not None:
                 self._fail(instance, error)
-                return id
-            if options.group_name:
-                self._session.services.join_group(instance)
-            else:
+            elif instance.group is None:
                 self.ask(instance)
         return id
 
@@ -77,6 +74,9 @@ class Instances:
 
     def granted(self, instance: Instance, grant: Grant) -> None:
         """An instance has its resources: start it."""
+        if instance.state is not State.WAITING:
+            self._session.services.ledger_of(instance).release(grant.number)
+            return
         instance.grant = grant
         if instance.late is not None:
             instance.late.cancel()
@@ -196,10 +196,10 @@ class Instances:
         if instance.state in (State.DEAD, State.ENDING):
             return
         process = instance.process
+        instance.state, instance.error = State.ENDING, error
         if process is None:
             self._fail(instance, error)
             return
-        instance.state, instance.error = State.ENDING, error
         self._fail_queue(instance, error)
         self._session.processes.stop(process, grace_of(instance.options))
 
@@ -226,13 +226,13 @@ class Instances:
             call.fail(error)
         final = instance.error if ending and instance.error is not None else error
         self._fail(instance, final)
-        self._session.services.member_gone(instance, crashed=not ending)
 
     def _fail(self, instance: Instance, error: BaseException) -> None:
         """An instance is dead: its resources are free, and what waits for it is told why."""
         if instance.state is State.DEAD:
             return
         process, instance.process = instance.process, None
+        crashed = instance.state is not State.ENDING
         instance.state, instance.error = State.DEAD, error
         self._fail_queue(instance, error)
         self._session.services.withdraw(instance)
@@ -244,12 +244,14 @@ class Instances:
             self._session.processes.stop(process, grace_of(instance.options))
         else:
             self._freed(instance)
+        self._session.services.member_gone(instance, error, crashed=crashed)
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
             self._session.services.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
+        self._session.services.member_freed(instance)
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
             oldest = self._dead.popleft()
@@ -271,7 +273,17 @@ class Instances:
                     for call in (*instance.process.pending.values(), *instance.process.backlog):
                         call.fail(error)
 
+    def leave(self, ledger: str, error: BaseException) -> None:
+        """A resource group goes: the instances that use it end."""
+        for instance in list(self._by_id.values()):
+            if instance.ledger == ledger:
+                self.end(instance, error)
+
     # Asking
+
+    def living(self) -> list[Instance]:
+        """The instances that hold resources."""
+        return [each for each in self._by_id.values() if each.grant is not None]
 
     def get(self, id: str) -> Instance | None:
         """The instance of an id."""
@@ -307,7 +319,8 @@ class Instances:
     def why_waiting(self, instance: Instance) -> str:
         """What a call of an instance waits for."""
         if instance.state is State.WAITING:
-            return f"instance {instance.id} still {instance.state}: {self._shortage(instance)}"
+            group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
+            return f"instance {instance.id} still {instance.state}: {group}{self._shortage(instance)}"
         return f"instance {instance.id} ({instance.state}) had not answered"
 
     def _namespace(self) -> str:
@@ -317,6 +330,13 @@ class Instances:
         if options.name:
             return f"{options.namespace or self._namespace()}-{options.name}"
         return f"instance-{next(self._numbers)}"
+
+    def _join(self, instance: Instance) -> BaseException | None:
+        try:
+            self._session.services.join_group(instance)
+        except YRequestError as error:
+            return error
+        return None
 
     def _check(self, instance: Instance) -> BaseException | None:
         options = instance.options
@@ -328,6 +348,7 @@ class Instances:
         try:
             options.check(is_async=instance.code.is_async)
             instance.request = parse(options.custom_resources, options.cpu, options.memory)
+            self._session.services.check(instance)
         except InvalidRequestError as error:
             return YRequestError(error.message, error.code)
         except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
@@ -338,7 +359,7 @@ class Instances:
         with self._session.lock:
             if instance.state is State.WAITING:
                 text = f"the instance cannot be scheduled within {limit} ms. {self._shortage(instance)}"
-                self._fail(instance, YRequestError(text, CODES["resource not enough"]))
+                self._fail(instance, YRequestError(text, self._session.services.code_of_shortage(instance)))
 
     def _shortage(self, instance: Instance) -> str:
         return self._session.services.shortage(instance)

@@ -41,6 +41,8 @@ class Pool:
         idle: workers without a call.
         workers: all of them, on their way ones too.
         asked: requests for resources on their way.
+        ledger: where their resources come from.
+        error: what calls raise since that is gone.
     """
 
     options: InvokeOptions
@@ -49,6 +51,8 @@ class Pool:
     idle: deque[Process] = field(default_factory=deque)
     workers: dict[Process, Grant] = field(default_factory=dict)
     asked: list[Asking] = field(default_factory=list)
+    ledger: str = ""
+    error: BaseException | None = None
 
 
 @dataclass(eq=False)
@@ -88,7 +92,12 @@ class Pools:
             key = _key(options)
             pool = self._pools.get(key)
             if pool is None:
-                pool = self._pools[key] = Pool(options.copy(), request)
+                try:
+                    ledger = self._session.services.ledger_name(options)
+                except YRequestError as error:
+                    call.fail(error)
+                    return
+                pool = self._pools[key] = Pool(options.copy(), request, ledger=ledger)
             call.owner = _Owner(self, pool)
             self._when_ready(pool, call)
 
@@ -109,6 +118,9 @@ class Pools:
     def advance(self, pool: Pool) -> None:
         """Give waiting calls to idle workers, and ask for more workers where there is more work."""
         session = self._session
+        if pool.error is not None:
+            self._fail_queue(pool, pool.error)
+            return
         while pool.queue and pool.idle:
             process = pool.idle.pop()
             if process.closed or process.stopping:
@@ -177,7 +189,9 @@ class Pools:
         return again
 
     def _failed(self, pool: Pool, call: Call, error: BaseException) -> bool:
-        may_again = call.tries > 0 and not call.cancelled and call.kind == Kind.FUNCTION and _may_run_again(error)
+        error = error if pool.error is None else pool.error
+        may_again = pool.error is None and call.tries > 0 and not call.cancelled
+        may_again = may_again and call.kind == Kind.FUNCTION and _may_run_again(error)
         if may_again and (call.stream is None or not call.stream.entries):
             call.tries -= 1
             pool.queue.append(call)
@@ -248,6 +262,19 @@ class Pools:
             elif force:
                 self._session.processes.kill(call.process)
 
+    def leave(self, ledger: str, error: BaseException) -> None:
+        """A resource group goes: the workers that use it end, and their calls with them."""
+        for key, pool in list(self._pools.items()):
+            if pool.ledger == ledger:
+                del self._pools[key]
+                pool.error = error
+                for asking in pool.asked:
+                    self._session.services.withdraw(asking)
+                pool.asked.clear()
+                self._fail_queue(pool, error)
+                for process in pool.workers:
+                    self._session.processes.kill(process)
+
     def end_all(self, error: BaseException) -> None:
         """The session ends: calls that have no result are told so."""
         with self._session.lock:
@@ -277,7 +304,8 @@ class Pools:
             if not pool.workers and pool.queue:
                 why = self._session.services.shortage_of(asking, pool.request)
                 text = f"the instance cannot be scheduled within {limit} ms. {why}"
-                self._fail_queue(pool, YRequestError(text, CODES["resource not enough"]))
+                code = self._session.services.code_of_shortage(asking, pool.request)
+                self._fail_queue(pool, YRequestError(text, code))
 
     def _fail_queue(self, pool: Pool, error: BaseException) -> None:
         while pool.queue:

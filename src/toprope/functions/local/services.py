@@ -6,10 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.groups import BUNDLE
 from toprope.functions.ledger import Grant, Ledger, Node
+from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
-from toprope.functions.options import AffinityKind, AffinityType, InvokeOptions
+from toprope.functions.local.resource_groups import ResourceGroups
+from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
 
 if TYPE_CHECKING:
@@ -40,6 +44,8 @@ class Services:
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
         self._pairs: dict[str, bytes] = {}
+        self._resource_groups = ResourceGroups(session, self._ledgers)
+        self._groups = Groups(session)
         self._operations: Mapping[str, Callable[..., Any]] = {
             "kv_set": self._kv_set,
             "kv_get": self._kv_get,
@@ -49,6 +55,14 @@ class Services:
             "save_state": self._save_state,
             "load_state": self._load_state,
             "instance_options": self._instance_options,
+            "node": self._node,
+            "create_resource_group": self._resource_groups.create,
+            "remove_resource_group": self._resource_groups.remove,
+            "resource_group_table": self._resource_groups.table,
+            "start_group": self._groups.start,
+            "terminate_group": self._groups.terminate,
+            "wait_group": self._groups.waited,
+            "function_group_context": self._function_group_context,
         }
 
     # Resources
@@ -57,11 +71,39 @@ class Services:
         self, asker: Any, request: Request, options: InvokeOptions, granted: Callable[[Any, Grant], None]
     ) -> None:
         """Ask for resources; `granted` is called with them when they are there."""
-        group = options.resource_group_options
-        asker.ledger = group.resource_group_name or ""
-        ledger = self.ledger_of(asker)
-        asker.asked = ledger.ask(request, self._filter(options))
-        self._waiting[asker.ledger, asker.asked] = asker, granted
+        asker.ledger = self.ledger_name(options)
+        on, rank = self._choice(options)
+        asker.asked = self.ledger_of(asker).ask(request, on, rank)
+        self.expect(asker.ledger, asker.asked, asker, granted)
+
+    def expect(self, ledger: str, number: int, asker: Any, granted: Callable[[Any, Grant], None]) -> None:
+        """`granted` is called with the grant of this number when it is there."""
+        self._waiting[ledger, number] = asker, granted
+
+    def forget(self, ledger: str, number: int) -> None:
+        """Nobody waits for the grant of this number any more."""
+        self._waiting.pop((ledger, number), None)
+
+    def ledger_name(self, options: InvokeOptions) -> str:
+        """The name of the ledger that options point to.
+
+        Raises:
+            YRequestError: there is no such resource group, or no such bundle in it (1001).
+        """
+        return self._resource_groups.ledger_for(options)
+
+    def ledger(self, name: str) -> Ledger:
+        """A ledger by its name, "" for the machine's."""
+        return self._ledgers[name]
+
+    def check(self, instance: Instance) -> None:
+        """Refuse a resource group or affinities that cannot be.
+
+        Raises:
+            ValueError, YRequestError: the message names what cannot be.
+        """
+        Wishes(instance.options)
+        instance.ledger = self.ledger_name(instance.options)
 
     def ledger_of(self, asker: Asker) -> Ledger:
         """Where somebody's resources come from.
@@ -83,6 +125,7 @@ class Services:
             again = True
             while again:
                 again = False
+                self._resource_groups.settle()
                 for name, ledger in list(self._ledgers.items()):
                     for grant in ledger.serve():
                         again = True
@@ -99,51 +142,79 @@ class Services:
     def shortage_of(self, asker: Asker, request: Request) -> str:
         """Why somebody has not got resources."""
         options: InvokeOptions = asker.options  # type: ignore[attr-defined]
-        return self.ledger_of(asker).shortage(request, self._filter(options)).text
+        return self.ledger_of(asker).shortage(request, self.filter(options)).text
+
+    def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
+        """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""
+        request = asker.request if request is None else request
+        shortage = self.ledger_of(asker).shortage(request, self.filter(asker.options))
+        return CODES["resource config" if shortage.is_affinity else "resource not enough"]
 
     def shortage(self, instance: Instance) -> str:
         """Why an instance has not got its resources."""
         return self.shortage_of(instance, instance.request)
 
-    def _filter(self, options: InvokeOptions) -> Callable[[Node], bool] | None:
+    def filter(self, options: InvokeOptions) -> Callable[[Node], bool] | None:
         """Which nodes the options allow; None for all."""
+        return self._choice(options)[0]
+
+    def _choice(
+        self, options: InvokeOptions
+    ) -> tuple[Callable[[Node], bool] | None, Callable[[Node], tuple[int, ...]] | None]:
+        """Which nodes the options allow, and which they would rather have."""
         bundle = options.resource_group_options.bundle_index
-        wanted = [
-            each for each in options.schedule_affinities
-            if each.affinity_kind == AffinityKind.RESOURCE
-            and each.affinity_type in (AffinityType.REQUIRED, AffinityType.REQUIRED_ANTI)
-        ]  # fmt: skip
-        if bundle < 0 and not wanted:
-            return None
+        wishes = Wishes(options)
+        if bundle < 0 and not wishes:
+            return None, None
 
         def allowed(node: Node) -> bool:
-            if bundle >= 0 and node.labels.get("bundle") != str(bundle):
+            if bundle >= 0 and node.labels.get(BUNDLE) != str(bundle):
                 return False
-            return not wanted or any(
-                each.holds(node.labels) == (each.affinity_type == AffinityType.REQUIRED) for each in wanted
-            )
+            return not wishes or wishes.allow(node.labels, self._labels_on(node))
 
-        return allowed
+        def rank(node: Node) -> tuple[int, ...]:
+            return wishes.rank(node.labels, self._labels_on(node))
+
+        return allowed, rank if wishes else None
+
+    def _labels_on(self, node: Node) -> list[Mapping[str, str]]:
+        """The labels of each instance on the host of a node."""
+        host = _host(node.id)
+        return [
+            instance_labels(each.options.labels)
+            for each in self._session.instances.living()
+            if each.grant is not None and _host(each.grant.node) == host
+        ]
 
     # Instances
+
+    def join_group(self, instance: Instance) -> None:
+        """An instance that is to start with its group, where it has one.
+
+        Raises:
+            YRequestError: the group has started (1010).
+        """
+        if instance.options.group_name:
+            self._groups.join(instance)
 
     def started(self, instance: Instance) -> None:
         """An instance is up."""
         if instance.group is not None:
             instance.group.started(instance)
 
-    def join_group(self, instance: Instance) -> None:
-        """An instance that is to start with its group."""
-        raise NotImplementedError("groups of instances")
-
     def of_group(self, instance: Instance) -> list[Instance]:
         """The instances that end with this one, itself included."""
         return [instance] if instance.group is None else list(instance.group.members)
 
-    def member_gone(self, instance: Instance, *, crashed: bool) -> None:
-        """An instance is gone; its group may have to follow."""
+    def member_gone(self, instance: Instance, error: BaseException, *, crashed: bool) -> None:
+        """An instance has ended; its group may have to follow."""
         if instance.group is not None:
-            instance.group.gone(instance, crashed=crashed)
+            instance.group.gone(instance, error, crashed=crashed)
+
+    def member_freed(self, instance: Instance) -> None:
+        """What an instance held is free."""
+        if instance.group is not None:
+            instance.group.freed()
 
     def python_path(self) -> list[str]:
         """What goes in front of the workers' sys.path: what this process can import from."""
@@ -206,6 +277,19 @@ class Services:
         instance = self._owner_of(process)
         return instance.id, instance.options
 
+    def _function_group_context(self, process: Process | None) -> Any:
+        from toprope.functions.local.instance import Instance
+
+        owner = None if process is None else process.owner
+        if not isinstance(owner, Instance) or owner.group is None or owner.options.function_group_options is None:
+            return None
+        return self._groups.context(owner.group, owner)
+
+    def _node(self, process: Process | None) -> dict[str, str]:
+        (node,) = self._session.ledger.nodes
+        namespace = self._session.config.ns or "yr_defalut_namespace"
+        return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": namespace}
+
     def _owner_of(self, process: Process | None) -> Instance:
         from toprope.functions.local.instance import Instance
 
@@ -213,6 +297,11 @@ class Services:
         if not isinstance(owner, Instance):
             raise YRRuntimeError("save_state is only supported on cloud with posix api", CODES["incorrect usage"])
         return owner
+
+
+def _host(node: str) -> str:
+    """The host of a node: bundles are called host/number."""
+    return node.partition("/")[0]
 
 
 def _amounts(node: Node) -> dict[str, float]:

@@ -1,0 +1,192 @@
+"""The resource groups of a session: bundles granted by the machine's ledger, handed on by ledgers of their own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
+from toprope.functions.groups import bundle_node, check_name, check_strategy, parse_bundles, rest_of_cards
+from toprope.functions.ledger import Grant, Ledger
+from toprope.functions.objects import Entry, ObjectRef
+from toprope.functions.options import InvokeOptions
+from toprope.functions.resources import Request
+
+if TYPE_CHECKING:
+    from toprope.functions.local.process import Process
+    from toprope.functions.local.session import Session
+
+__all__ = ["ResourceGroups"]
+
+_log = logging.getLogger("toprope")
+
+
+@dataclass(eq=False)
+class _Group:
+    """A resource group.
+
+    Attributes:
+        name: what users call it.
+        ledger: what its ledger is called; it is never used again, as the name may be.
+        requests: its bundles.
+        strategy: how they lie on nodes.
+        numbers: of the requests for them.
+        grants: the bundles that it has, by these numbers.
+        ready: done when it has all bundles.
+        removed: whether it gives everything back as soon as nobody uses it.
+    """
+
+    name: str
+    ledger: str
+    requests: tuple[Request, ...]
+    strategy: str
+    numbers: tuple[int, ...] = ()
+    grants: dict[int, Grant] = field(default_factory=dict)
+    ready: Entry = field(default_factory=Entry)
+    removed: bool = False
+
+
+class ResourceGroups:
+    """The resource groups of a session. Held: its lock.
+
+    Args:
+        session: the session.
+        ledgers: the ledgers by name, "" for the machine's; those of the groups are added.
+    """
+
+    def __init__(self, session: Session, ledgers: dict[str, Ledger]) -> None:
+        self._session = session
+        self._ledgers = ledgers
+        self._groups: dict[str, _Group] = {}
+        self._leaving: list[_Group] = []
+        self._numbers = itertools.count(1)
+
+    def create(self, process: Process | None, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
+        """Ask for the bundles of a group: an object that is there when it has them.
+
+        Raises:
+            TypeError, ValueError, YRequestError: the group cannot be, or there is one of this name (1001).
+        """
+        check_name(name)
+        requests, strategy = parse_bundles(bundles), check_strategy(strategy)
+        if name in self._groups:
+            raise YRequestError(f"resource group name exists, name: {name}", CODES["invalid parameter"], 10)
+        group = self._groups[name] = _Group(name, f"{name} #{next(self._numbers)}", requests, strategy)
+        self._ledgers[group.ledger] = Ledger()
+        machine = self._session.ledger
+        group.numbers = machine.ask_together(requests, strategy)
+        for number in group.numbers:
+            self._session.services.expect("", number, group, self._granted)
+        self._session.services.serve_ledger()
+        if not group.ready.done and not machine.could_ever(group.numbers[0]):
+            _log.warning("resource group %s can never be met here: %s", name, self.shortage(group))
+        return ObjectRef(self._session, group.ready)
+
+    def ledger_for(self, options: InvokeOptions) -> str:
+        """The name of the ledger that options point to, "" for the machine's.
+
+        Raises:
+            YRequestError: there is no such group, or it has no such bundle (1001).
+        """
+        wanted = options.resource_group_options
+        if not wanted.resource_group_name:
+            return ""
+        group = self._groups.get(wanted.resource_group_name)
+        if group is None:
+            raise YRequestError(
+                f"there is no resource group {wanted.resource_group_name}", CODES["invalid parameter"], 10
+            )
+        if not -1 <= wanted.bundle_index < len(group.requests):
+            raise YRequestError(
+                f"invalid resource group options, bundle index: {wanted.bundle_index}, please set the bundle index "
+                f"range between -1 and {len(group.requests) - 1}",
+                CODES["invalid parameter"],
+                10,
+            )
+        return group.ledger
+
+    def remove(self, process: Process | None, name: str) -> None:
+        """Give back what a group has; instances and functions that use it end before.
+
+        Raises:
+            YRRuntimeError: there is no such group.
+        """
+        group = self._groups.pop(name, None)
+        if group is None:
+            raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
+        session = self._session
+        error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
+        group.removed = True
+        if not group.ready.done:
+            for number in group.numbers:
+                session.services.forget("", number)
+            session.ledger.withdraw(group.numbers[0])
+            group.ready.finish(None, error)
+        self._leaving.append(group)
+        session.instances.leave(group.ledger, error)
+        session.pools.leave(group.ledger, error)
+        session.services.serve_ledger()
+
+    def settle(self) -> None:
+        """Give back the bundles of removed groups that nobody uses any more."""
+        for group in list(self._leaving):
+            if not self._ledgers[group.ledger].grants:
+                self._leaving.remove(group)
+                del self._ledgers[group.ledger]
+                for number in group.grants:
+                    self._session.ledger.release(number)
+
+    def table(self, process: Process | None, name: str | None = None) -> dict[str, Any]:
+        """What there is to tell of each group, or of one.
+
+        Raises:
+            YRRuntimeError: there is no such group.
+        """
+        if name and name not in self._groups:
+            raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
+        chosen = [self._groups[name]] if name else list(self._groups.values())
+        return {group.name: self._told(group) for group in chosen}
+
+    def shortage(self, group: _Group) -> str:
+        """Why a group has not got its bundles."""
+        reasons = [self._session.ledger.shortage(request) for request in group.requests]
+        short = dict.fromkeys(each.text for each in reasons if each.reasons)
+        if short:
+            return "\n".join(short)
+        count, nodes = len(group.requests), len(self._session.ledger.nodes)
+        how = f" as {group.strategy}" if group.strategy else ""
+        return f"its {count} bundles do not fit together{how} ({nodes} {'node' if nodes == 1 else 'nodes'})"
+
+    def _granted(self, group: _Group, grant: Grant) -> None:
+        group.grants[grant.number] = grant
+        if len(group.grants) < len(group.numbers):
+            return
+        ledger = self._ledgers[group.ledger]
+        hosts = {node.id: node for node in self._session.ledger.nodes}
+        for index, number in enumerate(group.numbers):
+            held = group.grants[number]
+            node = bundle_node(index, hosts[held.node], held)
+            ledger.add(node)
+            rest = rest_of_cards(node, held)
+            if rest is not None:
+                ledger.hold(node.id, rest)
+        group.ready.finish(self._session.values.pack(True)[0])
+
+    def _told(self, group: _Group) -> dict[str, Any]:
+        state = "CREATED" if group.ready.done else "PENDING"
+        bundles = [
+            {"index": index, "cpu": request.cpu, "memory": request.memory, **_place(group.grants.get(number))}
+            for index, (number, request) in enumerate(zip(group.numbers, group.requests, strict=True))
+        ]
+        told: dict[str, Any] = {"name": group.name, "state": state, "strategy": group.strategy, "bundles": bundles}
+        if not group.ready.done:
+            told["reason"] = self.shortage(group)
+        return told
+
+
+def _place(grant: Grant | None) -> dict[str, Any]:
+    if grant is None:
+        return {"node": "", "cards": {}}
+    return {"node": grant.node, "cards": {vendor: list(ids) for vendor, ids in grant.cards.items()}}
