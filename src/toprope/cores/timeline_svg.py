@@ -59,7 +59,7 @@ class _Drawing:
         cards = len(shown.program.cards)
         self.core = 4.0 if cards <= 2 else 3.0 if cards <= 4 else 2.0  # pixels
         self.time_width = 0.0 if not self.span else 230.0 if shown.deadlock else 720.0
-        self.stuck_width = 310.0 if shown.deadlock else 0.0
+        self.stuck_width = 345.0 if shown.deadlock else 0.0
         self.right = _LEFT + self.time_width + self.stuck_width
         self.streams = {
             name: number for number, name in enumerate(dict.fromkeys(each.name for each in shown.program.streams))
@@ -228,19 +228,22 @@ class _Drawing:
         holds, waits = self.timeline.labels.get(block.op, ("", "")) if stuck else ("", "")
         first = f"{name}  {holds}" if holds else name
         if waits and height >= 32:
-            self._two_lines(block, x + 8, y, fit(first, width), fit(waits, width))
+            first, second = fit(first, width), fit(waits, width)
+            self._behind(block, x + 8, y - 16, 34, max(len(first) * 7.4, len(second) * _PER_CHARACTER))
+            self._say(x + 8, y - 3, first, "on strong")
+            self._say(x + 8, y + 13, second, "on")
         elif height >= 13 and width >= 14:
-            self._say(x + (8 if stuck else 4), y + 4, fit(f"{first}, {waits}" if waits else first, width), "on")
+            left, text = x + (8 if stuck else 4), fit(f"{first}, {waits}" if waits else first, width)
+            self._behind(block, left, y - 8, 16, len(text) * _PER_CHARACTER)
+            self._say(left, y + 4, text, "on")
 
-    def _two_lines(self, block: Block, x: float, y: float, first: str, second: str) -> None:
-        if block.state == PARTIAL:  # on hatching text is hard to read
-            width = max(len(first) * 7.4, len(second) * _PER_CHARACTER) + 8
+    def _behind(self, block: Block, x: float, y: float, height: float, width: float) -> None:
+        """An even ground for text on hatching."""
+        if block.state == PARTIAL:
             self._add(
-                f'<rect class="{_colour(self._stream(block.op))}" pointer-events="none" x="{_n(x - 4)}" '
-                f'y="{_n(y - 16)}" width="{_n(width)}" height="34" rx="3"/>'
+                f'<rect class="{_colour(self._stream(block.op))}" pointer-events="none" x="{_n(x - 4)}" y="{_n(y)}" '
+                f'width="{_n(width + 8)}" height="{_n(height)}" rx="3"/>'
             )
-        self._say(x, y - 3, first, "on strong")
-        self._say(x, y + 13, second, "on")
 
     def _stream(self, id: OpId) -> int:
         return self.streams[self.timeline.program.streams[id[0]].name]
