@@ -147,9 +147,7 @@ KEYS = st.one_of(
 def test_whatever_is_asked_for_is_either_sound_or_refused(asked, cpu, memory):
     try:
         request = parse(asked, cpu, memory)
-    except InvalidRequestError as error:
-        assert error.message
-        assert error.code == 1006
+    except InvalidRequestError:
         return
     assert request.cpu >= 0
     assert request.memory >= 0

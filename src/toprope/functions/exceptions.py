@@ -187,9 +187,10 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
         return origin
     kind = _both(type(origin))
     try:
-        # errors of the system have their own way to be made, which the first of the bases does not know
-        error: YRInvokeError = type(origin).__new__(kind)
-    except TypeError:  # a group of exceptions, or a class that must be given something
+        # not by the way of the user's class, which may want arguments; errors of the system have one of their own
+        built_in: Any = next(base for base in type(origin).__mro__ if base.__module__ == "builtins")
+        error: YRInvokeError = built_in.__new__(kind)
+    except TypeError:  # a group of exceptions
         error = YRInvokeError.__new__(YRInvokeError)
     YRInvokeError.__init__(error, origin, traceback_str)
     error.args = origin.args

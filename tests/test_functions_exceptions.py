@@ -1,0 +1,134 @@
+"""The exceptions: what each also is, what they say, and that they survive a pickle."""
+
+import pickle
+
+import pytest
+
+from toprope import functions as yr
+from toprope.functions.exceptions import CODES, describe, invoke_error
+
+
+class Own(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+        self.first = first
+        self.second = second
+
+    def both(self) -> int:
+        return self.first + self.second
+
+
+class Awkward(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class Locked(Exception):
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+class Made(Exception):
+    def __new__(cls, first):
+        return super().__new__(cls, first)
+
+
+@pytest.mark.parametrize(("kind", "also"), [
+    (yr.YRError, Exception), (yr.YRRuntimeError, RuntimeError), (yr.YRValueError, ValueError),
+    (yr.YRTypeError, TypeError), (yr.YRTimeoutError, TimeoutError), (yr.YRTimeoutError, RuntimeError),
+    (yr.YRInvokeError, RuntimeError), (yr.YRequestError, RuntimeError), (yr.GetTimeoutError, yr.YRTimeoutError),
+    (yr.CancelError, yr.YRError), (yr.CancelError, RuntimeError),
+])  # fmt: skip
+def test_what_each_is(kind, also):
+    assert issubclass(kind, also)
+    assert issubclass(kind, yr.YRError)
+
+
+@pytest.mark.parametrize("error", [
+    yr.YRRuntimeError("what", 1002), yr.YRValueError("what", 1001), yr.YRTypeError("what", 1001, 30),
+    yr.YRTimeoutError("what", 4005), yr.YRequestError("what", 1007, 22), yr.GetTimeoutError("what", 4005),
+    yr.CancelError("what"),
+])  # fmt: skip
+def test_text_code_and_module_survive_a_pickle(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (again.code, again.module_code, again.message) == (error.code, error.module_code, "what")
+    assert str(again) == str(error)
+    assert str(error).endswith(f"code: {error.code}, module code: {error.module_code}, msg: what")
+    assert error.error_info == "what"
+
+
+def test_codes_and_parts_are_the_vendors():
+    assert CODES["resource not enough"] == 1002
+    assert CODES["resource config"] == 1006
+    assert CODES["instance exited"] == 1007
+    assert CODES["finalized"] == 9000
+    assert yr.CancelError("x").code == 3003
+    assert [kind("x").module_code for kind in (yr.YRError, yr.YRequestError, yr.YRTimeoutError)] == [10, 21, 30]
+    assert str(yr.YRError("plain")) == "plain"
+    assert str(yr.YRTimeoutError("x", 4005)).startswith("failed to get object, code: 4005, module code: 30, msg: x")
+
+
+@pytest.mark.parametrize("origin", [
+    ValueError("a", 2), KeyError("k"), ZeroDivisionError(), StopIteration(4), Own(1, 2), Made(1),
+    UnicodeDecodeError("utf8", b"a", 0, 1, "why"), FileNotFoundError(2, "no", "file"), ImportError("m", name="n"),
+], ids=repr)  # fmt: skip
+def test_what_the_user_raised_is_caught_by_its_own_class_and_by_ours(origin):
+    error = invoke_error(origin, "Traceback ...\nit")
+    assert isinstance(error, type(origin))
+    assert isinstance(error, yr.YRInvokeError)
+    assert isinstance(error, RuntimeError)
+    assert error.origin_error() is origin
+    assert error.cause is origin
+    assert error.args == origin.args
+    assert (error.code, error.module_code, error.traceback_str) == (2002, 22, "Traceback ...\nit")
+    assert str(error) == "Traceback ...\nit"
+    assert type(error).__name__ == f"YRInvokeError({type(origin).__name__})"
+
+
+def test_attributes_of_what_was_raised_are_there():
+    error = invoke_error(Own(1, 2))
+    assert (error.first, error.second, error.both()) == (1, 2, 3)
+    with pytest.raises(AttributeError, match="third"):
+        error.third  # noqa: B018
+    missing = invoke_error(FileNotFoundError(2, "no", "file"))
+    assert (missing.errno, missing.strerror, missing.filename) == (2, "no", "file")
+    text = invoke_error(UnicodeDecodeError("utf8", b"a", 0, 1, "why"))
+    assert (text.encoding, text.reason) == ("utf8", "why")
+    assert invoke_error(StopIteration(4)).value == 4
+    assert invoke_error(ImportError("m", name="n")).name == "n"
+
+
+@pytest.mark.parametrize("origin", [SystemExit(3), KeyboardInterrupt(), ExceptionGroup("g", [ValueError()])], ids=repr)
+def test_what_would_end_the_caller_or_cannot_be_both_is_ours_alone(origin):
+    error = invoke_error(origin, "text")
+    assert type(error) is yr.YRInvokeError
+    assert error.origin_error() is origin
+
+
+def test_our_own_errors_are_handed_on_as_they_are():
+    error = yr.YRValueError("what", 1001)
+    assert invoke_error(error) is error
+    twice = invoke_error(invoke_error(ValueError("a")))
+    assert twice.origin_error().args == ("a",)
+
+
+def test_an_error_of_both_classes_survives_a_pickle():
+    error = pickle.loads(pickle.dumps(invoke_error(Own(1, 2), "text")))
+    assert isinstance(error, Own)
+    assert isinstance(error, yr.YRInvokeError)
+    assert (error.both(), str(error)) == (3, "text")
+    assert type(error) is type(invoke_error(Own(3, 4)))
+
+
+@pytest.mark.parametrize(("error", "text"), [
+    (Awkward(1, 2), "Awkward: 1 2"), (Locked("x"), "Locked: x"), (ValueError(lambda: 1), None),
+])  # fmt: skip
+def test_an_error_that_cannot_be_sent_becomes_its_text(error, text):
+    kept, trace = describe(error)
+    if text is None:
+        assert isinstance(kept, ValueError)  # cloudpickle takes it
+    else:
+        assert type(kept) is RuntimeError
+        assert str(kept) == text
+    assert type(error).__name__ in trace
