@@ -1,5 +1,6 @@
 """Core limits: can a set of streams deadlock, why, and which limits make it safe."""
 
+from toprope.cores.check import Mend, Result, Verdict, check
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
 from toprope.cores.plan import Limit, Plan, plan
 from toprope.cores.plan_program import Sources, limited, plan_program
@@ -18,19 +19,23 @@ __all__ = [
     "Discipline",
     "Interval",
     "Limit",
+    "Mend",
     "Moment",
     "Op",
     "OpId",
     "Plan",
     "Program",
+    "Result",
     "Run",
     "Sources",
     "State",
     "Stream",
     "TimeOut",
     "Times",
+    "Verdict",
     "Wait",
     "Work",
+    "check",
     "hunt",
     "limited",
     "plan",

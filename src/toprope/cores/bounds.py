@@ -72,7 +72,7 @@ def alike(program: Program) -> list[list[Card]]:
     an event of another card: what holds for one then holds for the other. So it is where every rank runs the same.
     """
     if len(program.cards) < 2:
-        return [list(program.cards)]
+        return [list(program.cards)] if program.cards else []
     recorded = program.recorded_by
     tied: set[str] = set()
     for id, op in program.ops():
