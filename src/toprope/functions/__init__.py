@@ -19,6 +19,7 @@
 Functions and instances run in processes of this machine, or, by `Config(server_address="ray")`, on Ray.
 """
 
+from toprope.functions import fcc
 from toprope.functions.api import (
     ClientInfo,
     cancel,
@@ -50,6 +51,28 @@ from toprope.functions.exceptions import (
     YRTypeError,
     YRValueError,
 )
+from toprope.functions.fcc import (
+    DeviceInfo,
+    FunctionGroupContext,
+    FunctionGroupHandler,
+    SchedulingAffinityType,
+    ServerInfo,
+)
+from toprope.functions.instance_groups import Group
+from toprope.functions.kv import (
+    CacheType,
+    ConsistencyType,
+    CreateParam,
+    ExistenceOpt,
+    GetParam,
+    GetParams,
+    MSetParam,
+    SetParam,
+    WriteMode,
+    kv_get_with_param,
+    kv_m_write_tx,
+    kv_write_with_param,
+)
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import (
     Affinity,
@@ -76,28 +99,57 @@ from toprope.functions.proxies import (
     kill_instance,
     method,
 )
+from toprope.functions.resource_groups import (
+    ResourceGroup,
+    create_resource_group,
+    remove_resource_group,
+    resource_group_table,
+)
+from toprope.functions.this_node import get_namespace, get_node_id, get_node_ip_address
+from toprope.functions.unavailable import names as _unavailable
+
+StatelessFunction, StatefulInstance, StatefulInstanceCreator = FunctionProxy, InstanceProxy, InstanceCreator
 
 __all__ = [
     "Affinity",
     "AffinityKind",
     "AffinityScope",
     "AffinityType",
+    "CacheType",
     "CancelError",
     "ClientInfo",
     "Config",
+    "ConsistencyType",
+    "CreateParam",
+    "DeviceInfo",
+    "ExistenceOpt",
+    "FunctionGroupContext",
+    "FunctionGroupHandler",
     "FunctionGroupOptions",
     "FunctionProxy",
+    "GetParam",
+    "GetParams",
     "GetTimeoutError",
+    "Group",
     "GroupOptions",
     "InstanceCreator",
     "InstanceProxy",
     "InvokeOptions",
     "LabelOperator",
+    "MSetParam",
     "MethodProxy",
     "ObjectRef",
     "OperatorType",
+    "ResourceGroup",
     "ResourceGroupOptions",
+    "SchedulingAffinityType",
+    "ServerInfo",
+    "SetParam",
+    "StatefulInstance",
+    "StatefulInstanceCreator",
+    "StatelessFunction",
     "UserTLSConfig",
+    "WriteMode",
     "YRError",
     "YRInvokeError",
     "YRRuntimeError",
@@ -106,10 +158,15 @@ __all__ = [
     "YRValueError",
     "YRequestError",
     "cancel",
+    "create_resource_group",
     "exit",
+    "fcc",
     "finalize",
     "get",
     "get_instance",
+    "get_namespace",
+    "get_node_id",
+    "get_node_ip_address",
     "init",
     "instance",
     "invoke",
@@ -117,14 +174,22 @@ __all__ = [
     "kill_instance",
     "kv_del",
     "kv_get",
+    "kv_get_with_param",
+    "kv_m_write_tx",
     "kv_read",
     "kv_set",
     "kv_write",
+    "kv_write_with_param",
     "list_named_instances",
     "load_state",
     "method",
     "put",
+    "remove_resource_group",
+    "resource_group_table",
     "resources",
     "save_state",
     "wait",
 ]
+
+globals().update(_unavailable())
+__all__ += _unavailable()

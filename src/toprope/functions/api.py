@@ -188,7 +188,8 @@ def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allo
 
 
 def kv_set(key: str, value: bytes, set_param: Any = None, only_new: bool = False) -> None:
-    """Keep bytes under a key in the session."""
+    """Keep bytes under a key in the session; a `SetParam` may say that only a new one is allowed."""
+    only_new = only_new or getattr(getattr(set_param, "existence", None), "value", 0) == 1
     if not isinstance(value, bytes | bytearray | memoryview):
         raise YRTypeError(f"invalid value type, actual: {type(value)}, expect: bytes", CODES["invalid parameter"])
     current.backend().request("kv_set", key, bytes(value), only_new)

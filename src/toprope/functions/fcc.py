@@ -21,10 +21,17 @@ __all__ = [
     "DeviceInfo",
     "FunctionGroupContext",
     "FunctionGroupHandler",
+    "SchedulingAffinityType",
     "ServerInfo",
     "create_function_group",
     "get_function_group_context",
 ]
+
+
+class SchedulingAffinityType:
+    """How the members of a bundle lie: those that follow each other go to one node. There is no other way."""
+
+    REQUIRED_AFFINITY_IN_EACH_BUNDLE = 1
 
 
 @dataclass

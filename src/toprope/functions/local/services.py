@@ -48,6 +48,7 @@ class Services:
         self._groups = Groups(session)
         self._operations: Mapping[str, Callable[..., Any]] = {
             "kv_set": self._kv_set,
+            "kv_set_all": self._kv_set_all,
             "kv_get": self._kv_get,
             "kv_del": self._kv_del,
             "resources": self._resources,
@@ -240,9 +241,13 @@ class Services:
             return found(process, *arguments)
 
     def _kv_set(self, process: Process | None, key: str, value: bytes, only_new: bool) -> None:
-        if only_new and key in self._pairs:
-            raise YRRuntimeError(f"the key {key} exists", 4206, 30)
-        self._pairs[key] = value
+        self._kv_set_all(process, {key: value}, only_new)
+
+    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool) -> None:
+        there = [key for key in pairs if key in self._pairs]
+        if only_new and there:
+            raise YRRuntimeError(f"the key {there[0]} exists", 4206, 30)
+        self._pairs.update(pairs)
 
     def _kv_get(self, process: Process | None, keys: list[str]) -> list[bytes | None]:
         return [self._pairs.get(key) for key in keys]

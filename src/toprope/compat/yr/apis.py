@@ -1,4 +1,4 @@
-"""toprope's stand-in for `yr`, openYuanrong's Python API: toprope.functions under its other name."""
+"""yr.apis: the calls, under the name of the module that has them in openYuanrong."""
 
 from toprope import functions
 from toprope.functions import *  # noqa: F403 - the names are those of the room's door

@@ -1,0 +1,6 @@
+"""yr.exception: the exceptions, under the name of the module that has them in openYuanrong."""
+
+from toprope.functions import exceptions
+from toprope.functions.exceptions import *  # noqa: F403 - all of them
+
+__all__ = exceptions.__all__
