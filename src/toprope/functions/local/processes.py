@@ -57,6 +57,7 @@ class Processes:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._owned: dict[int, int] = {}  # blocks of ended workers that are still needed, by number
         self._closing = False
+        self._up = False  # whether the zygote has told anything
         self._zygote: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._pump = threading.Thread(target=self._run, name="toprope functions", daemon=True)
@@ -177,6 +178,8 @@ class Processes:
             left = [each for each in self._all.values() if not each.closed]
             for process in left:
                 self.stop(process, STOP_ALL)
+        if not self._up and self._zygote is not None:
+            self._zygote.kill()  # it is still importing, and has no workers
         until = time.monotonic() + STOP_ALL
         while any(not each.closed for each in left) and time.monotonic() < until:
             time.sleep(0.005)
@@ -313,6 +316,7 @@ class Processes:
                 self.lost(process)
             return
         news = json.loads(data)
+        self._up = True
         with self._session.lock:
             found = self._all.get(news["number"])
             if found is None:

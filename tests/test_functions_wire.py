@@ -1,0 +1,198 @@
+"""Messages over a socket, and what is to happen later."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.functions import wire
+from toprope.functions.local.timers import Timers
+from toprope.functions.wire import Channel, Closed, Message
+
+CHANNELS: list[Channel] = []
+
+
+def pair(**options):
+    ours, theirs = socket.socketpair()
+    CHANNELS.extend((Channel(ours, **options), Channel(theirs)))
+    return CHANNELS[-2], CHANNELS[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    _close()
+
+
+@pytest.fixture
+def small_sockets(monkeypatch):
+    monkeypatch.setattr(wire, "BUFFER", 4096)
+
+
+def receive(channel: Channel, count: int) -> list[Message]:
+    messages: list[Message] = []
+    while len(messages) < count:
+        messages += channel.receive(10)
+    return messages
+
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(max_size=5), st.binary(max_size=9), st.booleans()),
+    lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5,
+)  # fmt: skip
+MESSAGES = st.lists(st.tuples(
+    st.integers(1, 30), st.integers(0, 2**63), PLAIN, st.lists(st.binary(max_size=300_000), max_size=3),
+), min_size=1, max_size=5)  # fmt: skip
+
+
+@given(MESSAGES)
+def test_messages_arrive_as_they_were_in_their_order(sent):
+    ours, theirs = pair()
+
+    def send():
+        for kind, number, meta, parts in sent:
+            assert ours.send(kind, number, meta, parts) >= sum(map(len, parts))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    messages = receive(theirs, len(sent))
+    thread.join()
+    assert [tuple(message) for message in messages] == [
+        (kind, number, meta, parts) for kind, number, meta, parts in sent
+    ]
+    assert all(type(part) is bytes for message in messages for part in message.parts)
+    _close()
+
+
+def _close():
+    while CHANNELS:
+        CHANNELS.pop().close()
+
+
+@given(st.lists(st.binary(max_size=50), max_size=3), st.integers(1, 7))
+def test_a_message_that_arrives_in_pieces_is_one(parts, step):
+    ours, theirs = pair()
+    collector, _ = pair()
+    ours.send(3, 4, ("meta", 1), parts)
+    frame = theirs.socket.recv(65536)
+    got = []
+    for place in range(0, len(frame), step):
+        got += collector._parse(memoryview(frame[place : place + step]))
+    assert [tuple(each) for each in got] == [(3, 4, ("meta", 1), parts)]
+    _close()
+
+
+def test_the_end_is_told_after_everything_that_was_sent_before():
+    ours, theirs = pair()
+    ours.send(1, 1, None)
+    ours.send(1, 2, None)
+    ours.close()
+    assert [message.number for message in receive(theirs, 2)] == [1, 2]
+    with pytest.raises(Closed):
+        theirs.receive(10)
+    with pytest.raises(Closed):
+        theirs.send(1, 1, None)
+
+
+def test_a_wait_has_a_limit():
+    ours, theirs = pair()
+    begin = time.monotonic()
+    assert theirs.receive(0) == []
+    assert theirs.receive(0.05) == []
+    assert 0.05 <= time.monotonic() - begin < 5
+    ours.close()
+
+
+@pytest.mark.usefixtures("small_sockets")
+def test_who_must_not_wait_keeps_what_does_not_fit():
+    full = []
+    ours, theirs = pair(on_full=lambda: full.append(1))
+    parts = [bytes([number]) * 50_000 for number in range(8)]
+    begin = time.monotonic()
+    for number, part in enumerate(parts):
+        ours.send(1, number, None, [part])
+    assert time.monotonic() - begin < 2
+    assert full
+    assert not ours.flush()
+    messages: list[Message] = []
+    while len(messages) < len(parts):
+        messages += theirs.receive(0)
+        ours.flush()
+    assert [message.parts for message in messages] == [[part] for part in parts]
+    assert ours.flush()
+    ours.send(1, 9, None)
+    assert [message.number for message in receive(theirs, 1)] == [9]
+
+
+@pytest.mark.usefixtures("small_sockets")
+def test_what_did_not_fit_is_dropped_with_the_reader():
+    ours, theirs = pair(on_full=lambda: None)
+    for number in range(9):
+        ours.send(1, number, None, [bytes(100_000)])
+    theirs.close()
+    assert ours.flush()
+    with pytest.raises(Closed):
+        ours.send(1, 1, None)
+
+
+def test_several_threads_send_whole_messages():
+    ours, theirs = pair()
+
+    def send(name):
+        for number in range(50):
+            ours.send(1, number, name, [bytes([name]) * 10_000])
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    messages = receive(theirs, 200)
+    for thread in threads:
+        thread.join()
+    for name in range(4):
+        mine = [message for message in messages if message.meta == name]
+        assert [message.number for message in mine] == list(range(50))
+        assert all(message.parts == [bytes([name]) * 10_000] for message in mine)
+
+
+def test_no_other_process_gets_a_descriptor_by_accident():
+    ours, theirs = pair()
+    assert not os.get_inheritable(ours.fileno())
+    assert not os.get_inheritable(theirs.fileno())
+
+
+# Timers
+
+
+def test_what_is_due_happens_in_its_order_and_once():
+    woken, done = [], []
+    timers = Timers(lambda: woken.append(1))
+    timers.after(0.02, lambda: done.append("later"))
+    timers.after(0, lambda: done.append("now"))
+    timers.after(60, lambda: done.append("never"))
+    assert len(woken) == 2  # the third comes after the first
+    timers.run()
+    assert done == ["now"]
+    assert 0 < timers.due <= 0.02
+    time.sleep(0.03)
+    timers.run()
+    timers.run()
+    assert done == ["now", "later"]
+    assert timers.due == 1.0
+
+
+def test_what_is_called_off_does_not_happen_and_holds_nothing():
+    done = []
+    timers = Timers(lambda: None)
+    for number in range(1000):
+        timers.after(0 if number % 2 else 300, lambda: done.append(1)).cancel()
+        assert len(timers) < 200
+    last = timers.after(0, lambda: done.append(2))
+    timers.run()
+    last.cancel()
+    last.cancel()
+    assert done == [2]
+    assert last.action is None
