@@ -121,6 +121,8 @@ def test_a_number_as_text_was_refused_with_the_advice_to_give_a_number():
     with pytest.raises(DeviceNameError) as caught:
         read_name(" 2 ")
     assert caught.value.do == 'put the kind before the number: "npu:2", "cuda:2"'
+    with pytest.raises(DeviceNameError, match=r"'0\\x1f' is not the name of a device"):
+        read_name("0\x1f")
 
 
 def test_things_that_name_a_device(cards):

@@ -60,7 +60,7 @@ def read_name(device: object) -> Asked:
         if isinstance(kind, str) and (index is None or isinstance(index, int)):
             return Asked(kind, index)
     if isinstance(device, str) and device.strip().isdecimal():
-        number = int(device)
+        number = int(device.strip())  # int() alone knows fewer blanks
         raise DeviceNameError(
             f"{device!r} is not the name of a device.",
             do=f'put the kind before the number: "npu:{number}", "cuda:{number}"',
