@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Discipline, Op, Program, Stream, hunt, simulate
 from toprope.cores.bounds import largest_of_streams
+from toprope.cores.check import Verdict, check
 from toprope.cores.order import Graph, furthest
 from toprope.cores.plan import Limit, Plan, plan
 from toprope.cores.plan_program import Sources, limited, plan_program, stream_names
@@ -333,6 +334,8 @@ def test_a_planned_program_never_waits_for_cores(program, condition, seed):
         assert any(sum(cores) > have for cores, have in zip(one_block_each(program), (4, 8), strict=True))
         return
     after = limited(program, found)
+    for discipline in Discipline:
+        assert check(after, discipline=discipline, beside=False).verdict is Verdict.SAFE
     assert furthest(Graph.of(after)) == tuple(len(stream.ops) for stream in after.streams)
     if found.method == "S1":
         assert all(bound.fits for bound in largest_of_streams(after))

@@ -3,6 +3,7 @@
 from toprope.cores.check import Mend, Result, Verdict, check
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
 from toprope.cores.plan import Limit, Plan, plan
+from toprope.cores.plan_exact import plan_exact
 from toprope.cores.plan_program import Sources, limited, plan_program
 from toprope.cores.plan_times import Demand, Times, Work
 from toprope.cores.run import Interval, Moment, Run
@@ -39,6 +40,7 @@ __all__ = [
     "hunt",
     "limited",
     "plan",
+    "plan_exact",
     "plan_program",
     "simulate",
 ]

@@ -74,7 +74,12 @@ class Result:
 
 
 def check(
-    program: Program, *, discipline: Discipline = Discipline.D0, seconds: float = 10.0, findings: bool = True
+    program: Program,
+    *,
+    discipline: Discipline = Discipline.D0,
+    seconds: float = 10.0,
+    findings: bool = True,
+    beside: bool = True,
 ) -> Result:
     """Find out whether a program can deadlock.
 
@@ -83,6 +88,7 @@ def check(
         discipline: how cards hand out cores; what real cards do is not documented, and D0 is the strictest.
         seconds: time for the verdict. The questions beside it get a second each, and what is left of these.
         findings: whether to look for what else is wrong as well.
+        beside: whether to answer the questions beside the verdict: what mends it, and the other disciplines.
 
     Returns:
         The verdict with its proof or its witness. A program with a collective that lacks a member is never safe.
@@ -95,8 +101,8 @@ def check(
         discipline,
         decision.proof,
         decision.witness and checker.fewer.back(decision.witness),
-        checker.mend(decision, discipline, deadline),
-        checker.others(discipline, deadline),
+        checker.mend(decision, discipline, deadline) if beside else None,
+        checker.others(discipline, deadline) if beside else {},
         _findings(program) if findings else (),
     )
 

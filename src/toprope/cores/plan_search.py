@@ -15,7 +15,7 @@ from toprope.cores.model import Cores
 from toprope.cores.plan_times import Demand, Work, weakest
 from toprope.errors import PlanError
 
-__all__ = ["Choices", "Room", "search"]
+__all__ = ["Choices", "Room", "by_block", "search"]
 
 KINDS = ("cube", "vector")
 _TRIES = 50_000  # combinations of cheapest pairs that are tried where streams share cores; more are left out
@@ -74,7 +74,7 @@ class Choices:
                     do="raise its maximum, or lower its minimum",
                 )
         self.uneven = False
-        self._sums = [_by_block(works, self.most) for works in demand.everything]
+        self._sums = [by_block(works, self.most) for works in demand.everything]
         self._times, self._found = self._table()
 
     def time(self, limits: Cores) -> float:
@@ -140,7 +140,7 @@ class Choices:
         return raw, found
 
 
-def _by_block(works: Sequence[Work], most: Cores) -> list[tuple[Cores, list[float]]]:
+def by_block(works: Sequence[Work], most: Cores) -> list[tuple[Cores, list[float]]]:
     """The time of all work of the same kind of block, by number of blocks: the first is that on one."""
     sums: dict[Cores, list[float]] = {}
     for work in works:
