@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Discipline, Op, Program, Stream, hunt, simulate
+from toprope.cores.check import Verdict, check
 from toprope.cores.simulate import UNKNOWN_MICROSECONDS
 
 DISCIPLINES = list(Discipline)
@@ -102,6 +103,14 @@ def test_a_run_ends_stuck_or_with_everything_done(program, discipline, seed):
     assert run.deadlocked == run.end.is_stuck(discipline)
     assert run.deadlocked != run.end.finished
     check_rules(run)
+
+
+@given(programs(), st.sampled_from(DISCIPLINES), st.integers(0, 2**32))
+def test_the_checker_agrees_with_what_runs(program, discipline, seed):
+    found = hunt(program, discipline, range(seed, seed + 10))
+    verdict = check(program, discipline=discipline, findings=False, beside=False).verdict
+    if found is not None:
+        assert verdict is Verdict.DEADLOCK
 
 
 @given(programs(), st.sampled_from(DISCIPLINES), st.integers(0, 100))
