@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from toprope.functions import current
 from toprope.functions.local.instance import GRACE
+from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
 
 __all__ = ["Group"]
@@ -22,6 +23,7 @@ class Group:
 
     group_name: str = ""
     group_opts: GroupOptions = field(default_factory=GroupOptions)
+    _ready: ObjectRef | None = field(default=None, init=False, repr=False, compare=False)
 
     def invoke(self) -> None:
         """Start all members, or none. Returns at once; `wait`, and results of the members, raise what goes wrong.
@@ -30,7 +32,8 @@ class Group:
             ValueError: options that cannot be.
             YRequestError: nobody has joined the group, or it has been started before (1010).
         """
-        current.backend().request("start_group", self.group_name, self.group_opts or GroupOptions())
+        options = self.group_opts or GroupOptions()
+        self._ready = current.backend().request("start_group", self.group_name, options)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all members run.
@@ -44,7 +47,8 @@ class Group:
             YRRuntimeError: there is no such group.
         """
         backend = current.backend()
-        backend.get([backend.request("wait_group", self.group_name)], -1 if timeout is None else timeout, False)
+        ready = self._ready or backend.request("wait_group", self.group_name)
+        backend.get([ready], -1 if timeout is None else timeout, False)
 
     def terminate(self) -> None:
         """End all members, and wait until they are gone, at most for their time of grace. Without a group: nothing."""

@@ -239,12 +239,12 @@ class Instances:
         instance.value, instance.refs = self._session.values.nothing(), []
         if instance.late is not None:
             instance.late.cancel()
+        self._session.services.member_gone(instance, error, crashed=crashed)
         if process is not None and not process.closed:
             process.on_lost = lambda gone: self._freed(instance)
             self._session.processes.stop(process, grace_of(instance.options))
         else:
             self._freed(instance)
-        self._session.services.member_gone(instance, error, crashed=crashed)
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
