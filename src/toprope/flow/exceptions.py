@@ -1,0 +1,68 @@
+"""Errors of the dataflow API, and the codes that its calls return.
+
+Building a graph raises; feeding and fetching return codes. What a decorator refuses is a `DfException`, as the manual
+says, and at the same time the TypeError or AssertionError that the reference raises.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DATATYPE_INVALID",
+    "FAILED",
+    "FLOW_FUNC_FAILED",
+    "INNER_ERROR",
+    "NOT_INIT",
+    "PARAM_INVALID",
+    "SHAPE_INVALID",
+    "SUCCESS",
+    "DfAbortException",
+    "DfAssertionError",
+    "DfException",
+    "DfTypeError",
+]
+
+SUCCESS = 0
+PARAM_INVALID = 145000
+NOT_INIT = 145001
+SHAPE_INVALID = 145021
+DATATYPE_INVALID = 145022
+INNER_ERROR = 545000
+FAILED = 4294967295
+SUBHEALTHY = 345102
+USER_RAISE_EXCEPTION = 345103
+DATA_NOT_ALIGNED = 345104
+MODEL_EXECUTE_TIMEOUT = 545601
+QUEUE_EMPTY = 207013
+QUEUE_FULL = 207014
+UDF_PARAM_INVALID = 164000
+DATA_ALIGN_FAILED = 364000
+FLOW_FUNC_FAILED = 564000
+
+
+class DfException(Exception):  # noqa: N818 - the reference's name
+    """Something in a graph cannot be.
+
+    Attributes:
+        message: what.
+        error_code: the reference's code.
+    """
+
+    def __init__(self, message: str, error_code: int = PARAM_INVALID) -> None:
+        super().__init__(message, error_code)
+        self.message = message
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"DfException:{self.error_code}:{self.message}"
+
+
+class DfAbortException(DfException):
+    """The graph ends while something is waited for."""
+
+
+class DfTypeError(DfException, TypeError):
+    """A decorator was given what it does not take."""
+
+
+class DfAssertionError(DfException, AssertionError):
+    """A decorator was given what contradicts itself."""

@@ -1,0 +1,350 @@
+"""Nodes, their wiring, and what of them a graph runs; pure.
+
+Any thread may build graphs. Names are given as the reference gives them: the class's name, then `_1`, `_2`, ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toprope.flow.data_type import TensorDesc
+from toprope.flow.exceptions import DfException
+
+__all__ = ["CountBatch", "Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "TimeBatch", "forget_names", "plan"]
+
+DEPTH = 128
+"""Messages that an edge holds, where the node does not say otherwise."""
+
+_DEPTH, _POLICY, _FLOW = "_flow_attr_depth", "_flow_attr_enqueue_policy", "_flow_attr"
+_POLICIES = ("FIFO", "OVERWRITE")
+
+_lock = threading.Lock()
+_names: set[str] = set()
+_aliases: set[str] = set()
+
+
+def forget_names() -> None:
+    """Begin to number names anew, as `finalize` does."""
+    with _lock:
+        _names.clear()
+        _aliases.clear()
+
+
+def _name(wanted: str) -> str:
+    with _lock:
+        name, number = wanted, 0
+        while name in _names or name in _aliases:
+            number += 1
+            name = f"{wanted}_{number}"
+        _names.add(name)
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class CountBatch:
+    """Stack so many messages of an input into one, on a new first axis.
+
+    Attributes:
+        batch_size: messages; more than 0.
+        slide_stride: messages that are dropped after each batch; 0 for all of them.
+        timeout: milliseconds after which a batch goes out as it is; 0 for never.
+        padding: whether such a batch is filled up with zeros.
+    """
+
+    batch_size: int = 0
+    slide_stride: int = 0
+    timeout: int = 0
+    padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBatch:
+    """Gather the messages of a window of time into one.
+
+    Attributes:
+        time_window: milliseconds of the messages' own times; -1 for a segment, which SEG or EOS ends.
+        batch_dim: the axis along which they are joined; -1 for a new first one.
+        drop_remainder: whether a batch that ends early is dropped.
+    """
+
+    time_window: int = 0
+    batch_dim: int = -1
+    drop_remainder: bool = False
+
+
+class FlowData:
+    """An input of a graph.
+
+    Args:
+        data_cls: `dataflow.Tensor`.
+        schema: the description that tensors are held to, None for any.
+        name: its name.
+
+    Raises:
+        DfException: of another class, or the schema is no TensorDesc.
+    """
+
+    def __init__(self, data_cls: Any = None, schema: TensorDesc | None = None, name: str | None = None) -> None:
+        from toprope.flow.tensor import Tensor
+
+        if data_cls is not None and data_cls is not Tensor:
+            raise DfException(f"data_cls must be Tensor, got {data_cls!r}")
+        if schema is not None and not isinstance(schema, TensorDesc):
+            raise DfException(f"schema must be a TensorDesc, got {type(schema).__name__}")
+        self.schema = schema
+        self.name = _name(name or "FlowData")
+
+    def __repr__(self) -> str:
+        return f"<FlowData {self.name}>"
+
+
+@dataclass(frozen=True)
+class FlowOutput:
+    """An output of a node.
+
+    Attributes:
+        node: the node.
+        index: which of its outputs.
+    """
+
+    node: FlowNode
+    index: int
+
+
+@dataclass
+class _Mapped:
+    """A process point's port that a node's port is mapped to."""
+
+    index: int
+    attrs: tuple[CountBatch | TimeBatch, ...] = ()
+
+
+class FlowNode:
+    """A stage of a graph: so many inputs and outputs, and what makes these of those.
+
+    Args:
+        input_num: number of inputs.
+        output_num: number of outputs.
+        name: its name.
+    """
+
+    def __init__(self, input_num: int, output_num: int, name: str | None = None) -> None:
+        self.input_num = input_num
+        self.output_num = output_num
+        self.name = _name(name or "FlowNode")
+        self.alias = ""
+        self.attrs: dict[str, Any] = {_FLOW: True}
+        self.point: Any = None
+        self.inputs: tuple[FlowData | FlowOutput, ...] = ()
+        self.input_maps: dict[int, _Mapped] = {}
+        self.output_maps: dict[int, _Mapped] = {}
+        self.balance = ""
+
+    def __call__(self, *inputs: FlowData | FlowOutput) -> Any:
+        """Wire the inputs: None, one FlowOutput, or a tuple of them. Wiring anew replaces the former inputs.
+
+        Raises:
+            DfException: not so many inputs, something else, or an output of its own.
+        """
+        if len(inputs) != self.input_num:
+            raise DfException(f"{self.name} has {self.input_num} inputs, got {len(inputs)}")
+        for each in inputs:
+            if not isinstance(each, FlowData | FlowOutput):
+                raise DfException(f"an input of {self.name} must be FlowData or FlowOutput, got {type(each).__name__}")
+            if isinstance(each, FlowOutput) and each.node is self:
+                raise DfException(f"{self.name} cannot take its own output")
+        self.inputs = inputs
+        return self.outputs()
+
+    def outputs(self) -> Any:
+        """Its outputs: None, one FlowOutput, or a tuple of them."""
+        found = tuple(FlowOutput(self, index) for index in range(self.output_num))
+        return found[0] if len(found) == 1 else found or None
+
+    def add_process_point(self, pp: Any) -> None:
+        """Say what the node runs.
+
+        Raises:
+            DfException: it runs something already, or a FlowGraphProcessPoint, which is for invoked closures.
+        """
+        if self.point is not None:
+            raise DfException(f"{self.name} has a process point")
+        if getattr(pp, "is_graph_of_nodes", False):
+            raise DfException(
+                "a FlowGraphProcessPoint cannot be a node's own: use FuncProcessPoint.add_invoked_closure"
+            )
+        self.point = pp
+
+    def map_input(self, node_input_index: int, pp: Any, pp_input_index: int, input_attrs: Sequence[Any] = ()) -> None:
+        """Say which input of the process point an input of the node is; left out, the same.
+
+        Raises:
+            DfException: there is no such input, the process point is another, or an attribute is no batching.
+        """
+        self._check_port(node_input_index, self.input_num, pp, self.input_maps, pp_input_index, "input")
+        for each in input_attrs:
+            if not isinstance(each, CountBatch | TimeBatch):
+                raise DfException(
+                    f"an attribute of an input must be TimeBatch or CountBatch, got {type(each).__name__}"
+                )
+        self.input_maps[node_input_index] = _Mapped(pp_input_index, tuple(input_attrs))
+
+    def map_output(self, node_output_index: int, pp: Any, pp_output_index: int) -> None:
+        """Say which output of the process point an output of the node is; left out, the same. Errors as `map_input`."""
+        self._check_port(node_output_index, self.output_num, pp, self.output_maps, pp_output_index, "output")
+        self.output_maps[node_output_index] = _Mapped(pp_output_index)
+
+    def _check_port(self, index: int, count: int, pp: Any, maps: dict[int, _Mapped], pp_index: int, what: str) -> None:
+        if not 0 <= index < count:
+            raise DfException(f"{self.name} has {count} {what}s, there is no {what} {index}")
+        if pp is not self.point:
+            raise DfException(f"the process point of a mapped {what} of {self.name} was not added to it")
+        if any(each.index == pp_index for place, each in maps.items() if place != index):
+            raise DfException(f"{what} {pp_index} of the process point of {self.name} is mapped twice")
+
+    def set_attr(self, attr_name: str, attr_value: bool | str | int) -> FlowNode:
+        """Set an attribute: `_flow_attr_depth` (messages that an edge holds), `_flow_attr_enqueue_policy`.
+
+        Raises:
+            TypeError: the value is of another type.
+            DfException: a value that cannot be.
+        """
+        if not isinstance(attr_value, bool | str | int):
+            raise TypeError(f"attr value must be bool, str or int, got {type(attr_value).__name__}")
+        if attr_name == _DEPTH and (not isinstance(attr_value, int) or isinstance(attr_value, bool) or attr_value < 1):
+            raise DfException(f"{_DEPTH} must be an int of at least 1, got {attr_value!r}")
+        if attr_name == _POLICY and attr_value not in _POLICIES:
+            raise DfException(f"{_POLICY} must be one of {', '.join(_POLICIES)}, got {attr_value!r}")
+        self.attrs[attr_name] = attr_value
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Messages that each of its input edges holds."""
+        return int(self.attrs.get(_DEPTH, DEPTH)) if self.attrs.get(_FLOW) else DEPTH
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether a full input edge loses its oldest message in place of keeping the sender waiting."""
+        return bool(self.attrs.get(_FLOW)) and self.attrs.get(_POLICY) == "OVERWRITE"
+
+    def set_balance_scatter(self) -> None:
+        """Allow its outputs to be spread over the instances of what follows; not beside gathering."""
+        self.balance = self.balance or "scatter"
+
+    def set_balance_gather(self) -> None:
+        """Allow its outputs to be brought together by rows or columns; not beside scattering."""
+        self.balance = self.balance or "gather"
+
+    def set_alias(self, name: str) -> FlowNode:
+        """Name it in the deploy file.
+
+        Raises:
+            ValueError: another node has this alias or name.
+        """
+        with _lock:
+            if name in _aliases or (name in _names and name != self.name):
+                raise ValueError(f"the alias {name} is taken")
+            _aliases.discard(self.alias)
+            _aliases.add(name)
+        self.alias = name
+        return self
+
+    @property
+    def deploy_name(self) -> str:
+        """Its name in the deploy file."""
+        return self.alias or self.name
+
+    def __repr__(self) -> str:
+        return f"<FlowNode {self.name}, {self.input_num} in, {self.output_num} out>"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A connection.
+
+    Attributes:
+        source: number of the node in the plan; -1 for an input of the graph.
+        output: which of the node's outputs, or which of the graph's inputs.
+        target: number of the node; -1 for an output of the graph.
+        input: which of the node's inputs, or which of the graph's outputs, in `Plan.fetched`.
+    """
+
+    source: int
+    output: int
+    target: int
+    input: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a graph runs.
+
+    Attributes:
+        inputs: the inputs that an output depends on, by name.
+        nodes: the nodes that an output depends on, each after those it takes from.
+        edges: how they are connected.
+        fetched: the outputs that are fetched, in the order of nodes and their outputs; doubles stand side by side.
+        order: for each output of the graph as the user listed them, its place in `fetched`.
+    """
+
+    inputs: tuple[FlowData, ...]
+    nodes: tuple[FlowNode, ...]
+    edges: tuple[Edge, ...]
+    fetched: tuple[FlowOutput, ...]
+    order: tuple[int, ...]
+
+
+def plan(outputs: Sequence[FlowOutput]) -> Plan:
+    """What a graph with these outputs runs: found by walking back from them.
+
+    Raises:
+        DfException: an input of a node is not wired, a node runs nothing, there is a circle, or nothing is fed.
+    """
+    nodes: list[FlowNode] = []
+    inputs: dict[str, FlowData] = {}
+    open_: set[int] = set()
+
+    def visit(node: FlowNode) -> None:
+        if node in nodes:
+            return
+        if id(node) in open_:
+            raise DfException(f"{node.name} takes from itself by way of others")
+        open_.add(id(node))
+        if len(node.inputs) != node.input_num:
+            raise DfException(f"the inputs of {node.name} are not connected")
+        for each in node.inputs:
+            if isinstance(each, FlowData):
+                inputs[each.name] = each
+            else:
+                visit(each.node)
+        open_.discard(id(node))
+        nodes.append(node)
+
+    for output in outputs:
+        visit(output.node)
+    if not outputs or not inputs:
+        raise DfException("a graph needs at least one input and one output")
+    for node in nodes:
+        if node.point is None:
+            raise DfException(f"{node.name} has no process point")
+    places = {id(node): place for place, node in enumerate(nodes)}
+    fed = tuple(inputs[name] for name in sorted(inputs))
+    fed_places = {each.name: place for place, each in enumerate(fed)}
+    ranked = sorted(range(len(outputs)), key=lambda item: (places[id(outputs[item].node)], outputs[item].index))
+    fetched = [(places[id(outputs[item].node)], outputs[item].index) for item in ranked]
+    edges = [
+        Edge(-1, fed_places[each.name], target, place)
+        if isinstance(each, FlowData)
+        else Edge(places[id(each.node)], each.index, target, place)
+        for target, node in enumerate(nodes)
+        for place, each in enumerate(node.inputs)
+    ]
+    edges += [Edge(node, index, -1, place) for place, (node, index) in enumerate(fetched)]
+    order = tuple(ranked.index(item) for item in range(len(outputs)))
+    return Plan(
+        fed, tuple(nodes), tuple(edges), tuple(FlowOutput(nodes[node], index) for node, index in fetched), order
+    )
