@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from toprope.sim import counters, records
 from toprope.sim.dtypes import NUMBERS
+from toprope.sim.operator_kinds import kind_of
 from toprope.sim.records import Record, Trace, chrome, parse
 from toprope.sim.tracing import write_run
 
 NAMES = ["aten::add", "aten::mm", "allreduce"]
 ACTS = [act for act in records._ACTS if act]
+GATHERED = ("collective", "kernel", "launch")
 NANOSECONDS = st.integers(0, 10**15)
 
 
@@ -23,31 +27,64 @@ def made(draw: st.DrawFn) -> Record:
     """A record as the core may write it."""
     begin = draw(NANOSECONDS)
     act = draw(st.sampled_from(ACTS))
-    return Record(
+    name = draw(st.sampled_from([*NAMES, ""]))
+    plain = Record(
         act=act,
-        name=draw(st.sampled_from([*NAMES, ""])),
+        name=name,
         begin_ns=begin,
         end_ns=begin + draw(st.integers(0, 10**9)),
         device=draw(st.integers(-1, 15)),
         stream=draw(st.integers(0, 40)),
         thread=draw(st.integers(1, 3)),
         bytes=draw(st.integers(0, 2**40)),
-        address=draw(st.integers(0, 2**63)),
+        address=0 if act in GATHERED else draw(st.integers(0, 2**63)),
         dtype=draw(st.sampled_from(["", *NUMBERS])),
         other_device=draw(st.integers(0, 15)) if act == "copy between cards" else -1,
-        cube_cores=draw(st.integers(0, 25)),
-        vector_cores=draw(st.integers(0, 50)),
+        cube_cores=draw(st.integers(1, 25)),
+        vector_cores=draw(st.integers(1, 50)),
     )
+    if act in GATHERED:
+        return replace(plain, kind="MIX_AIC", sync_all=act != "collective" and draw(st.booleans()))
+    if act != "operator":
+        return plain
+    kind = kind_of(name)
+    cube, vector = plain.cube_cores, plain.vector_cores
+    cores = (cube, 0) if kind.engine == "cube" else (0, vector)
+    return replace(
+        plain, cube_cores=cores[0], vector_cores=cores[1], limit=(cube, vector), kind=kind.profiler,
+        assumed=kind.assumed,
+    )  # fmt: skip
 
 
-def packed(capacity: int, written: list[Record], pid: int = 7, began: int = 100, wall: int = 10**18) -> bytes:
+def limits(record: Record) -> tuple[int, int]:
+    """What the core writes in the place of an operator's cores; the cores themselves for other acts."""
+    if record.act == "operator":
+        return record.limit or (0, 0)
+    return record.cube_cores, record.vector_cores
+
+
+def address(record: Record, communicators: Sequence[str] = ()) -> int:
+    if not record.communicator:
+        return 0xFFFF << 48 if record.act in GATHERED else record.address
+    return len(NAMES) + communicators.index(record.communicator) << 48 | record.sequence
+
+
+def packed(
+    capacity: int,
+    written: list[Record],
+    communicators: Sequence[str] = (),
+    pid: int = 7,
+    began: int = 100,
+    wall: int = 10**18,
+) -> bytes:
     """The bytes of a ring of this capacity after these records."""
     ring = [bytes(records.RECORD_SIZE)] * capacity
     for place, record in enumerate(written):
         ring[place % capacity] = records._RECORD.pack(
-            record.begin_ns, record.end_ns, record.bytes, record.address, record.thread, record.stream,
+            record.begin_ns, record.end_ns, record.bytes, address(record, communicators), record.thread, record.stream,
             NAMES.index(record.name) if record.name else 0xFFFF, records._ACTS.index(record.act), record.device,
-            record.other_device, NUMBERS.get(record.dtype, -1), record.cube_cores, record.vector_cores,
+            int(record.sync_all) if record.act in GATHERED else record.other_device,
+            NUMBERS.get(record.dtype, -1), *limits(record),
         )  # fmt: skip
     header = records._HEADER.pack(records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)
     return header + b"".join(ring)
@@ -73,7 +110,23 @@ def test_any_bytes_are_read_or_are_no_trace(data: bytes) -> None:
 
 @given(st.integers(0, 100), st.integers(0, 255))
 def test_a_damaged_record_harms_no_other(place: int, value: int) -> None:
-    record = Record("operator", "aten::mm", 1, 2, 0, 0, 1, 0, 0, "float32", -1, 0, 0)
+    record = Record(
+        "operator",
+        "aten::mm",
+        1,
+        2,
+        0,
+        0,
+        1,
+        0,
+        0,
+        "float32",
+        -1,
+        24,
+        0,
+        limit=(24, 48),
+        kind="AI_CORE",
+    )
     data = bytearray(packed(3, [record] * 3))
     data[records.HEADER_SIZE + place % records.RECORD_SIZE] = value
     trace = parse(bytes(data), NAMES)
@@ -82,10 +135,28 @@ def test_a_damaged_record_harms_no_other(place: int, value: int) -> None:
 
 
 def test_a_name_that_is_not_there_is_empty() -> None:
-    record = Record("operator", "allreduce", 1, 2, 0, 0, 1, 0, 0, "", -1, 0, 0)
+    record = Record("task", "allreduce", 1, 2, 0, 0, 1, 0, 0, "", -1, 0, 0)
     trace = parse(packed(1, [record]), NAMES[:1])
     assert trace is not None
     assert trace.records[0].name == ""
+
+
+def test_a_member_of_a_collective_says_which(tmp_path: Path) -> None:
+    communicators = ["ep-01", "a:b/3"]
+    written = [
+        Record("kernel", "allreduce", 1, 2, 1, 3, 1, 0, 0, "", -1, 0, 8, kind="AI_VECTOR_CORE", sync_all=True,
+               communicator="ep-01", rank=1, ranks=2, sequence=7),
+        Record("collective", "allreduce", 1, 2, 0, 0, 1, 64, 0, "", -1, 0, 0, kind="COMMUNICATION",
+               communicator="a:b/3", rank=0, ranks=16, sequence=2**47),
+    ]  # fmt: skip
+    names = [*NAMES, "hcom:ep-01:1/2", "hcom:a:b/3:0/16"]
+    trace = parse(packed(2, written, communicators), names)
+    assert trace is not None
+    assert list(trace.records) == written
+    for other in (NAMES, [*NAMES, "hcom:ep-01", "hcom:a:x/y"], [*NAMES, "aten::a:1/2", "hcom::"]):
+        without = parse(packed(2, written, communicators), other)
+        assert without is not None
+        assert [record.sequence for record in without.records] == [-1, -1]
 
 
 TRACES = st.lists(
@@ -109,7 +180,7 @@ def test_every_act_is_one_event_on_a_named_track(traces: list[Trace]) -> None:
     assert processes == [trace.pid for trace in traces]
     for event in events:
         assert event["ph"] in ("X", "i")
-        assert event["name"] or event["cat"] in ("operator", "collective")
+        assert event["name"] or event["cat"] in ("operator", "collective", "kernel", "launch")
         assert ("dur" in event) == (event["ph"] == "X")
 
 

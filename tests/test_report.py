@@ -60,6 +60,14 @@ def test_a_program_on_one_card() -> None:
     )
 
 
+def test_operators_whose_cores_nobody_says_are_told() -> None:
+    odd = {"aten::mm": 10, "aten::linalg_cholesky_ex": 2, "mine::special": 1}
+    assert "  operators     6 310 (3 kinds); 2 assumed core counts\n" in text(process(operators=odd))
+    (simulated,) = as_dict(Outcome(SIM, 8.44, 0, (process(operators=odd),)))["simulated"]
+    assert simulated["operators"]["assumed_cores"] == ["aten::linalg_cholesky_ex", "mine::special"]
+    assert "(1 kinds); 1 assumed core count\n" in text(process(operators={"mine::special": 1}))
+
+
 def test_memory_set_by_the_user_is_marked() -> None:
     seen = text(process(card(capacity=256 * 2**20), hbm_by_user=True))
     assert "(20 cube / 40 vector cores, 256.0 MiB, set by the user)" in seen
@@ -236,6 +244,7 @@ def test_json_is_one_line_with_the_same_facts() -> None:
     assert simulated["copies"]["to_card"] == {"number": 58, "bytes": 11_300_000}
     assert simulated["operators"] == {
         "calls": 6310, "kinds": 2, "by_name": {"aten::add": 6300, "aten::mm": 10}, "undocumented": {},
+        "assumed_cores": [],
     }  # fmt: skip
     assert (simulated["visible_cards"], simulated["masks"]) == (1, [])
     assert facts["trace"] is None

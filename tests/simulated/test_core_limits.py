@@ -1,11 +1,14 @@
 """Limits of the cores that the process, or a stream, is to use: torch_npu's calls, their texts and their order."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 from children import facts
+from torch.nn import functional as F
 
+import toprope.sim
 from toprope.sim.npu import limits
 
 SIM = "910B2x2"
@@ -227,3 +230,143 @@ def test_work_on_a_limited_stream_gives_the_same(stream) -> None:
     x = torch.randn(64, 64)
     with torch.npu.stream(stream):
         assert torch.allclose((x.npu() @ x.npu()).cpu(), x @ x, atol=1e-5)
+
+
+# ---- what work is launched on
+
+
+def given(recorded: Any) -> list[tuple[str, int, int]]:
+    """Operators of a trace with the cube and vector cores that they were given."""
+    return [(each.name, each.cube_cores, each.vector_cores) for each in recorded.trace.operators()]
+
+
+def test_a_stream_may_use_more_than_the_process_allows() -> None:
+    assert facts(
+        """
+        import json, torch, toprope.sim
+        stream, x = torch.npu.Stream(), torch.ones(4, device="npu")
+        torch.npu.set_device_limit(0, 4, 6)
+        torch.npu.set_stream_limit(stream, 8, 10)
+        with toprope.sim.trace() as recorded:
+            x.neg()
+            with torch.npu.stream(stream):
+                x.abs()
+        print(json.dumps([[each.name, each.vector_cores] for each in recorded.trace.operators()]))
+        """,
+        sim=SIM,
+    ) == [["aten::neg", 6], ["aten::abs", 10]]
+
+
+def test_swiglu_on_two_limited_streams() -> None:
+    """The vendor's example of both limits: the counts follow them, the numbers do not."""
+    x, results = torch.randn(16, 64), []
+    on_card, first, second = x.npu(), torch.npu.Stream(), torch.npu.Stream()
+    torch.npu.set_stream_limit(first, 12, 22)
+    torch.npu.set_stream_limit(second, 13, 23)
+    with toprope.sim.trace() as recorded:
+        for each in (first, second):
+            with torch.npu.stream(each):
+                left, right = on_card.chunk(2, -1)
+                results.append(F.silu(left) * right)
+    for each in (first, second):
+        torch.npu.reset_stream_limit(each)
+    assert given(recorded) == [
+        ("aten::silu", 0, 22), ("aten::mul", 0, 22), ("aten::silu", 0, 23), ("aten::mul", 0, 23),
+    ]  # fmt: skip
+    left, right = x.chunk(2, -1)
+    assert torch.equal(results[0].cpu(), results[1].cpu())
+    assert torch.allclose(results[0].cpu(), F.silu(left) * right, atol=1e-6)
+
+
+def test_cube_vector_and_mixed_operators(stream) -> None:
+    x = torch.randn(1, 2, 8, 16, device="npu")
+    for cube, vector, blocks in ((4, 10, 4), (8, 5, 2)):
+        torch.npu.set_stream_limit(stream, cube, vector)
+        with toprope.sim.trace() as recorded, torch.npu.stream(stream):
+            x[0, 0] @ x[0, 0].t()
+            x.neg()
+            F.scaled_dot_product_attention(x, x, x)
+        assert [each for each in given(recorded) if each[0] in ("aten::mm", "aten::neg")] == [
+            ("aten::mm", cube, 0), ("aten::neg", 0, vector),
+        ]  # fmt: skip
+        (attention,) = (each for each in recorded.trace.operators() if "attention" in each.name)
+        assert (attention.cube_cores, attention.vector_cores, attention.kind) == (blocks, 2 * blocks, "MIX_AIC")
+        assert attention.limit == (cube, vector)
+
+
+def test_the_kind_of_core_that_is_not_used_limits_nothing(stream) -> None:
+    x = torch.ones(4, 4, device="npu")
+    torch.npu.set_stream_limit(stream, vector_num=1)
+    with toprope.sim.trace() as recorded, torch.npu.stream(stream):
+        x @ x
+    assert given(recorded) == [("aten::mm", 24, 0)]
+
+
+def test_who_sees_the_limit_of_a_stream(stream) -> None:
+    """Whoever chose the stream, in any thread; a thread that never chose one has the limits of the process."""
+    x, default = torch.ones(4, device="npu"), torch.npu.default_stream()
+    torch.npu.set_stream_limit(stream, 3, 8)
+    torch.npu.set_stream_limit(default, 5, 9)
+
+    def chooses() -> None:
+        with torch.npu.stream(stream):
+            x.neg()
+        x.abs()  # back on the default stream, which is chosen now
+
+    try:
+        for work, expected in ((chooses, [8, 9]), (lambda: x.neg(), [48])):
+            with toprope.sim.trace() as recorded:
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+            assert [each.vector_cores for each in recorded.trace.operators()] == expected
+    finally:
+        torch.npu.reset_stream_limit(default)
+
+
+def test_backward_has_the_limit_of_its_forward(stream) -> None:
+    torch.npu.set_stream_limit(stream, 3, 8)
+    with torch.npu.stream(stream):
+        x = torch.ones(4, device="npu", requires_grad=True)
+        y = x.neg().sum()
+    with toprope.sim.trace() as recorded:
+        y.backward()
+    backward = [each for each in recorded.trace.operators() if each.name == "aten::neg"]
+    assert [(each.stream, each.vector_cores) for each in backward] == [(stream.stream_id, 8)]
+
+
+def test_a_change_counts_from_the_next_operator_on(stream) -> None:
+    x = torch.ones(4, device="npu")
+    with toprope.sim.trace() as recorded, torch.npu.stream(stream):
+        for vector in (10, 20):
+            torch.npu.set_stream_limit(stream, vector_num=vector)
+            x.neg()
+        torch.npu.reset_stream_limit(stream)
+        x.neg()
+        x.copy_(x + 1)
+    assert [each[2] for each in given(recorded)] == [10, 20, 48, 48, 48]
+
+
+def test_an_operator_that_no_source_describes_counts_as_assumed(stream) -> None:
+    x = torch.eye(4, device="npu")
+    with toprope.sim.trace() as recorded:
+        torch.linalg.cholesky(x)
+        x.neg()
+    assumed = {each.name: each.assumed for each in recorded.trace.operators()}
+    assert assumed["aten::neg"] is False
+    assert any(assumed.values())
+    assert {each.kind for each in recorded.trace.operators() if each.assumed} == {"AI_VECTOR_CORE"}
+
+
+def test_a_profile_of_kernels_can_be_written(stream, tmp_path) -> None:
+    x = torch.ones(4, 4, device="npu")
+    torch.npu.set_stream_limit(stream, 12, 22)
+    with toprope.sim.trace() as recorded, torch.npu.stream(stream):
+        (x @ x).neg()
+    recorded.trace.kernel_details(tmp_path / "kernel_details.csv")
+    head, *rows = (tmp_path / "kernel_details.csv").read_text().splitlines()
+    assert head.startswith("Device_id,Model ID,Task ID,Stream ID,Name,Type,OP State,Accelerator Core,Start Time(us),")
+    assert [row.split(",")[4:8] + row.split(",")[11:13] for row in rows] == [
+        ["aten::mm", "Mm", "dynamic", "AI_CORE", "12", "0"],
+        ["aten::neg", "Neg", "dynamic", "AI_VECTOR_CORE", "22", "0"],
+    ]

@@ -53,6 +53,26 @@ def test_a_trace_holds_the_collectives_with_their_bytes(group: Any) -> None:
     assert found == [("hccl::allreduce", 32, 0), ("hccl::allreduce", 32, 0), ("hccl::broadcast", 32, 0)]
 
 
+def test_collectives_say_which_of_which_communicator_they_are(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor, stream = torch.ones(8).npu(), torch.npu.Stream()
+    other = dist.new_group([0])
+    dist.all_reduce(tensor)  # counted, though nobody traces
+    torch.npu.set_stream_limit(stream, 20, 16)
+    with toprope.sim.trace() as trace:
+        dist.broadcast(tensor, 0)
+        dist.all_reduce(tensor, group=other)
+        monkeypatch.setenv("HCCL_OP_EXPANSION_MODE", "AIV")
+        with torch.npu.stream(stream):
+            dist.all_reduce(tensor)
+    torch.npu.reset_stream_limit(stream)
+    found = [each for each in trace.records if each.act == "collective"]
+    assert [(each.rank, each.ranks, each.sequence) for each in found] == [(0, 1, 1), (0, 1, 0), (0, 1, 2)]
+    assert found[0].communicator == found[2].communicator != found[1].communicator
+    assert [(each.kind, each.vector_cores, each.stream) for each in found] == [
+        ("COMMUNICATION", 0, 0), ("COMMUNICATION", 0, 0), ("AI_VECTOR_CORE", 16, stream.stream_id),
+    ]  # fmt: skip
+
+
 def test_another_group_after_the_first_has_gone() -> None:
     for _ in range(2):
         dist.init_process_group("hccl", store=HashStore(), rank=0, world_size=1)

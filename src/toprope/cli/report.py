@@ -114,6 +114,7 @@ def _totals_as_dict(totals: Totals) -> dict[str, Any]:
             "kinds": len(totals.operators),
             "by_name": totals.operators,
             "undocumented": {name: list(dtypes) for name, dtypes in totals.undocumented.items()},
+            "assumed_cores": list(totals.assumed_cores),
         },
         "synchronisations": totals.synchronisations,
     }
@@ -229,6 +230,8 @@ def _operators(totals: Totals) -> str:
             f", {_number(len(totals.undocumented))} of them with a dtype that no document of the vendor mentions"
             " (assumed to run)"
         )
+    if assumed := len(totals.assumed_cores):
+        text += f"; {_number(assumed)} assumed core count{'' if assumed == 1 else 's'}"
     return text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from toprope.sim import dtypes
+from toprope.sim import dtypes, operator_kinds
 from toprope.sim.counters import CardCounters, Counters
 from toprope.sim.spec import MAX_CARDS, SimSpec
 from toprope.visible import explain, visible_cards
@@ -43,6 +43,7 @@ class Totals:
         copies: number and bytes by way ("to_card", "from_card", "between_cards").
         operators: calls by name, the most frequent first.
         undocumented: operators that ran with dtypes which no document of the vendor mentions for them, and these.
+        assumed_cores: operators whose number of cores is assumed, because no source says on which cores they run.
         operator_calls: calls of all operators.
         synchronisations: times that the host waited for a card.
     """
@@ -57,6 +58,7 @@ class Totals:
     copies: dict[str, tuple[int, int]]
     operators: dict[str, int]
     undocumented: dict[str, tuple[str, ...]]
+    assumed_cores: tuple[str, ...]
     operator_calls: int
     synchronisations: int
 
@@ -111,6 +113,7 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         },
         operators=dict(operators.most_common()),
         undocumented={name: dtypes.names(bits) for name, bits in sorted(undocumented.items())},
+        assumed_cores=tuple(sorted(filter(operator_kinds.assumed, operators))),
         operator_calls=sum(one.operator_calls for one in processes),
         synchronisations=sum(one.synchronisations for one in processes),
     )

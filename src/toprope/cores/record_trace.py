@@ -202,7 +202,7 @@ class _Reader:
                 if self.queues[key].record(event, act.source):
                     self.waited.setdefault((act.pid, act.thread), []).append(event)
             return
-        if act.act not in ("operator", "collective", "event record", "event wait"):
+        if act.act not in ("operator", "collective", "launch", "event record", "event wait"):
             return
         queue = self.queues.setdefault(key, Queue(f"stream {act.stream}", self.names[act.card]))
         if act.act == "event record":
@@ -238,8 +238,10 @@ class _Reader:
         )  # fmt: skip
 
     def _collective(self, act: _Act, card: str) -> Collective | None:
-        if act.act != "collective" or act.name.removeprefix("hccl::") in ("send", "recv", "recv_anysource"):
-            return None  # a message's record does not say whose it is
+        if act.act == "launch" and not act.communicator:
+            return None
+        if act.act == "operator" or act.name.removeprefix("hccl::") in ("send", "recv", "recv_anysource"):
+            return None  # that of a message names its two ranks, but one from anybody no one
         name = act.communicator or self.communicator
         if not name:
             raise ScheduleError(

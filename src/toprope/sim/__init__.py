@@ -3,8 +3,23 @@
 from toprope.sim import faults
 from toprope.sim.installation import autoload as _autoload
 from toprope.sim.installation import install, installed
+from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
 from toprope.sim.records import Record
 from toprope.sim.spec import SimSpec
 from toprope.sim.tracing import trace
 
-__all__ = ["Record", "SimSpec", "_autoload", "faults", "install", "installed", "trace"]
+__all__ = [
+    "Collective",
+    "KernelState",
+    "Record",
+    "SimSpec",
+    "_autoload",
+    "collective",
+    "dispatch",
+    "faults",
+    "install",
+    "installed",
+    "kernels",
+    "launch",
+    "trace",
+]

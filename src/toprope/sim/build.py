@@ -269,13 +269,12 @@ def _put_in_place(aside: Path, folder: Path, note: dict[str, object]) -> None:
 
 def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
     include = torch.folder / "include"
-    define = f'-DTOPROPE_TORCH_VERSION="{torch.version}"'
     torch_flags = [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.parent.name}-{source.stem}.o"
         flags = torch_flags if source.parent.name == "torch" else []
-        _run([*compiler, *_FLAGS, define, *flags, "-c", str(source), "-o", str(target)], source.name)
+        _run([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], source.name)
         return str(target)
 
     # The largest first, so that no core idles at the end.

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["CardCounters", "Counters", "names", "parse", "read", "read_run"]
+__all__ = ["CardCounters", "Counters", "chip", "names", "parse", "read", "read_run"]
 
 MAGIC = b"TOPROPE\x01"
 MAX_CARDS = 16
@@ -143,6 +143,11 @@ def names(data: bytes) -> list[str]:
     kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
     place += _KIND_COUNT.size
     return [_text(_KIND.unpack_from(data, place + index * _KIND.size)[0]) for index in range(kinds)]
+
+
+def chip(data: bytes) -> str:
+    """Name of the chip."""
+    return _text(_HEADER.unpack_from(data)[2])
 
 
 def read(path: Path) -> Counters | None:

@@ -116,6 +116,7 @@ def _install(spec: SimSpec) -> None:
         padding = _PADDING if (chip.soc_version or 0) < _FIRST_WITHOUT_PADDING else 0
         if library.configure(spec.count, capacity, padding) != 0:
             raise _no_addresses(spec, capacity)
+        library.set_cores(chip.cube_cores or 0, chip.vector_cores or 0)
         library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())

@@ -16,6 +16,9 @@ __all__ = ["Native", "load", "native"]
 TASK = ctypes.CFUNCTYPE(c_int, c_void_p)
 """A function that a stream can be given: it returns 0, or the code of its failure."""
 
+BODY = ctypes.CFUNCTYPE(c_int, c_uint64, c_int)
+"""The work of a kernel: its key, and 1 to run it or 0 to forget it; it returns as a `TASK` does."""
+
 _loaded: list[Native] = []
 
 
@@ -84,7 +87,24 @@ class Native:
         self.stop_trace = get(core_lib, "ts_stop_trace", c_void_p)
         self.forget_trace = get(core_lib, "ts_forget_trace", None)
         self.now_ns = get(core_lib, "ts_now_ns", c_int64)
-        self.note = get(core_lib, "ts_note", None, c_int, c_char_p, c_int, c_int64, c_uint64)
+        self.note_collective = get(
+            core_lib, "ts_note_collective", None, c_char_p, c_int, c_int64, c_int64, c_uint64, c_int, c_int,
+            c_char_p, c_int, c_int, c_uint64,
+        )  # fmt: skip
+        self.current_stream = get(core_lib, "ts_current_stream", c_int64, c_int)
+        self.set_cores = get(core_lib, "ts_set_cores", None, c_int, c_int)
+        self.set_limit = get(core_lib, "ts_set_limit", c_int, c_int, c_int64, c_int, c_int)
+        self.limits = get(core_lib, "ts_limits", c_int, c_int, c_int64, ctypes.POINTER(c_int))
+        self.limits_here = get(core_lib, "ts_limits_here", c_int, c_int, ctypes.POINTER(c_int))
+        self.make_communicator = get(core_lib, "ts_make_communicator", c_int, c_char_p, ctypes.POINTER(c_int), c_int)
+        self.forget_communicator = get(core_lib, "ts_forget_communicator", None, c_int)
+        self.launch_kernel = get(
+            core_lib, "ts_launch_kernel", c_int, c_int, c_int64, c_char_p, c_int, c_int, c_int, c_int, c_double,
+            BODY, c_uint64,
+        )  # fmt: skip
+        self.set_discipline = get(core_lib, "ts_set_discipline", None, c_int)
+        self.kernels = get(core_lib, "ts_kernels", ctypes.c_size_t, c_char_p, ctypes.c_size_t)
+        self.explain_failure = get(core_lib, "ts_explain_failure", None, c_char_p)
         self.fail_operator = get(core_lib, "ts_fail_operator", None, c_char_p, c_int, c_uint64)
         self.fail_allocation = get(core_lib, "ts_fail_allocation", None, c_int64)
         self.slow_link = get(core_lib, "ts_slow_link", None, c_double)

@@ -5,12 +5,14 @@ The layout is that of csrc/core/trace.h.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toprope.sim.dtypes import NUMBERS
+from toprope.sim.operator_kinds import kind_of
 
 __all__ = [
     "CHROME_FRAME",
@@ -44,6 +46,8 @@ _ACTS = (
     "synchronise",
     "task",
     "collective",
+    "kernel",
+    "launch",
 )
 _DTYPES = {number: name for name, number in NUMBERS.items()}
 
@@ -54,17 +58,27 @@ class Record:
 
     Attributes:
         act: "operator", "copy to card", "copy from card" (item() is one), "copy between cards", "allocate", "free",
-            "event record", "event wait", "synchronise", "task" or "collective".
-        name: the operator's ("aten::mm") or the collective's name; empty where there is none.
+            "event record", "event wait", "synchronise", "task", "collective", "launch" (of toprope.sim.launch) or
+            "kernel" (its run).
+        name: the operator's ("aten::mm"), the collective's or the kernel's name; empty where there is none.
         begin_ns, end_ns: on the host's steady clock. The card's own time is not simulated.
         device: number of the card in the process; -1 where there is none.
         stream: number of the stream on that card; 0 is the default stream.
         thread: the system's number of the thread.
         bytes: of copies, allocations and collectives.
-        address: of allocations; for events a number that names the event.
+        address: of allocations; for events a number that names the event; 0 otherwise.
         dtype: of an operator's first tensor; empty where there is none.
         other_device: the card that a copy between cards comes from; -1 otherwise.
-        cube_cores, vector_cores: cores the operator was given; 0 where they are not known.
+        cube_cores, vector_cores: cores that an operator, kernel or collective was given: its blocks, times the cores of
+            one. An operator takes all that the limits leave; a real one may take fewer.
+        limit: of an operator, the cube and vector cores that it was allowed when it was launched; None otherwise.
+        kind: of an operator, kernel or collective, the profiler's word for the cores: "AI_CORE", "AI_VECTOR_CORE",
+            "MIX_AIC", "MIX_AIV", "AI_CPU", or "COMMUNICATION" for a collective that takes none.
+        assumed: whether no source says on which cores the operator runs (operator_kinds.toml).
+        sync_all: whether all blocks need their cores at the same time.
+        communicator: of a collective, the name of its communicator, the same in all processes; empty otherwise.
+        rank, ranks: this member's rank in the communicator, and how many there are; -1 and 0 otherwise.
+        sequence: which collective of the communicator it is, counted from 0; -1 otherwise.
     """
 
     act: str
@@ -80,6 +94,19 @@ class Record:
     other_device: int
     cube_cores: int
     vector_cores: int
+    limit: tuple[int, int] | None = None
+    kind: str = ""
+    assumed: bool = False
+    sync_all: bool = False
+    communicator: str = ""
+    rank: int = -1
+    ranks: int = 0
+    sequence: int = -1
+
+    @property
+    def engine(self) -> str:
+        """What runs the collective: "aiv" for vector cores; empty where that is not known, or it is none."""
+        return "aiv" if self.communicator and self.vector_cores else ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,7 @@ class Trace:
         wall_ns: wall clock at that moment, to lay traces of several processes side by side.
         records: the acts.
         lost: acts that the ring no longer holds, the oldest ones.
+        chip: name of the chip, empty where it is not known.
     """
 
     pid: int
@@ -99,21 +127,29 @@ class Trace:
     wall_ns: int
     records: tuple[Record, ...]
     lost: int
+    chip: str = ""
 
     def operators(self) -> tuple[Record, ...]:
         """The records of operators alone."""
         return tuple(record for record in self.records if record.act == "operator")
 
+    def kernel_details(self, path: str | os.PathLike[str]) -> None:
+        """Writes the operators, kernels and collectives as a kernel_details.csv, in the columns of the profiler."""
+        from toprope.sim import kernel_details
 
-def parse(data: bytes | memoryview, names: Sequence[str]) -> Trace | None:
+        kernel_details.save(path, [self])
+
+
+def parse(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Trace | None:
     """The trace in these bytes, None when they are none.
 
     Args:
         data: header and ring, as the core writes them.
-        names: names of operators and collectives by the index that records hold.
+        names: names of operators, collectives and communicators by the index that records hold.
+        chip: name of the chip, which decides how limits become cores; empty where it is not known.
     """
     head = parse_header(data)
-    return None if head is None else replace(head, records=tuple(read(data, names)))
+    return None if head is None else replace(head, records=tuple(read(data, names, chip)), chip=chip)
 
 
 def parse_header(data: bytes | memoryview) -> Trace | None:
@@ -126,18 +162,63 @@ def parse_header(data: bytes | memoryview) -> Trace | None:
     return Trace(pid, began_ns, wall_ns, (), max(written - capacity, 0))
 
 
-def read(data: bytes | memoryview, names: Sequence[str]) -> Iterator[Record]:
+def read(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Iterator[Record]:
     """The records in the bytes of a trace one by one, the oldest first, so that a long trace need not be held."""
     _, capacity, written, *_ = _HEADER.unpack_from(data)
     for place in range(max(written - capacity, 0), written):
-        begin, end, size, address, thread, stream, kind, act, device, other, dtype, cube, vector = _RECORD.unpack_from(
-            data, HEADER_SIZE + place % capacity * RECORD_SIZE
+        begin, end, size, address, thread, stream, number, act, device, other, dtype, cube, vector = (
+            _RECORD.unpack_from(data, HEADER_SIZE + place % capacity * RECORD_SIZE)
         )
-        if 0 < act < len(_ACTS):
-            name = names[kind] if kind < len(names) else ""
-            where = (device, stream, thread, size, address)
-            source = other if _ACTS[act] == "copy between cards" else -1
-            yield Record(_ACTS[act], name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
+        if not 0 < act < len(_ACTS):
+            continue
+        name, what = _name(names, number), _ACTS[act]
+        where = (device, stream, thread, size, 0 if what in _GATHERED else address)
+        source = other if what == "copy between cards" else -1
+        plain = Record(what, name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
+        if what == "operator":
+            yield _with_blocks(plain, chip)
+        elif what in _GATHERED:
+            yield _with_members(plain, names, address, sync_all=what != "collective" and other > 0)
+        else:
+            yield plain
+
+
+_GATHERED = ("collective", "kernel", "launch")
+_SEQUENCE = 2**48 - 1
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if number < len(names) else ""
+
+
+def _with_blocks(record: Record, chip: str) -> Record:
+    """An operator's record, whose cores are the limits that were in force as yet, with the cores that they leave it."""
+    kind = kind_of(record.name)
+    limit = record.cube_cores, record.vector_cores
+    given = kind.blocks(limit, chip)
+    return replace(
+        record, cube_cores=given.cube, vector_cores=given.vector, limit=limit, kind=kind.profiler, assumed=kind.assumed,
+        sync_all=kind.sync_all,
+    )  # fmt: skip
+
+
+def _with_members(record: Record, names: Sequence[str], address: int, *, sync_all: bool) -> Record:
+    """The record of a collective or a kernel, with the collective that it is a member of (see csrc/core/trace.h)."""
+    if record.cube_cores and record.vector_cores:
+        kind = "MIX_AIC"
+    elif record.cube_cores:
+        kind = "AI_CORE"
+    else:
+        kind = "AI_VECTOR_CORE" if record.vector_cores else "COMMUNICATION"
+    head, _, rest = _name(names, address >> 48).partition(":")
+    communicator, _, place = rest.rpartition(":")
+    rank, slash, ranks = place.partition("/")
+    if head != "hcom" or not slash or not (rank + ranks).isdecimal():
+        return replace(record, kind=kind, sync_all=sync_all)
+    return replace(
+        record, kind=kind, sync_all=sync_all, communicator=communicator, rank=int(rank), ranks=int(ranks),
+        sequence=address & _SEQUENCE,
+    )  # fmt: skip
 
 
 def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
@@ -185,24 +266,34 @@ def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
 
 def _event(record: Record, pid: int, track: int, shift: int) -> dict[str, Any]:
     event: dict[str, Any] = {
-        "name": record.name if record.act in ("operator", "collective") else record.act,
+        "name": record.name if record.act in ("operator", *_GATHERED) else record.act,
         "cat": record.act,
         "pid": pid,
         "tid": track,
         "ts": (record.begin_ns + shift) / 1000,
-        "args": {
-            key: value
-            for key, value in (
-                ("bytes", record.bytes),
-                ("dtype", record.dtype),
-                ("host thread", record.thread),
-                ("cube cores", record.cube_cores),
-                ("vector cores", record.vector_cores),
-                ("event", f"{record.address:#x}" if record.act.startswith("event") else ""),
-            )
-            if value
-        },
+        "args": dict(_arguments(record)),
     }
-    if record.act in ("allocate", "free", "event record", "event wait"):
+    if record.act in ("allocate", "free", "event record", "event wait", "launch"):
         return {**event, "ph": "i", "s": "t"}
     return {**event, "ph": "X", "dur": (record.end_ns - record.begin_ns) / 1000}
+
+
+def _arguments(record: Record) -> Iterator[tuple[str, object]]:
+    """What an event says beside its place: what the act has of it."""
+    facts = {
+        "bytes": record.bytes,
+        "dtype": record.dtype,
+        "host thread": record.thread,
+        "cube cores": record.cube_cores,
+        "vector cores": record.vector_cores,
+        "limit": None if record.limit is None else list(record.limit),
+        "kind": record.kind,
+        "sync_all": record.sync_all,
+        "event": f"{record.address:#x}" if record.act.startswith("event") else "",
+        "communicator": record.communicator,
+        "ranks": record.ranks,
+        "engine": record.engine,
+    }
+    yield from ((name, value) for name, value in facts.items() if value)
+    if record.sequence >= 0:
+        yield "sequence", record.sequence

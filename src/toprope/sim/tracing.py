@@ -100,15 +100,15 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
         address = library.stop_trace()
         size = records.HEADER_SIZE + capacity * records.RECORD_SIZE
         data = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-        names = counters.names(ctypes.string_at(library.counters(), counters.SIZE))
-        recording._trace = records.parse(data, names)
+        figures = ctypes.string_at(library.counters(), counters.SIZE)
+        recording._trace = records.parse(data, counters.names(figures), counters.chip(figures))
         library.forget_trace()
 
 
 def read_run(folder: Path) -> list[Trace]:
     """The traces of all processes of a run, by process number."""
     return [
-        replace(head, records=tuple(records.read(data, names)))
+        replace(head, records=tuple(records.read(data, names, head.chip)))
         for head, data, names in sorted(_found(folder), key=lambda each: each[0].pid)
     ]
 
@@ -136,7 +136,7 @@ def write_run(folder: Path, stream: TextIO) -> Written:
     stream.write(json.dumps(records.CHROME_FRAME)[:-1] + ', "traceEvents": [')
     between = "\n"
     for head, data, names in _found(folder):
-        for event in records.chrome_events(head, records.read(data, names), first):
+        for event in records.chrome_events(head, records.read(data, names, head.chip), first):
             stream.write(between + json.dumps(event))
             between = ",\n"
             written += event["ph"] != "M"
@@ -150,4 +150,5 @@ def _found(folder: Path) -> Iterator[tuple[Trace, bytes, list[str]]]:
         data = path.read_bytes()
         head = records.parse_header(data)
         if head is not None:
-            yield head, data, counters.names(path.with_suffix(".counters").read_bytes())
+            figures = path.with_suffix(".counters").read_bytes()
+            yield replace(head, chip=counters.chip(figures)), data, counters.names(figures)

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
-from torch.utils._pytree import tree_leaves
 
-from toprope.sim.distributed import refusals
+from toprope.sim.distributed import members, refusals
 from toprope.sim.distributed.staging import Staging, reduce_operation
 from toprope.sim.distributed.work import HcclWork, done
-from toprope.sim.native import native
 from toprope.sim.npu._state import message
-from toprope.sim.tracing import is_tracing
 
 __all__ = [
     "allgather",
@@ -45,9 +42,6 @@ __all__ = [
 ]
 
 
-_COLLECTIVE = 11
-"""Number of the act "collective" in a trace (csrc/core/trace.h)."""
-
 _PARAMETER = "ERR02001 DIST invalid parameter"
 _TYPE = "ERR02002 DIST invalid type"
 
@@ -63,7 +57,12 @@ def unwrapped(backend: Any) -> Any:
 
 
 def _run(
-    name: str, backend: Any, results: Any, start: Callable[[Staging], Sequence[Work]], options: Any = None
+    name: str,
+    backend: Any,
+    results: Any,
+    start: Callable[[Staging], Sequence[Work]],
+    options: Any = None,
+    message_between: tuple[int, int] | None = None,
 ) -> Work:
     """Have gloo do one collective, or one message. Every one comes by here.
 
@@ -74,16 +73,16 @@ def _run(
         start: prepares the host tensors and gives gloo's works.
         options: torch's options, of which `asyncOp` says whether the caller will wait later; None for a message,
             whose work is gloo's own.
+        message_between: the ranks that send and receive a message, where both are known.
     """
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     staging = Staging(hccl.settle)
-    began = native().now_ns()
+    note = members.begin(name, hccl, results, message_between, is_message=options is None)
     works = start(staging)
-    if is_tracing():
+    if note is not None:
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
-        ended = torch.futures.collect_all([work.get_future() for work in works])
-        ended.then(lambda _: _note(name, results, began))
+        torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: note())
     if options is None:
         return works[0]
     if not options.asyncOp:
@@ -94,13 +93,6 @@ def _run(
     work = HcclWork(works, staging.finish(), results)
     hccl.under_way = work.ended
     return work
-
-
-def _note(name: str, results: Any, began: int) -> None:
-    """Records a collective in the trace: its name, its bytes, and the card of its first tensor."""
-    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
-    card = tensors[0].device.index if tensors else native().current_device()
-    native().note(_COLLECTIVE, f"hccl::{name}".encode(), card, began, sum(tensor.nbytes for tensor in tensors))
 
 
 def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) -> Any:
@@ -350,6 +342,7 @@ def send(backend: Any, tensors: list[Tensor], dst: int, tag: int) -> Work:
     return _run(
         "send", backend, tensors,
         lambda staging: [_gloo.send(backend, [staging.moved(tensor) for tensor in tensors], dst, tag)],
+        message_between=(backend.rank(), dst),
     )  # fmt: skip
 
 
@@ -358,6 +351,7 @@ def recv(backend: Any, tensors: list[Tensor], src: int, tag: int) -> Work:
     return _run(
         "recv", backend, tensors,
         lambda staging: [_gloo.recv(backend, [staging.moved(tensor) for tensor in tensors], src, tag)],
+        message_between=(src, backend.rank()),
     )  # fmt: skip
 
 

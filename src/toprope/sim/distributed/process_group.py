@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from toprope.sim.distributed import collectives, kernels
+from toprope.sim.distributed.members import Members
 
 __all__ = ["ProcessGroupHCCL", "hccl_of"]
 
@@ -69,6 +70,8 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         super().__init__(store, rank, size, gloo)
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
+        self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
+        """Which collective of the group is the next, for traces."""
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.

@@ -6,9 +6,9 @@ for the card, else the chip has no limit but its cores. A stream's may exceed th
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -33,11 +33,13 @@ _KINDS = ("cube_core_num", "vector_core_num")
 """The vendor numbers the kinds of cores: 0 is cube, 1 is vector."""
 
 _UNTOUCHED = -1
+_NONE = -1
+"""What the core is given to take a limit away."""
+
 _LARGEST = 2**32 - 1
 
-_lock = threading.Lock()
-_of_process: dict[tuple[int, str], int] = {}
-_of_stream: dict[tuple[int, int, str], int] = {}
+_OF_PROCESS = -1
+"""In the place of a stream's number, where the core is asked for the process's limits."""
 
 
 def in_force(device: int, stream_id: int | None = None) -> dict[str, int]:
@@ -47,11 +49,13 @@ def in_force(device: int, stream_id: int | None = None) -> dict[str, int]:
         device: number of the card.
         stream_id: the stream's number on the card; None for the process's limits alone.
     """
-    with _lock:
-        limits = {kind: _of_process.get((device, kind), total) for kind, total in _cores().items()}
-        if stream_id is not None:
-            limits = {kind: _of_stream.get((device, stream_id, kind), limits[kind]) for kind in _KINDS}
-    return limits
+    found = (ctypes.c_int * len(_KINDS))()
+    native().limits(device, _OF_PROCESS if stream_id is None else stream_id, found)
+    return dict(zip(_KINDS, found, strict=True))
+
+
+def _set(device: int, stream_id: int, kind: str, limit: int) -> None:
+    native().set_limit(device, stream_id, _KINDS.index(kind), limit)
 
 
 def _cores() -> dict[str, int]:
@@ -135,9 +139,7 @@ def set_device_limit(device: int, cube_num: int = _UNTOUCHED, vector_num: int = 
     _check_device(device)
     for kind, value in zip(_KINDS, (cube_num, vector_num), strict=True):
         if value != _UNTOUCHED:
-            limit = _within(kind, value, "SetDeviceResLimit", "")
-            with _lock:
-                _of_process[device, kind] = limit
+            _set(device, _OF_PROCESS, kind, _within(kind, value, "SetDeviceResLimit", ""))
 
 
 def get_device_limit(device: int) -> dict[str, int]:
@@ -152,9 +154,8 @@ def get_device_limit(device: int) -> dict[str, int]:
 def reset_device_limit(device: int) -> None:
     """Takes the process's limits for a card away. torch_npu has this as `torch_npu._C._npu_reset_device_res_limit`."""
     _check_device(device)
-    with _lock:
-        for kind in _KINDS:
-            _of_process.pop((device, kind), None)
+    for kind in _KINDS:
+        _set(device, _OF_PROCESS, kind, _NONE)
 
 
 def set_stream_limit(stream: Stream, cube_num: int = _UNTOUCHED, vector_num: int = _UNTOUCHED) -> None:
@@ -173,8 +174,7 @@ def set_stream_limit(stream: Stream, cube_num: int = _UNTOUCHED, vector_num: int
     for kind, value in zip(_KINDS, (cube_num, vector_num), strict=True):
         if value != _UNTOUCHED:
             limit = _within(kind, value, "SetStreamResLimit", "s of a specific stream")
-            with _lock:
-                _of_stream[where.device_index, where.stream_id, kind] = limit
+            _set(where.device_index, where.stream_id, kind, limit)
 
 
 def get_stream_limit(stream: Stream) -> dict[str, int]:
@@ -194,6 +194,5 @@ def reset_stream_limit(stream: Stream) -> None:
         AssertionError: it is not a stream of `torch.npu`.
     """
     where = _check_stream(stream)
-    with _lock:
-        for kind in _KINDS:
-            _of_stream.pop((where.device_index, where.stream_id, kind), None)
+    for kind in _KINDS:
+        _set(where.device_index, where.stream_id, kind, _NONE)

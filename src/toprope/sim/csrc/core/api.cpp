@@ -9,6 +9,8 @@
 #include "device.h"
 #include "documents.h"
 #include "faults.h"
+#include "kernels.h"
+#include "limits.h"
 #include "memory.h"
 #include "sharing.h"
 #include "stream.h"
@@ -17,8 +19,6 @@
 using namespace toprope::sim;
 
 #define EXPORT extern "C" TOPROPE_API
-
-EXPORT const char* ts_torch_version() { return TOPROPE_TORCH_VERSION; }
 
 EXPORT int ts_configure(int cards, uint64_t capacity, uint64_t padding) {
   return configure({cards, capacity, padding});
@@ -58,20 +58,13 @@ EXPORT void ts_reset_totals(int device) { reset_totals(device); }
 EXPORT void ts_set_fraction(int device, double value) { set_fraction(device, value); }
 EXPORT double ts_fraction(int device) { return fraction(device); }
 
-// 9 groups (in the order of MemoryStats) x 3 (all, small, large) x 4 (current, peak, allocated, freed), then the
-// number of retries and of failures.
+// The figures in the order of MemoryStats, each as current, peak, allocated, freed; then the numbers of retries and of
+// failures.
 EXPORT void ts_memory_stats(int device, int64_t* out) {
   MemoryStats stats = memory_stats(device);
-  for (const Figure* group :
-       {stats.allocation, stats.segment, stats.active, stats.inactive_split, stats.allocated_bytes,
-        stats.reserved_bytes, stats.active_bytes, stats.inactive_split_bytes, stats.requested_bytes}) {
-    for (int i = 0; i < 3; i++) {
-      *out++ = group[i].current;
-      *out++ = group[i].peak;
-      *out++ = group[i].allocated;
-      *out++ = group[i].freed;
-    }
-  }
+  stats.each_figure([&out](const Figure& figure) {
+    for (int64_t value : {figure.current, figure.peak, figure.allocated, figure.freed}) *out++ = value;
+  });
   *out++ = stats.retries;
   *out++ = stats.ooms;
 }
@@ -91,6 +84,49 @@ EXPORT size_t ts_memory_snapshot(int device, int64_t* out, size_t room) {
   return numbers.size();
 }
 
+// What more there is to say of the failure with which the task that calls this is about to end.
+EXPORT void ts_explain_failure(const char* text) { explain_failure(text); }
+
+// ---- cores: limits (2 numbers, cube and vector; a negative stream means the process) and queued kernels
+
+EXPORT void ts_set_cores(int cube, int vector) { set_cores({{cube, vector}}); }
+EXPORT int ts_set_limit(int device, int64_t stream, int core, int limit) {
+  if (!is_device(device)) return kInvalidDevice;
+  if (stream != kProcess && !is_stream(stream)) return kInvalidStream;
+  if (core < 0 || core >= kKindsOfCores || limit < kNoLimit) return kInvalidParameter;
+  set_limit(device, stream, static_cast<Core>(core), limit);
+  return kOk;
+}
+EXPORT int ts_limits(int device, int64_t stream, int* out) {
+  if (!is_device(device)) return kInvalidDevice;
+  if (stream != kProcess && !is_stream(stream)) return kInvalidStream;
+  Cores found = limits(device, stream);
+  std::copy_n(found.of, kKindsOfCores, out);
+  return kOk;
+}
+EXPORT int ts_limits_here(int device, int* out) {
+  if (!is_device(device)) return kInvalidDevice;
+  Cores found = limits_here(device);
+  std::copy_n(found.of, kKindsOfCores, out);
+  return kOk;
+}
+
+EXPORT int ts_make_communicator(const char* name, const int* cards, int count) {
+  return make_communicator(name, std::vector<int>(cards, cards + count));
+}
+EXPORT void ts_forget_communicator(int number) { forget_communicator(number); }
+EXPORT int ts_launch_kernel(int device, int64_t stream, const char* name, int cube, int vector, int sync_all,
+                            int communicator, double microseconds, int (*body)(uint64_t, int), uint64_t key) {
+  return launch_kernel(device, stream, {name, {{cube, vector}}, sync_all != 0, communicator, microseconds, body, key});
+}
+EXPORT void ts_set_discipline(int discipline) { set_discipline(static_cast<Discipline>(discipline)); }
+// The list of kernels, as much as fits into `room` bytes; returns how many bytes it has.
+EXPORT size_t ts_kernels(char* out, size_t room) {
+  std::string list = list_kernels();
+  if (out != nullptr) std::copy_n(list.data(), std::min(room, list.size()), out);
+  return list.size();
+}
+
 EXPORT void ts_set_wait_limit_ms(uint32_t limit) { wait_limit_ms = limit; }
 EXPORT void ts_stop_device(int device) { stop_device(device); }
 EXPORT void ts_restart_device(int device) { restart_device(device); }
@@ -108,12 +144,19 @@ EXPORT int ts_start_trace(uint64_t capacity, const char* path) { return start_tr
 EXPORT const void* ts_stop_trace() { return stop_trace(); }
 EXPORT void ts_forget_trace() { forget_trace(); }
 EXPORT int64_t ts_now_ns() { return now_ns(); }
-EXPORT void ts_note(int act, const char* name, int device, int64_t begin_ns, uint64_t bytes) {
+EXPORT int64_t ts_current_stream(int device) { return current_stream(device); }
+
+// Records a collective that began at a time, on a stream and with limits that were read then. A negative rank: it is of
+// no communicator.
+EXPORT void ts_note_collective(const char* name, int device, int64_t stream, int64_t begin_ns, uint64_t bytes, int cube,
+                               int vector, const char* communicator, int rank, int ranks, uint64_t sequence) {
   if (!watching(kTracing)) return;
   write_record({.begin_ns = begin_ns, .end_ns = now_ns(), .bytes = bytes,
-                .stream = static_cast<int32_t>(current_stream(device)),
-                .kind = static_cast<uint16_t>(index_of(kind(name))), .act = static_cast<Act>(act),
-                .device = static_cast<int8_t>(device)});
+                .address = rank < 0 ? kNoCommunicator : collective_address(communicator, rank, ranks, sequence),
+                .stream = static_cast<int32_t>(stream),
+                .kind = static_cast<uint16_t>(index_of(kind(name))), .act = Act::kCollective,
+                .device = static_cast<int8_t>(device), .cube = static_cast<uint8_t>(cube),
+                .vector = static_cast<uint8_t>(vector)});
 }
 
 // ---- faults and refusals
@@ -121,7 +164,6 @@ EXPORT void ts_note(int act, const char* name, int device, int64_t begin_ns, uin
 EXPORT void ts_fail_operator(const char* name, int code, uint64_t after) { fail_operator(name, code, after); }
 EXPORT void ts_fail_allocation(int64_t after) { fail_allocation(after); }
 EXPORT void ts_slow_link(double ns_per_byte) { slow_link(ns_per_byte); }
-EXPORT void ts_clear_faults() { clear_faults(); }
 EXPORT void ts_refuse_dtypes(const char* name, uint64_t dtypes) {
   refused_dtypes[index_of(kind(name))] = dtypes;
   bool any = false;

@@ -51,14 +51,6 @@ void slow_link(double ns_per_byte) {
   watch(kTrafficLimits, ns_per_byte > 0);
 }
 
-void clear_faults() {
-  std::lock_guard<std::mutex> guard(mutex);
-  failures.clear();
-  allocations_left = -1;
-  update_watch();
-  slow_link(0);
-}
-
 int fault_of_operator(const Kind* kind) {
   std::lock_guard<std::mutex> guard(mutex);
   auto found = failures.find(kind);

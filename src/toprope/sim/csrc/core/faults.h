@@ -16,8 +16,6 @@ TOPROPE_API void fail_allocation(int64_t after);
 // Copies between host and card take at least this long for a byte; 0 takes it back.
 TOPROPE_API void slow_link(double ns_per_byte);
 
-TOPROPE_API void clear_faults();
-
 // ---- asked by operators, only while `watching(kFaults)` or `watching(kTrafficLimits)`
 
 TOPROPE_API int fault_of_operator(const Kind* kind);  // kOk, or the code to fail with

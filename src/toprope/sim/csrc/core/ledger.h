@@ -77,11 +77,11 @@ class Ledger {
   const MemoryStats& stats() const { return stats_; }
 
   void reset_peaks() {
-    each_figure([](Figure& figure) { figure.peak = figure.current; });
+    stats_.each_figure([](Figure& figure) { figure.peak = figure.current; });
   }
 
   void reset_totals() {
-    each_figure([](Figure& figure) { figure.allocated = figure.freed = 0; });
+    stats_.each_figure([](Figure& figure) { figure.allocated = figure.freed = 0; });
     stats_.retries = stats_.ooms = 0;
   }
 
@@ -119,15 +119,6 @@ class Ledger {
                   .stream = static_cast<int32_t>(block.stream),
                   .act = act,
                   .device = static_cast<int8_t>(device_)});
-  }
-
-  template <class Change>
-  void each_figure(Change change) {
-    for (Figure* group : {stats_.allocation, stats_.segment, stats_.active, stats_.inactive_split,
-                          stats_.allocated_bytes, stats_.reserved_bytes, stats_.active_bytes,
-                          stats_.inactive_split_bytes, stats_.requested_bytes}) {
-      for (int i = 0; i < 3; i++) change(group[i]);
-    }
   }
 
   const int device_;

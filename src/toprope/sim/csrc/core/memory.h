@@ -20,6 +20,15 @@ struct MemoryStats {
   Figure allocation[3], segment[3], active[3], inactive_split[3];
   Figure allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3], requested_bytes[3];
   int64_t retries = 0, ooms = 0;
+
+  // Visits every figure: the groups in the order above, in each those for all blocks, the small and the large ones.
+  template <class Visit>
+  void each_figure(Visit visit) {
+    for (Figure* group : {allocation, segment, active, inactive_split, allocated_bytes, reserved_bytes, active_bytes,
+                          inactive_split_bytes, requested_bytes}) {
+      for (int i = 0; i < 3; i++) visit(group[i]);
+    }
+  }
 };
 
 struct Block;

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
-#include <vector>
+#include <utility>
 
+#include "kernels.h"
 #include "trace.h"
 
 namespace toprope::sim {
@@ -12,8 +13,6 @@ namespace toprope::sim {
 std::atomic<uint32_t> wait_limit_ms{1091 * 1000};  // the default limit of an operator on A2 and A3 cards
 
 namespace {
-
-constexpr int kPool = 32;  // streams of one priority that a card hands out in turn, as torch's other backends do
 
 struct CardStreams {
   std::mutex mutex;
@@ -31,23 +30,42 @@ std::atomic<bool> stopped[kMaxCards];
 
 thread_local bool is_stream_thread = false;
 thread_local int64_t chosen[kMaxCards] = {};
+thread_local bool has_chosen[kMaxCards] = {};
+
+struct Failure {
+  int code = kOk;
+  std::string text;
+};
+
+thread_local Failure told;
+thread_local std::string explained;
 
 }  // namespace
+
+std::string told_failure(int code) { return told.code == code ? std::exchange(told, {}).text : ""; }
+
+void explain_failure(const char* text) { explained = text; }
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-void Stream::push(std::function<int()> task, std::function<void()> at_end) {
+Stream::Place Stream::push(std::function<int()> task, std::function<void()> at_end, Station station) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!started_) {
     started_ = true;
     std::thread([this] { run(); }).detach();
   }
-  queue_.push_back({std::move(task), std::move(at_end)});
+  Place place = {submitted.load() + 1, is_idle()};
+  queue_.push_back({std::move(task), std::move(at_end), station.kernel != nullptr});
+  if (station.kernel != nullptr || station.mark != nullptr) {
+    station.ticket = place.ticket;
+    stations_.push_back(std::move(station));
+  }
   submitted.fetch_add(1, std::memory_order_release);
   work_.notify_one();
+  return place;
 }
 
 void Stream::run() {
@@ -63,16 +81,18 @@ void Stream::run() {
       queue_.pop_front();
     }
     int64_t began = watching(kTracing) ? now_ns() : 0;
-    int status = stopped[device] ? static_cast<int>(kStopped) : entry.task();
+    // A kernel has to give back what it holds, also on a card that was stopped.
+    int status = stopped[device] && !entry.is_kernel ? static_cast<int>(kStopped) : entry.task();
     entry.task = nullptr;
-    if (began != 0) {
+    if (status != kOk) fail(status, std::exchange(explained, {}));
+    if (began != 0 && !entry.is_kernel) {
       write_record({.begin_ns = began, .end_ns = now_ns(), .stream = static_cast<int32_t>(id), .kind = kNoKind,
                     .act = Act::kTask, .device = static_cast<int8_t>(device)});
     }
     {
       std::lock_guard<std::mutex> guard(mutex_);
-      if (status != kOk) fail(status);
-      done.fetch_add(1, std::memory_order_release);
+      uint64_t ended = done.fetch_add(1, std::memory_order_release) + 1;
+      while (!stations_.empty() && stations_.front().ticket <= ended) stations_.pop_front();
       if (entry.at_end) entry.at_end();
     }
     progress_.notify_all();
@@ -90,12 +110,21 @@ bool Stream::wait_until(uint64_t ticket) {
   return progress_.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()), [&] { return done >= ticket; });
 }
 
-void Stream::fail(int code) {
-  int none = kOk;
-  failure_.compare_exchange_strong(none, code);
+void Stream::fail(int code, const std::string& text) {
+  std::lock_guard<std::mutex> guard(failure_mutex_);
+  if (failure_ != kOk) return;
+  failure_text_ = text;
+  failure_ = code;
 }
 
-bool is_stream(int64_t id) { return id >= 0 && id <= 2 * kPool; }
+int Stream::take_failure_slowly() {
+  std::lock_guard<std::mutex> guard(failure_mutex_);
+  int code = failure_.exchange(kOk);
+  if (code != kOk) told = {code, std::exchange(failure_text_, {})};
+  return code;
+}
+
+bool is_stream(int64_t id) { return id >= 0 && id < kStreams; }
 
 Stream& stream(int device, int64_t id) {
   static thread_local Stream* defaults[kMaxCards] = {};
@@ -109,8 +138,20 @@ Stream& stream(int device, int64_t id) {
   return *card.streams[id];
 }
 
+std::vector<Stream*> all_streams() {
+  std::vector<Stream*> all;
+  for (int device = 0; device < device_count(); device++) {
+    CardStreams& card = of_card(device);
+    std::lock_guard<std::mutex> guard(card.mutex);
+    for (const auto& each : card.streams) all.push_back(each.get());
+  }
+  return all;
+}
+
 void stop_device(int device) {
-  if (is_device(device)) stopped[device] = true;
+  if (!is_device(device)) return;
+  stopped[device] = true;
+  drop_kernels(device);
 }
 
 void restart_device(int device) {
@@ -133,8 +174,11 @@ int64_t current_stream(int device) { return chosen[device]; }
 int64_t exchange_stream(int device, int64_t id) {
   int64_t former = chosen[device];
   chosen[device] = id;
+  has_chosen[device] = true;
   return former;
 }
+
+bool has_chosen_stream(int device) { return has_chosen[device]; }
 
 int wait_for_device(int device) {
   CardStreams& card = of_card(device);
@@ -144,60 +188,79 @@ int wait_for_device(int device) {
     count = card.streams.size();
   }
   int status = kOk;
+  Failure first;
   for (size_t id = 0; id < count; id++) {
     int one = stream(device, static_cast<int64_t>(id)).wait();
-    if (status == kOk) status = one;
+    if (status != kOk || one == kOk) continue;
+    status = one;
+    first = std::exchange(told, {});
   }
+  told = std::move(first);
   return status;
 }
 
 void record(const EventPointer& event, Stream& on) {
-  uint64_t version;
+  MarkPointer mark;
   {
     std::lock_guard<std::mutex> guard(event->mutex);
-    version = ++event->recorded;
+    // One that nobody waits for, or is still to pass with, serves again.
+    if (event->last == nullptr || event->last.use_count() > 1) event->last = std::make_shared<Mark>();
+    mark = event->last;
+    mark->passed = mark->failed = false;
   }
-  auto reach = [event, version] {
+  auto reach = [event, mark, &on] {
     {
       std::lock_guard<std::mutex> guard(event->mutex);
-      event->reached = std::max(event->reached, version);
-      event->time_ns = now_ns();
+      mark->failed = on.failure() != kOk;
+      mark->on = &on;
+      mark->passed = true;
+      if (event->last == mark) event->time_ns = now_ns();
     }
     event->passed.notify_all();
   };
   if (on.is_idle()) {
     reach();
   } else {
-    on.push([] { return static_cast<int>(kOk); }, reach);
+    mark->ticket = on.push([] { return static_cast<int>(kOk); }, reach).ticket;
+    mark->on = &on;
   }
 }
 
+namespace {
+
+// The mark that is to be waited for, null where there is none or it has passed.
+MarkPointer awaited(const EventPointer& event) {
+  std::lock_guard<std::mutex> guard(event->mutex);
+  return event->last == nullptr || event->last->passed ? nullptr : event->last;
+}
+
+bool wait_for_mark(const EventPointer& event, const Mark& mark) {
+  std::unique_lock<std::mutex> lock(event->mutex);
+  return event->passed.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()),
+                                [&] { return mark.passed.load(); });
+}
+
+}  // namespace
+
 void wait_for(const EventPointer& event, Stream& by) {
-  uint64_t version;
-  {
-    std::lock_guard<std::mutex> guard(event->mutex);
-    version = event->recorded;
-    if (event->reached >= version) return;
-  }
-  by.push([event, version] {
-    std::unique_lock<std::mutex> lock(event->mutex);
-    bool in_time = event->passed.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()),
-                                          [&] { return event->reached >= version; });
-    return static_cast<int>(in_time ? kOk : kWaitTimeout);
-  });
+  MarkPointer mark = awaited(event);
+  if (mark == nullptr) return;
+  auto wait = [event, mark] { return static_cast<int>(wait_for_mark(event, *mark) ? kOk : kWaitTimeout); };
+  by.push(wait, nullptr, Station{.kernel = nullptr, .mark = mark});
+  look_for_deadlock();
 }
 
 int wait_for(const EventPointer& event) {
-  std::unique_lock<std::mutex> lock(event->mutex);
-  uint64_t version = event->recorded;
-  bool in_time = event->passed.wait_for(lock, std::chrono::milliseconds(wait_limit_ms.load()),
-                                        [&] { return event->reached >= version; });
-  return in_time ? kOk : kWaitTimeout;
+  MarkPointer mark;
+  {
+    std::lock_guard<std::mutex> guard(event->mutex);
+    mark = event->last;
+  }
+  if (mark == nullptr) return kOk;
+  if (!mark->passed && !wait_for_mark(event, *mark)) return kWaitTimeout;
+  return mark->failed ? mark->on.load()->take_failure() : static_cast<int>(kOk);
 }
 
-bool has_passed(const EventPointer& event) {
-  std::lock_guard<std::mutex> guard(event->mutex);
-  return event->reached >= event->recorded;
-}
+bool has_passed(const EventPointer& event) { return awaited(event) == nullptr; }
 
 }  // namespace toprope::sim

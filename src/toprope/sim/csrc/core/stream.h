@@ -8,18 +8,45 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "device.h"
 
 namespace toprope::sim {
 
+class Stream;
+struct Kernel;
+
+// One recording of an event: the place in a stream with which it passes.
+struct Mark {
+  std::atomic<bool> passed{false};
+  std::atomic<Stream*> on{nullptr};   // null where it passed at once
+  std::atomic<uint64_t> ticket{0};    // it passes with the end of this task
+  std::atomic<bool> failed{false};    // a failure was waiting to be told when it passed
+};
+
+using MarkPointer = std::shared_ptr<Mark>;
+
+// A task that may have to wait for work of others, as deadlock.cpp sees it. Any other task is taken to come to an end.
+struct Station {
+  std::shared_ptr<Kernel> kernel;  // it waits for cores, and for its peers
+  MarkPointer mark;                // or for an event
+  uint64_t ticket = 0;             // its number in the stream
+};
+
 class Stream {
  public:
   Stream(int device, int64_t id) : device(device), id(id) {}
 
+  struct Place {
+    uint64_t ticket;  // tasks of the stream up to this one
+    bool at_head;     // whether nothing is left before it
+  };
+
   // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. What is
   // to happen with its end (an event that passes, say) comes in one step with it for everyone who waits.
-  TOPROPE_API void push(std::function<int()> task, std::function<void()> at_end = nullptr);
+  TOPROPE_API Place push(std::function<int()> task, std::function<void()> at_end = nullptr, Station station = {});
 
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.
   TOPROPE_API int wait();
@@ -27,15 +54,25 @@ class Stream {
   // Waits until so many tasks are done; false where that takes too long.
   bool wait_until(uint64_t ticket);
 
-  // Keeps a failure of work that has already run, for the next wait.
-  TOPROPE_API void fail(int code);
+  // Keeps a failure of work that has already run, for the next wait; with what there is to say besides its code.
+  TOPROPE_API void fail(int code, const std::string& text = "");
 
-  // The code of the first failure since it was last asked for, without waiting.
-  int take_failure() { return failure_.load(std::memory_order_relaxed) == kOk ? kOk : failure_.exchange(kOk); }
+  // The code of the first failure since it was last asked for, without waiting. `told_failure` has its text then.
+  int take_failure() {
+    if (failure_.load(std::memory_order_relaxed) == kOk) [[likely]] return kOk;
+    return take_failure_slowly();
+  }
+
+  // The code of a failure that nobody was told yet, else kOk.
+  int failure() const { return failure_.load(std::memory_order_acquire); }
 
   bool is_idle() const {
     return done.load(std::memory_order_acquire) == submitted.load(std::memory_order_relaxed);
   }
+
+  // Stations that have not ended, in order. To be read with the lock held.
+  std::mutex& mutex() { return mutex_; }
+  const std::deque<Station>& stations() const { return stations_; }
 
   const int device;
   const int64_t id;
@@ -43,19 +80,33 @@ class Stream {
 
  private:
   void run();
+  TOPROPE_API int take_failure_slowly();
 
   std::mutex mutex_;
   std::condition_variable work_, progress_;
   struct Entry {
     std::function<int()> task;
     std::function<void()> at_end;
+    bool is_kernel;
   };
   std::deque<Entry> queue_;
+  std::deque<Station> stations_;
   bool started_ = false;
+  std::mutex failure_mutex_;
   std::atomic<int> failure_{kOk};
+  std::string failure_text_;
 };
 
+// What there is to say of the failure of this code that the calling thread was told last; empty where there is nothing.
+// Asking takes it away.
+TOPROPE_API std::string told_failure(int code);
+
+// Has a task say more of its failure than its code: the calling thread's task, which is about to end with one.
+TOPROPE_API void explain_failure(const char* text);
+
 constexpr int64_t kDefaultStream = 0;
+constexpr int kPool = 32;  // streams of one priority that a card hands out in turn, as torch's other backends do
+constexpr int kStreams = 1 + 2 * kPool;
 
 // Whether there can be a stream of this number: the default one and those of the pools.
 TOPROPE_API bool is_stream(int64_t id);
@@ -65,6 +116,10 @@ TOPROPE_API Stream& stream(int device, int64_t id);
 TOPROPE_API int64_t stream_from_pool(int device, bool high_priority);
 TOPROPE_API int64_t current_stream(int device);
 TOPROPE_API int64_t exchange_stream(int device, int64_t id);
+bool has_chosen_stream(int device);  // whether the calling thread ever chose one
+
+// Every stream that something was done with.
+std::vector<Stream*> all_streams();
 
 // Longest wait for a stream or an event, in milliseconds.
 TOPROPE_API extern std::atomic<uint32_t> wait_limit_ms;
@@ -80,8 +135,8 @@ TOPROPE_API int wait_for_device(int device);
 struct Event {
   std::mutex mutex;
   std::condition_variable passed;
-  uint64_t recorded = 0, reached = 0;
-  int64_t time_ns = 0;
+  MarkPointer last;     // null until it is recorded
+  int64_t time_ns = 0;  // when it passed
 };
 
 using EventPointer = std::shared_ptr<Event>;

@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <mutex>
 
+#include "faults.h"
 #include "stream.h"
 
 namespace toprope::sim {
@@ -94,6 +96,13 @@ void forget_trace() {
   madvise(trace, current_bytes, MADV_DONTNEED);
   retired = trace;
   retired_bytes = current_bytes;
+}
+
+uint64_t collective_address(const char* communicator, int rank, int ranks, uint64_t sequence) {
+  char name[sizeof(Kind::name)];
+  int length = snprintf(name, sizeof name, "hcom:%s:%d/%d", communicator, rank, ranks);
+  if (length < 0 || static_cast<size_t>(length) >= sizeof name) return kNoCommunicator;
+  return static_cast<uint64_t>(index_of(kind(name))) << 48 | (sequence & ((uint64_t{1} << 48) - 1));
 }
 
 void write_record(Record record) {

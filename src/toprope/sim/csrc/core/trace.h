@@ -19,23 +19,31 @@ enum class Act : uint8_t {
   kSynchronise,
   kTask,
   kCollective,
+  kKernel,  // its run; its launch is an act of its own, so that a stream's acts stand in the order of the queue
+  kLaunch,
 };
 
 struct Record {
   int64_t begin_ns = 0, end_ns = 0;  // steady clock
   uint64_t bytes = 0;                // of copies, allocations, collectives
-  uint64_t address = 0;              // of allocations; the event's of events
+  uint64_t address = 0;              // of allocations; the event's of events; see collective_address
   uint32_t thread = 0;
   int32_t stream = 0;
   uint16_t kind = 0xffff;            // index of the operator's name
   Act act = Act::kOperator;
   int8_t device = -1;
-  int8_t other_device = -1;          // of copies between cards
+  int8_t other_device = -1;          // of copies between cards; of kernels, whether all blocks run at the same time
   int8_t dtype = -1;                 // c10::ScalarType of an operator's first tensor
-  uint8_t cube = 0, vector = 0;      // cores, 0 where they are not known
+  uint8_t cube = 0, vector = 0;      // of operators and collectives, the limits in force; of kernels, their cores
 };
 
 constexpr uint16_t kNoKind = 0xffff;
+constexpr uint64_t kNoCommunicator = uint64_t{kNoKind} << 48;
+
+// Which collective a record is of: in the upper 16 bits the index of the name "hcom:NAME:RANK/RANKS" (the communicator,
+// and this member's rank in it), below them the number of the collective in the communicator. Takes a name's place in
+// the counters; kNoCommunicator where the name is too long.
+TOPROPE_API uint64_t collective_address(const char* communicator, int rank, int ranks, uint64_t sequence);
 
 static_assert(sizeof(Record) == 48);
 

@@ -146,7 +146,11 @@ void Call::begin_watched() {
       sim::stream(device_, sim::current_stream(device_)).fail(code);
     }
   }
-  if (sim::watching(sim::kTracing)) began_ns_ = sim::now_ns();
+  if (!sim::watching(sim::kTracing)) return;
+  began_ns_ = sim::now_ns();
+  sim::Cores limits = sim::limits_here(device_);
+  cube_ = static_cast<uint8_t>(limits[sim::kCube]);
+  vector_ = static_cast<uint8_t>(limits[sim::kVector]);
 }
 
 void Call::record() const {
@@ -156,7 +160,9 @@ void Call::record() const {
                      .kind = static_cast<uint16_t>(sim::index_of(kind_)),
                      .act = sim::Act::kOperator,
                      .device = static_cast<int8_t>(device_),
-                     .dtype = static_cast<int8_t>(dtype_)});
+                     .dtype = static_cast<int8_t>(dtype_),
+                     .cube = cube_,
+                     .vector = vector_});
 }
 
 void Call::finish() {

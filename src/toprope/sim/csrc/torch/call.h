@@ -80,6 +80,7 @@ class Call {
   int other_device_ = sim::kNoDevice;
   int dtype_ = -1;         // of the first operand
   int64_t began_ns_ = 0;   // while somebody traces
+  uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;

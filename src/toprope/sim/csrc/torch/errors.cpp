@@ -70,8 +70,10 @@ std::string binary_size(uint64_t bytes) {
 }  // namespace
 
 void raise_status(int status, const char* function, const char* call) {
+  std::string more = sim::told_failure(status);
   TORCH_CHECK(false, function, ": NPU function error: ", call, ", error code is ", status,
-              trailer("ERR00100 PTA call acl api failed"), "\n[Error]: ", text_of(status));
+              trailer("ERR00100 PTA call acl api failed"), "\n[Error]: ", text_of(status), more.empty() ? "" : "\n",
+              more);
 }
 
 void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage) {

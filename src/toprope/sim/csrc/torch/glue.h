@@ -10,6 +10,7 @@
 #include "../core/device.h"
 #include "../core/documents.h"
 #include "../core/faults.h"
+#include "../core/limits.h"
 #include "../core/memory.h"
 #include "../core/stream.h"
 #include "../core/trace.h"

@@ -144,6 +144,7 @@ class Copy {
     bool over_link = act_ == sim::Act::kCopyToCard || act_ == sim::Act::kCopyFromCard;
     if (over_link && sim::watching(sim::kTrafficLimits)) sim::wait_for_link(bytes_, began_ns_);
     if (!sim::watching(sim::kTracing)) return;
+    sim::Cores limits = act_ == sim::Act::kOperator ? sim::limits_here(device_) : sim::Cores{};
     sim::write_record({.begin_ns = began_ns_,
                        .end_ns = sim::now_ns(),
                        .bytes = bytes_,
@@ -152,7 +153,9 @@ class Copy {
                        .act = act_,
                        .device = static_cast<int8_t>(device_),
                        .other_device = static_cast<int8_t>(other_),
-                       .dtype = static_cast<int8_t>(dtype_)});
+                       .dtype = static_cast<int8_t>(dtype_),
+                       .cube = static_cast<uint8_t>(limits[sim::kCube]),
+                       .vector = static_cast<uint8_t>(limits[sim::kVector])});
   }
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
