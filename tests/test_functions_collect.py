@@ -28,8 +28,9 @@ CARD = """| {number:<5} {name:<19} | {health:<13} | 88.2        30              
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine without cards: `machine.npus(...)` and so on give it some."""
-    masks, ours = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR")
-    for name in (*masks, *ours):
+    for name in ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     (tmp_path / "bin").mkdir()

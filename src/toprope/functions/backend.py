@@ -40,9 +40,9 @@ class Code:
     def blob(self) -> bytes:
         """The pickle of it, by value where it is of the program's own file."""
         if self._blob is None:
-            import cloudpickle
+            from toprope.functions.serial import dumps
 
-            self._blob = cloudpickle.dumps(self.target, 5)
+            self._blob = dumps(self.target)
         return self._blob
 
 

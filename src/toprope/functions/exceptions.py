@@ -13,6 +13,7 @@ YRError
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 import types
@@ -232,6 +233,9 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
         return YRInvokeError
 
 
+_ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
 def describe(error: BaseException) -> tuple[BaseException, str]:
     """An error in a form that another process can be sent, and its traceback as text.
 
@@ -239,7 +243,10 @@ def describe(error: BaseException) -> tuple[BaseException, str]:
     """
     import cloudpickle
 
-    text = "".join(traceback.format_exception(error))
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ROOM):
+        frames = frames.tb_next  # how we called it is of no interest
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     try:
         pickle.loads(cloudpickle.dumps(error))
     except Exception:

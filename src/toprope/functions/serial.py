@@ -13,6 +13,7 @@ import io
 import pickle
 import sys
 import threading
+import types
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from toprope.functions.arena import Arena, Block, Reader
 if TYPE_CHECKING:
     from toprope.functions.objects import ObjectRef
 
-__all__ = ["INLINE", "Packed", "pack", "unpack"]
+__all__ = ["INLINE", "Packed", "dumps", "pack", "unpack"]
 
 INLINE = 32 * 1024
 """Bytes from which on a buffer goes through shared memory."""
@@ -159,13 +160,30 @@ def _dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
         stream = io.BytesIO()
         _Pickler(stream, 5, buffer_callback=keep).dump(value)
         return stream.getvalue()
+    return dumps(value, keep)
+
+
+def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None) -> bytes:
+    """The pickle of anything, by value where it is of the program's own file; tracebacks name that file.
+
+    Args:
+        value: what to pickle.
+        keep: takes large buffers; None leaves them in the pickle.
+    """
     import cloudpickle
 
     stream = io.BytesIO()
     pickler = cloudpickle.Pickler(stream, 5, buffer_callback=keep)
-    pickler.dispatch_table = ChainMap(_reducers, pickler.dispatch_table)
+    pickler.dispatch_table = ChainMap({types.CodeType: _reduce_code}, _reducers, pickler.dispatch_table)
     pickler.dump(value)
     return stream.getvalue()
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    from cloudpickle.cloudpickle import _code_reduce
+
+    make, parts = _code_reduce(code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
 
 
 def _is_simple(value: Any, depth: int) -> bool:

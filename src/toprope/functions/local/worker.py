@@ -22,7 +22,7 @@ from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
-from toprope.functions.serial import BlockKey, pack, unpack
+from toprope.functions.serial import BlockKey, dumps, pack, unpack
 from toprope.functions.wire import Channel, Closed, Kind, Message
 
 __all__ = ["main"]
@@ -190,9 +190,7 @@ class Worker:
 
     def checkpoint(self) -> bytes:
         """The instance as another process can be given it."""
-        import cloudpickle
-
-        return bytes(cloudpickle.dumps(self.instance, 5))
+        return dumps(self.instance)
 
     def answer(self, number: int, result: Any, returns: int | None) -> None:
         """Send the result of a call.
@@ -225,9 +223,7 @@ class Worker:
 
     def fail(self, number: int, error: BaseException) -> None:
         """Send what the user's code raised."""
-        import cloudpickle  # for classes of the program's own file
-
-        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [cloudpickle.dumps(describe(error), 5)])
+        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [dumps(describe(error))])
 
     # Ending
 
