@@ -20,6 +20,9 @@ VERBS = {
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "devices": "List the devices that a program would see, and why there are no others.",
+    "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
+    "status": "Say what `start` began.",
+    "stop": "End what `start` began.",
 }
 """Every verb with its line in `toprope --help`. The verb `x` is the typer application `app` in toprope/cli/x.py."""
 

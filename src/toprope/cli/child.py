@@ -43,11 +43,11 @@ def environment_for(
     kind = "npu" if choice.device == "sim" else choice.device
     named = base.get("TOPROPE_DEVICE", "")
     environment["TOPROPE_DEVICE"] = named if named.partition(":")[0] == kind else kind
+    if "PATH" in environment:
+        environment["PATH"] = os.pathsep.join([_tools(folder), environment["PATH"]])
     if choice.spec is not None:
         environment["TOPROPE_SIM"] = choice.spec.format()
         environment["TOPROPE_RUN_DIR"] = folder
-        if "PATH" in environment:
-            environment["PATH"] = os.pathsep.join([_tools(folder), environment["PATH"]])
         if trace:
             environment["TOPROPE_TRACE"] = "1"
     elif choice.device == "npu":

@@ -33,12 +33,14 @@ class Choice:
         spec: the simulated cards; None without.
         probe: what the search for a real card found; None where nothing was searched for.
         automatic: whether toprope chose, and not the user.
+        begun: whether these are the simulated cards that `toprope start` began.
     """
 
     device: str
     spec: SimSpec | None = None
     probe: Probe | None = None
     automatic: bool = False
+    begun: bool = False
 
 
 def choose(
@@ -49,6 +51,7 @@ def choose(
     hbm: str | None,
     settings: Settings,
     probe: Callable[[], Probe],
+    begun: str = "",
 ) -> Choice:
     """The card for a program.
 
@@ -59,9 +62,10 @@ def choose(
         hbm: --hbm.
         settings: what the options leave open: the device, and the simulated card.
         probe: the search for a real card; called only where its answer matters.
+        begun: the simulated cards that `toprope start` began, as TOPROPE_SIM spells them; "" for none.
 
     Raises:
-        UsageError: the options contradict each other, or one of them, or a setting, cannot be read.
+        UsageError: the options contradict each other or what was begun, or one of them, or a setting, cannot be read.
         CardError: a real card was asked for and there is none that works.
     """
     described = {"--chip": chip, "--count": count, "--hbm": hbm}
@@ -87,6 +91,8 @@ def choose(
                 do=_advice(found, "rehearse with --device sim"),
             )
         return Choice("npu", probe=found)
+    if begun:
+        return Choice("sim", _join(begun, chip, count, hbm, given), begun=True)
     spec = _spec(chip, count, hbm, settings)
     if asked is Asked.SIM:
         return Choice("sim", spec)
@@ -100,6 +106,20 @@ def choose(
             do=f"add --device sim, or leave out {' and '.join(given)}",
         )
     return Choice("npu", probe=found, automatic=True)
+
+
+def _join(begun: str, chip: str | None, count: int | None, hbm: str | None, given: list[str]) -> SimSpec:
+    """The cards that were begun, which options may describe, but not otherwise."""
+    spec = SimSpec.parse(begun)
+    asked = SimSpec.make(chip or spec.chip, spec.count if count is None else count, spec.hbm if hbm is None else hbm)
+    if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):
+        raise UsageError(
+            f"{' and '.join(given)} {'do' if len(given) > 1 else 'does'} not fit the cards that were started.",
+            looked_at=f"toprope start began {spec.count} x {spec.chip}"
+            + ("" if spec.hbm is None else f" with {spec.hbm} bytes each"),
+            do=f"leave out {' and '.join(given)}, or end what was started with toprope stop (yr stop)",
+        )
+    return replace(spec, force=True)
 
 
 def _from_settings(settings: Settings) -> Asked:

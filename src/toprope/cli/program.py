@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
-from toprope.cli import npu_smi
+from toprope.cli import npu_smi, yr
 from toprope.compat.finder import FACADES
 from toprope.errors import ProgramError, UsageError
 
@@ -39,7 +39,7 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [sys.executable, _python_file(program), *arguments]
     if os.path.isdir(program) and os.path.isfile(os.path.join(program, "__main__.py")):
         return [sys.executable, program, *arguments]
-    if program == npu_smi.NAME:
+    if program == npu_smi.NAME or (program == yr.NAME and shutil.which(program) is None):
         return [program, *arguments]  # the one that the program would find, on the PATH of the run
     found = shutil.which(program)
     if found is not None:

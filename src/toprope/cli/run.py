@@ -8,13 +8,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from toprope.cli.choose import Asked, Choice, choose
 from toprope.errors import UsageError
+
+if TYPE_CHECKING:
+    from toprope.functions.deploy import Deployment
 
 __all__ = ["app"]
 
@@ -100,15 +103,22 @@ def run(
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
+    from toprope.functions import deployed
     from toprope.settings import Settings
 
     command = command_line(program)
-    choice = choose(device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe)
+    begun = deployed.read()
+    choice = choose(
+        device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe,
+        begun=begun.sim if begun is not None else "",
+    )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)
     if check_cores:
         run_cores.check(choice)
-    status, report = _run(command, choice, trace, check_cores=check_cores, as_json=as_json)
+    status, report = _run(
+        command, choice, trace, begun if choice.begun else None, check_cores=check_cores, as_json=as_json
+    )
     if not quiet:
         try:
             sys.stderr.write(report)
@@ -119,14 +129,21 @@ def run(
 
 
 def _run(
-    command: list[str], choice: Choice, trace: Path | None, *, check_cores: bool, as_json: bool
+    command: list[str],
+    choice: Choice,
+    trace: Path | None,
+    begun: Deployment | None,
+    *,
+    check_cores: bool,
+    as_json: bool,
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and the report."""
-    from toprope.cli import npu_smi, run_cores, trace_file
+    from toprope.cli import npu_smi, run_cores, trace_file, yr
     from toprope.cli.child import environment_for, run_program
     from toprope.cli.probe import installed_version
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import notes
+    from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
     from toprope.visible import VARIABLE
 
@@ -134,6 +151,9 @@ def _run(
     try:
         if choice.spec is not None:
             npu_smi.install(Path(folder), choice.spec)
+        if begun is not None:
+            join_cards(Path(folder), begun)
+        yr.install(Path(folder))
         environment = environment_for(
             choice, os.environ, folder, real_installed=installed_version() is not None,
             trace=trace is not None or check_cores,

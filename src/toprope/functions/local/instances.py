@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -87,7 +86,7 @@ class Instances:
         assert instance.grant is not None
         try:
             nodes = session.services.ledger_of(instance).nodes
-            environment, unset = mask(instance.grant, nodes, {**os.environ, **options.environment()})
+            environment, unset = mask(instance.grant, nodes, {**session.environment, **options.environment()})
         except YRRuntimeError as error:
             self._fail(instance, error)
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import time
 from collections import deque
@@ -153,7 +152,7 @@ class Pools:
             return
         options = pool.options
         try:
-            environment, unset = mask(grant, ledger.nodes, {**os.environ, **options.environment()})
+            environment, unset = mask(grant, ledger.nodes, {**session.environment, **options.environment()})
         except YRRuntimeError as error:
             ledger.release(grant.number)
             self._fail_queue(pool, error)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
+import logging
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.local import zygote
+from toprope.functions.exceptions import YRRuntimeError
+from toprope.functions.interrupts import interruptible
 from toprope.functions.local.process import Process
+from toprope.functions.local.starter import Starter, end_strays
 from toprope.functions.local.timers import Timer, Timers
 from toprope.functions.objects import Entry
 from toprope.functions.serial import BlockKey
@@ -57,25 +56,14 @@ class Processes:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._owned: dict[int, int] = {}  # blocks of ended workers that are still needed, by number
         self._closing = False
-        self._up = False  # whether the zygote has told anything
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._starter = Starter(session.folder, session.hold)
         self._pump = threading.Thread(target=self._run, name="toprope functions", daemon=True)
 
     def start(self) -> None:
         """Start the zygote, the first workers, and the thread that listens to them."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        modules = "cloudpickle,numpy,torch" if _may_import_torch() else "cloudpickle"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*_python_path(), _package_root()])}
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "toprope.functions.local.zygote", str(theirs.fileno()), str(self._session.folder),
-             modules],
-            pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        theirs.close()
-        self._control = ours
-        self._epoll.register(ours, select.EPOLLIN)
         self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._starter.start()
+        self._epoll.register(self._starter.control, select.EPOLLIN)  # type: ignore[arg-type]
         with self._session.lock:
             self._refill()
         self._pump.start()
@@ -142,7 +130,7 @@ class Processes:
             process.buried = True
             if process.deadline is not None:
                 process.deadline.cancel()
-            process.channel.close()
+            self._close(process)
             if not self._owned.get(process.number):
                 self._sweep(process.number)
             if process.on_lost is not None:
@@ -171,47 +159,62 @@ class Processes:
         for path in self._session.folder.glob(f"w{number}-*"):
             path.unlink(missing_ok=True)
 
+    def _close(self, process: Process) -> None:
+        """Close the socket of a process that is gone; a thread that reads it wakes up first, and closes it then."""
+        process.channel.end()
+        if process.channel.reading.acquire(blocking=False):
+            process.channel.close()
+            process.channel.reading.release()
+
     def close(self) -> None:
-        """End all processes, and wait until they have."""
+        """End all processes, and wait until they have; at once where that is interrupted."""
         with self._session.lock:
             self._closing = True
             left = [each for each in self._all.values() if not each.closed]
             for process in left:
                 self.stop(process, STOP_ALL)
-        if not self._up and self._zygote is not None:
-            self._zygote.kill()  # it is still importing, and has no workers
-        until = time.monotonic() + STOP_ALL
-        while any(not each.closed for each in left) and time.monotonic() < until:
-            time.sleep(0.005)
-        self._wake()
-        if self._control is not None:
-            self._control.close()
-        if self._zygote is not None:
-            try:
-                self._zygote.wait(5)
-            except subprocess.TimeoutExpired:
-                self._zygote.kill()
-                self._zygote.wait()
-        self._pump.join(5)
+        try:
+            # a zygote that is still importing has no workers yet
+            until = time.monotonic() + (STOP_ALL if self._starter.is_up else 0)
+            while any(not each.closed for each in left) and time.monotonic() < until:
+                _pause()
+        finally:
+            self._starter.close()
+            for process in list(self._all.values()):
+                self.lost(process)
+            self._wake()
+            self._pump.join(5)
+            if not self._pump.is_alive():
+                self._epoll.close()
+                for file in (self._wake_read, self._wake_write):
+                    os.close(file)
+                self._wake_write = -1
+
+    def abandon(self) -> None:
+        """Let go of all in a fork of the driver, whose they are not."""
+        self._closing = True
+        self._starter.abandon()
+        self._epoll.close()
+        for process in self._all.values():
+            process.channel.close()
+        for file in (self._wake_read, self._wake_write):
+            os.close(file)
+        self._wake_write = -1
 
     def _refill(self) -> None:
         while len(self._warm) < WARM and not self._closing:
             self._warm.append(self._new())
 
     def _new(self) -> Process:
-        if self._control is None:
-            raise YRRuntimeError("the session has no processes any more", CODES["finalized"])
         ours, theirs = socket.socketpair()
-        process = Process(next(self._numbers), Channel(ours, on_full=lambda: self._overflows(process)))
+        with theirs:
+            process = Process(next(self._numbers), Channel(ours, on_full=lambda: self._overflows(process)))
+            try:
+                self._starter.ask(process.number, theirs.fileno())
+            except YRRuntimeError:
+                ours.close()
+                raise
         self._all[process.number] = process
-        try:
-            zygote.send_worker(self._control, process.number, theirs.fileno())
-        except OSError:
-            raise YRRuntimeError(
-                "the process that starts workers is gone; call yr.finalize and yr.init", 3003
-            ) from None
-        finally:
-            theirs.close()
         self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
         self._listened[process.channel.fileno()] = process
         return process
@@ -234,7 +237,9 @@ class Processes:
 
     def listen(self, process: Process) -> None:
         """Nobody reads what a process sends any more: this thread's pump does again."""
-        if not process.closed:
+        if process.buried:
+            self._close(process)
+        elif not process.closed:
             try:
                 self._epoll.modify(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
             except (OSError, ValueError):
@@ -258,26 +263,26 @@ class Processes:
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass
+        except OSError:
+            pass  # it is awake, or has ended
 
     def _run(self) -> None:
-        assert self._control is not None
-        control = self._control.fileno()
         while not self._closing or any(not each.closed for each in list(self._all.values())):
             try:
-                self._once(control)
+                self._once()
             except Exception:
                 if not self._closing:
                     import traceback
 
                     traceback.print_exc()
 
-    def _once(self, control: int) -> None:
+    def _once(self) -> None:
+        control = self._starter.control
+        told = -1 if control is None else control.fileno()
         for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
             if fd == self._wake_read:
                 os.read(self._wake_read, 4096)
-            elif fd == control:
+            elif fd == told:
                 self._news()
             else:
                 found = self._listened.get(fd)
@@ -305,31 +310,25 @@ class Processes:
 
     def _news(self) -> None:
         """Read what the zygote tells: a worker's process, or its end."""
-        assert self._control is not None
-        try:
-            data = self._control.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
-            self._epoll.unregister(self._control)
-            for process in list(self._all.values()):
-                self.lost(process)
+        news = self._starter.news()
+        if news is None:
+            self._zygote_gone()
             return
-        news = json.loads(data)
-        self._up = True
-        with self._session.lock:
-            found = self._all.get(news["number"])
-            if found is None:
-                return
-            process = found
-            if "pid" in news:
-                process.pid = news["pid"]
-                return
+        process = self._all.get(news["number"])
+        if process is None:
+            return
+        if "pid" in news:
+            process.pid = news["pid"]
+        elif "refused" in news:
+            process.refused = news["refused"]
+            self._ended(process)
+        else:
             process.exit = news["exit"]
-            if process.closed:
-                self._buried(process)
-        # what it sent before its end is still to be read
-        if process.channel.reading.acquire(timeout=1):
+            self._ended(process)
+
+    def _ended(self, process: Process) -> None:
+        """A process has ended: what it sent before is still to be read."""
+        if not process.closed and process.channel.reading.acquire(timeout=1):
             try:
                 while messages := process.channel.receive(0):
                     self._session.handle(process, messages)
@@ -338,25 +337,29 @@ class Processes:
             finally:
                 process.channel.reading.release()
         self.lost(process)
+        self._buried(process)
+
+    def _zygote_gone(self) -> None:
+        """The zygote was killed, and all workers with it: others may be started by a new one."""
         with self._session.lock:
-            self._buried(process)
+            gone = list(self._all.values())
+            self._warm.clear()
+            if self._starter.control is not None:
+                self._epoll.unregister(self._starter.control)
+            if self._closing:
+                return
+            try:
+                self._starter.start()
+                self._epoll.register(self._starter.control, select.EPOLLIN)  # type: ignore[arg-type]
+            except (YRRuntimeError, OSError) as error:
+                logging.getLogger("toprope").error("%s", error)
+        end_strays(self._session.folder, {each.pid for each in gone if each.pid})
+        for process in gone:
+            if process.exit is None:
+                process.exit = -signal.SIGKILL
+            self._ended(process)
 
 
-def _may_import_torch() -> bool:
-    """Whether workers may import torch before they know their card: a real card's software reads its mask then."""
-    return bool(os.environ.get("TOPROPE_SIM")) or os.environ.get("TOPROPE_DEVICE") == "cpu" or not _has_card()
-
-
-def _has_card() -> bool:
-    return os.path.exists("/dev/davinci_manager") or os.path.exists("/dev/nvidiactl")
-
-
-def _package_root() -> str:
-    """The folder that toprope is imported from."""
-    import toprope
-
-    return os.path.dirname(os.path.dirname(os.path.abspath(toprope.__file__)))
-
-
-def _python_path() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+@interruptible
+def _pause() -> None:
+    time.sleep(0.005)

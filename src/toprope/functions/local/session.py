@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,15 @@ class Session(Backend):
         config: see `yr.init`.
         node: the resources of this machine.
         folder: for shared memory; it is removed at the end.
+        variables: what workers have beside the variables of this process.
     """
 
-    def __init__(self, config: Config, node: Node, folder: Path) -> None:
+    def __init__(self, config: Config, node: Node, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self._variables = variables or {}
         self.folder = folder
         self.job_id = config.job_id or f"job-{uuid.uuid4().hex[:8]}"
+        self.hold = hold(folder)
         self.lock = threading.RLock()
         self.values = Values(self, folder)
         self.ledger = Ledger([node])
@@ -61,6 +64,13 @@ class Session(Backend):
         self.send, self.handle = self.traffic.send, self.traffic.handle
         self._process = os.getpid()
         self.processes.start()
+        self._guard = Guard()
+        os.register_at_fork(after_in_child=functools.partial(_forked, weakref.ref(self)))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that workers have of this process, and those that `toprope start` has kept for them."""
+        return {**self._variables, **os.environ}
 
     # Objects
 
@@ -142,9 +152,10 @@ class Session(Backend):
                     source.channel.reading.release()
                     self.processes.listen(source)
             else:
-                entry.event().wait(left if source is None else min(0.2, left or 0.2))
+                _pause(entry.event(), left if source is None else min(0.2, left or 0.2))
         return True
 
+    @interruptible
     def wait(
         self, refs: Sequence[ObjectRef], count: int, timeout: float | None
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:

@@ -11,31 +11,35 @@ from toprope.functions.options import Config
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Backend
+    from toprope.functions.deploy import Deployment
 
 __all__ = ["start", "this_node"]
 
 
 def start(config: Config) -> Backend:
     """A session with the resources of this machine."""
+    from toprope.functions import deployed
+    from toprope.functions.deploy import Deployment
     from toprope.functions.local.session import Session
     from toprope.functions.local.values import shared_folder
 
-    return Session(config, this_node(config), shared_folder())
+    deployment = deployed.read() or Deployment()
+    return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set)
 
 
-def this_node(config: Config) -> Node:
-    """This machine: cores, memory, cards, and what the configuration adds."""
+def this_node(config: Config, deployment: Deployment) -> Node:
+    """This machine: cores, memory, cards, and what the configuration adds to what was started."""
     import psutil
 
     from toprope.functions.collect import collect
 
-    cores = config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))
+    cpu = deployment.cpu or len(os.sched_getaffinity(0)) * 1000
     host = socket.gethostname()
     return Node(
         id=host,
-        cpu=cores * 1000,
-        memory=int(psutil.virtual_memory().total / 2**20),
-        cards=collect(config.npu_collection_mode or "all"),
-        scalars=dict(config.custom_resources),
-        labels={"NODE_ID": host, "HOST_IP": "127.0.0.1", **config.labels},
+        cpu=cpu if config.num_cpus is None else config.num_cpus * 1000,
+        memory=deployment.memory or int(psutil.virtual_memory().total / 2**20),
+        cards=collect(config.npu_collection_mode or deployment.mode, deployment.gpus),
+        scalars={**deployment.custom_resources, **config.custom_resources},
+        labels={"NODE_ID": host, "HOST_IP": "127.0.0.1", **deployment.labels, **config.labels},
     )

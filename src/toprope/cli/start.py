@@ -1,0 +1,161 @@
+"""`toprope start`, and `yr start` under `toprope run`: settings and cards for the programs that follow."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toprope.errors import UsageError
+
+if TYPE_CHECKING:
+    from toprope.functions.deploy import Deployment
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+def _names(*words: str) -> list[str]:
+    """Option names with underscores, and with dashes as newer commands have them."""
+    return [f"--{spelling}" for word in words for spelling in dict.fromkeys((word, word.replace("_", "-")))]
+
+
+@app.command(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "ignore_unknown_options": True,  # openYuanrong has many that mean nothing here
+        "allow_extra_args": True,
+    },
+)
+def start(
+    context: typer.Context,
+    master: Annotated[bool, typer.Option("--master", help="Begin on this machine.")] = False,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            *_names("npu_collection_mode"),
+            metavar="MODE",
+            help="How NPUs are found: all, count, hbm, sfmd, topo, off. [default: all]",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(*_names("gpu_collection_enable"), metavar="BOOL", help="Whether NVIDIA's cards count.")
+    ] = None,
+    cpu: Annotated[
+        int | None, typer.Option("-c", *_names("cpu_num"), metavar="MILLICORES", help="Cores. [default: all]")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option("-m", *_names("memory_num"), metavar="MB", help="Memory. [default: all]")
+    ] = None,
+    resources: Annotated[
+        str | None,
+        typer.Option(*_names("custom_resources"), metavar="JSON", help="""Named resources, such as '{"ssd": 5}'."""),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="JSON", help="""Labels of this node, such as '{"zone": "a"}'.""")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("-s", "--set", metavar="KEY=VALUE", help="A setting by its full key; the value is TOML."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in a TOML file.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(*_names("master_address", "master_info"), metavar="ADDRESS", help="Join a Ray that runs there."),
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Start Ray, for programs on more than one machine.")] = False,
+    chip: Annotated[str | None, typer.Option(metavar="CHIP", help="Chip of simulated cards, such as 910B3.")] = None,
+    count: Annotated[int | None, typer.Option(metavar="N", help="Number of simulated cards.")] = None,
+    hbm: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a simulated card.")] = None,
+    block: Annotated[str, typer.Option(metavar="BOOL", help="Wait until it is stopped.")] = "false",
+) -> None:
+    """Begin: the programs of this user that follow have these settings and cards, until `stop`.
+
+    On one machine nothing runs in between. The cards are those of the `toprope run` that this is in, or those of
+    --chip and --count, or the real ones. Options that only a cluster of openYuanrong has are accepted.
+    Docs: docs/functions.md.
+    """
+    from toprope.functions import deployed
+    from toprope.functions.deploy import WRONG_MODE, begin, leftover, no_set
+
+    options = {
+        "npu_collection_mode": mode, "gpu_collection_enable": gpus, "cpu_num": cpu, "memory_num": memory,
+        "custom_resources": resources, "labels": labels if labels is not None else os.environ.get("INIT_LABELS"),
+    }  # fmt: skip
+    idle = leftover(context.args)
+    if not master and address is None:
+        raise UsageError("start where?", do="give --master for this machine, or --master_address to join a Ray")
+    if block.lower() not in ("true", "false"):
+        raise UsageError(f"--block {block!r} is neither true nor false.")
+    try:
+        deployment, more = begin(options, settings or (), _text(config))
+    except UsageError as error:
+        if error.what != WRONG_MODE:
+            raise
+        sys.stderr.write(f"{WRONG_MODE}\n")
+        raise typer.Exit(1) from None
+    if deployed.read() is not None:
+        raise UsageError("it runs already.", do="toprope stop, or yr stop, ends it")
+    deployment = replace(deployment, no_set=no_set(os.environ), since=time.time(), sim=_simulated(chip, count, hbm))
+    if address is not None:
+        deployment = deployed.cluster().join(address, deployment)
+    elif ray:
+        deployment = deployed.cluster().start(deployment)
+    if deployment.sim:
+        deployment = replace(deployment, cards=deployed.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
+    place = deployed.keep(deployment)
+    _say(deployment, [*idle, *more], place)
+    if block.lower() == "true":
+        _wait()
+
+
+def _simulated(chip: str | None, count: int | None, hbm: str | None) -> str:
+    """The simulated cards that are begun: those asked for, which must be those of the run around this."""
+    from toprope.sim.spec import SimSpec
+
+    around = os.environ.get("TOPROPE_SIM", "")
+    if chip is None and count is None and hbm is None:
+        return around
+    base = SimSpec.parse(around) if around else SimSpec()
+    asked = SimSpec.make(chip or base.chip, base.count if count is None else count, hbm or base.hbm, force=True)
+    asked.capacity  # noqa: B018  raises where no figure is known and none was given
+    if around and replace(asked, force=base.force) != base:
+        raise UsageError(
+            "--chip, --count and --hbm are not those of the toprope run that this is in.",
+            looked_at=f"TOPROPE_SIM={around}",
+            do="leave them out",
+        )
+    return asked.format()
+
+
+def _text(config: Path | None) -> str:
+    try:
+        return "" if config is None else config.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration file cannot be read: {error}.") from error
+
+
+def _say(deployment: Deployment, idle: list[str], place: Path) -> None:
+    from toprope.cli.status import cards_of
+
+    lines = [f"started (npu_collection_mode={deployment.mode}); {cards_of(deployment)}"]
+    lines.append(f"programs of this user have these settings until `toprope stop` ({place})")
+    typer.echo("\n".join(lines))
+    if idle:
+        sys.stderr.write(f"toprope: without effect here: {', '.join(dict.fromkeys(idle))}\n")
+
+
+def _wait() -> None:
+    from toprope.functions import deployed
+
+    try:
+        while deployed.read() is not None:
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        deployed.end()

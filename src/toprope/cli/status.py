@@ -1,0 +1,92 @@
+"""`toprope status`, and `yr status` under `toprope run`: what `start` began, and who uses its cards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from toprope.functions.deploy import Deployment
+
+__all__ = ["app", "cards_of"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="What was started, as JSON.")] = False,
+) -> None:
+    """Say what was started, and who holds memory of its simulated cards. Docs: docs/functions.md."""
+    from toprope.functions import deployed
+
+    found = deployed.read()
+    if as_json:
+        typer.echo("null" if found is None else found.format())
+    elif found is None:
+        typer.echo("System Status: STOPPED")
+    else:
+        typer.echo("System Status: RUNNING")
+        for name, value in _rows(found):
+            typer.echo(f"  {name:<10}{value}")
+        if found.address:
+            typer.echo(deployed.cluster().status(found))
+
+
+def cards_of(deployment: Deployment) -> str:
+    """The cards that programs find, in a line."""
+    from toprope.functions.collect import collect
+    from toprope.sim.spec import SimSpec
+
+    if deployment.sim:
+        spec = SimSpec.parse(deployment.sim)
+        if deployment.mode != "off":
+            return f"{spec.count} simulated Ascend {spec.chip}, for programs under `toprope run`"
+    handler = logging.StreamHandler()
+    logging.getLogger("toprope").addHandler(handler)  # what stands in the way is said
+    try:
+        found = Counter(f"{card.vendor}/{card.model}" for card in collect(deployment.mode, deployment.gpus))
+    finally:
+        logging.getLogger("toprope").removeHandler(handler)
+    if not found:
+        return "no card was found, no NPU is offered" if deployment.mode != "off" else "no NPU is looked for"
+    return ", ".join(f"{number} x {name}" for name, number in found.items())
+
+
+def _rows(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    yield "since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(deployment.since))
+    yield "mode", f"npu_collection_mode={deployment.mode}"
+    yield "cards", cards_of(deployment)
+    yield from _users(deployment)
+    amounts = dict(deployment.custom_resources)
+    limits = {"millicores": deployment.cpu, "MB": deployment.memory}
+    said = [f"{value} {unit}" for unit, value in limits.items() if value is not None]
+    said += [f"{key} {amount:g}" for key, amount in amounts.items()]
+    if said:
+        yield "resources", ", ".join(said)
+    if deployment.labels:
+        yield "labels", ", ".join(f"{key}={value}" for key, value in deployment.labels.items())
+    if deployment.no_set:
+        yield "set by you", ", ".join(deployment.no_set)
+    if deployment.address:
+        yield "ray", deployment.address
+
+
+def _users(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Who holds memory of the simulated cards."""
+    from pathlib import Path
+
+    from toprope.sim import cards
+    from toprope.sim.spec import SimSpec
+
+    if not deployment.cards:
+        return
+    for card in cards.read(Path(deployment.cards), SimSpec.parse(deployment.sim).count):
+        for process in card.processes:
+            held = process.reserved[card.physical] / 2**20
+            yield f"  npu {card.physical}", f"{held:.1f} MiB held by {process.name} (pid {process.pid})"

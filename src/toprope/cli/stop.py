@@ -1,0 +1,27 @@
+"""`toprope stop`, and `yr stop` under `toprope run`: the end of what `start` began."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def stop(
+    force: Annotated[bool, typer.Option("--force", help="End Ray without waiting, where it was started.")] = False,
+) -> None:
+    """End what `start` began: its settings and cards. Programs that run go on as they are. Docs: docs/functions.md."""
+    from toprope.functions import deployed
+
+    found = deployed.end()
+    if found is None:
+        typer.echo("nothing runs")
+        return
+    if found.address:
+        deployed.cluster().stop(found, force)
+    typer.echo("stopped")

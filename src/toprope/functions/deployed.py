@@ -1,0 +1,130 @@
+"""What `toprope start` began, in a file of the user's run-time directory that only the user can read or write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toprope.errors import EnvironmentProblem, UsageError
+from toprope.functions.deploy import Deployment
+from toprope.sim import cards
+
+__all__ = ["cluster", "end", "join_cards", "keep", "read", "share_cards"]
+
+FILE = "started.json"
+
+
+def read() -> Deployment | None:
+    """What was started and not stopped since the machine booted; None for nothing.
+
+    A file that is not this user's, or that others may write to, is not heeded.
+    """
+    try:
+        with open(os.open(_folder() / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+                return None
+            found = Deployment.parse(file.read())
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.boot == _boot() else None
+
+
+def keep(deployment: Deployment) -> Path:
+    """Write down what is started now; where it is written.
+
+    Raises:
+        UsageError: something was started before.
+        EnvironmentProblem: the run-time directory cannot be used.
+    """
+    folder = _folder()
+    if read() is not None:
+        raise UsageError("it runs already.", looked_at=str(folder / FILE), do="toprope stop, or yr stop, ends it")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user")
+        folder.chmod(0o700)
+        handle, name = tempfile.mkstemp(dir=folder)  # 0600
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(replace(deployment, boot=_boot()).format())
+        os.replace(name, folder / FILE)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"what is started cannot be written down: {error}.", do="set XDG_RUNTIME_DIR to a folder of your own"
+        ) from error
+    return folder / FILE
+
+
+def end() -> Deployment | None:
+    """Forget what was started: what it was; None for nothing."""
+    found = read()
+    (_folder() / FILE).unlink(missing_ok=True)
+    if found is not None and found.cards:
+        shutil.rmtree(found.cards, ignore_errors=True)
+    return found
+
+
+def share_cards(run: str) -> str:
+    """A new folder for the state of simulated cards, which later runs join; those of a run that goes on are its cards.
+
+    Args:
+        run: the folder of that run; "" for none.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="toprope-cards-"))
+    state = folder / cards.FILE
+    if run and os.path.isdir(run):
+        (Path(run) / cards.FILE).touch(0o600)
+        try:
+            os.link(Path(run) / cards.FILE, state)
+        except OSError:
+            pass  # on another file system: the run goes on with its own
+    state.touch(0o600)
+    return str(folder)
+
+
+def join_cards(run: Path, deployment: Deployment) -> None:
+    """Have a run use the state of the cards that were started; for its folder is new."""
+    state = Path(deployment.cards) / cards.FILE
+    try:
+        os.link(state, run / cards.FILE)
+    except OSError:
+        (run / cards.FILE).symlink_to(state)
+
+
+def cluster() -> Any:
+    """What starts and joins Ray: `start(deployment)` and `join(address, deployment)` give the deployment with its
+    address; `stop(deployment, force)` and `status(deployment)`, a text, are for what they began.
+
+    Raises:
+        EnvironmentProblem: this toprope, or this machine, has no Ray.
+    """
+    try:
+        from importlib import import_module
+
+        return import_module("toprope.functions.ray.cluster")
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Ray cannot be used: {error}.", do="pip install 'toprope[cluster]', or start without --ray on one machine"
+        ) from error
+
+
+def _folder() -> Path:
+    named = os.environ.get("XDG_RUNTIME_DIR", "")
+    for folder in (named, f"/run/user/{os.getuid()}"):
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK):
+            return Path(folder) / "toprope"
+    return Path(tempfile.gettempdir()) / f"toprope-{os.getuid()}"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
