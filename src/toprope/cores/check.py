@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from toprope.cores import exact_solver
 from toprope.cores.bounds import Bound, heaviest_sets, largest_of_streams, one_local_sets
@@ -29,11 +30,11 @@ __all__ = ["Mend", "Result", "Verdict", "check"]
 PLAIN_SECONDS = 0.3
 """Time of the plain exact test where the solver is there to go on."""
 
-SOLVER_OPERATORS = 20_000
-"""Operators beyond which the solver is not tried: it would need minutes to read the program."""
+SOLVER_OPERATORS_A_SECOND = 2000
+"""Operators for which the solver is tried, for each second of time: a larger program it could barely read in."""
 
 SIDE_SECONDS = 1.0
-"""Time for each question beside the verdict: another discipline, a larger limit."""
+"""Time for each question beside the verdict: each other discipline, the larger limit."""
 
 
 class Verdict(StrEnum):
@@ -86,7 +87,7 @@ def check(
     Args:
         program: what to check.
         discipline: how cards hand out cores; what real cards do is not documented, and D0 is the strictest.
-        seconds: time for the verdict. The questions beside it get a second each, and what is left of these.
+        seconds: time for all of it. The questions beside the verdict get a second each, of what is left.
         findings: whether to look for what else is wrong as well.
         beside: whether to answer the questions beside the verdict: what mends it, and the other disciplines.
 
@@ -128,6 +129,7 @@ class _Checker:
         self.furthest = furthest(self.graph)
         self.hangs_by_order = self.furthest != tuple(len(stream.ops) for stream in self.program.streams)
         self.sets: list[Bound] | None = None
+        self.local_sets: list[Bound] | None = None
         self.known: dict[Discipline, _Decision] = {}
 
     def decide(self, discipline: Discipline, deadline: float) -> _Decision:
@@ -145,7 +147,9 @@ class _Checker:
         if sets is not None and all(bound.fits for bound in sets):
             return _safe("most that operators active together need:", sets, self.program)
         if discipline in (Discipline.D1, Discipline.D2):
-            sets = one_local_sets(self.graph, deadline)
+            if self.local_sets is None:
+                self.local_sets = one_local_sets(self.graph, deadline)
+            sets = self.local_sets
             if sets is not None and all(bound.fits for bound in sets):
                 return _safe("most that collectives active together and one other operator need:", sets, self.program)
         if discipline is Discipline.D0B:
@@ -172,7 +176,7 @@ class _Checker:
 
     def _exact(self, discipline: Discipline, deadline: float) -> _Decision:
         began = time.monotonic()
-        solver = exact_solver.available() and len(self.graph.ids) <= SOLVER_OPERATORS
+        solver = exact_solver.available() and len(self.graph.ids) <= SOLVER_OPERATORS_A_SECOND * (deadline - began)
         found = search(self.graph, discipline, min(deadline, began + PLAIN_SECONDS) if solver else deadline)
         by = f"exact test, {found.looked_at} sets of finished operators looked at"
         if found.witness is None and not found.whole and solver:
@@ -210,8 +214,9 @@ class _Checker:
         if decision.witness is None or self.hangs_by_order:
             return None
 
+        side = min(deadline, time.monotonic() + SIDE_SECONDS)
+
         def is_safe(program: Program) -> bool:
-            side = min(deadline, time.monotonic() + SIDE_SECONDS)
             return _Checker(program).decide(discipline, side).verdict is Verdict.SAFE
 
         found = mend(self.program, decision.witness, is_safe)
@@ -225,12 +230,13 @@ class _Checker:
         """The verdicts under the other disciplines."""
         verdicts = {discipline: self.known[discipline].verdict}
         for other in (Discipline.D0, Discipline.D1, Discipline.D2, Discipline.D0B):
-            _imply(verdicts, self._parts())
+            _imply(verdicts, self._parts)
             if other not in verdicts:
                 verdicts[other] = self.decide(other, min(deadline, time.monotonic() + SIDE_SECONDS)).verdict
-        _imply(verdicts, self._parts())
+        _imply(verdicts, self._parts)
         return {other: verdicts[other] for other in Discipline if other is not discipline}
 
+    @cached_property
     def _parts(self) -> list[tuple[Discipline, Discipline]]:
         """Pairs of disciplines: whatever deadlocks under the first does under the second.
 
