@@ -4,6 +4,8 @@ import datetime
 import os
 import pathlib
 import platform
+import shutil
+import tempfile
 import time
 
 import hypothesis
@@ -27,6 +29,12 @@ def pytest_configure(config):
     # Tests choose their own variables: what this shell has set for toprope must not decide what they see.
     for name in [name for name in os.environ if name.startswith("TOPROPE_") and name not in KEPT]:
         del os.environ[name]
+    # nor what the user has started with `toprope start`
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

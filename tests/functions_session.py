@@ -11,11 +11,9 @@ from toprope import functions as yr
 @contextlib.contextmanager
 def session(cards: str = "910B4x2", **config):
     """`yr.init` with these cards; at the end nothing may be held, and nothing left behind."""
-    before = {name: os.environ.get(name) for name in ("TOPROPE_SIM", "XDG_RUNTIME_DIR", "ASCEND_RT_VISIBLE_DEVICES")}
+    before = {name: os.environ.get(name) for name in ("TOPROPE_SIM", "ASCEND_RT_VISIBLE_DEVICES")}
     memory = set(glob.glob("/dev/shm/toprope-*"))
     os.environ["TOPROPE_SIM"] = cards
-    # what `toprope start` wrote for the user who runs the tests is not for them
-    os.environ["XDG_RUNTIME_DIR"] = "/nonexistent"
     os.environ.pop("ASCEND_RT_VISIBLE_DEVICES", None)
     try:
         yr.init(yr.Config(num_cpus=16, **{"recycle_time": 0.2, **config}))
