@@ -170,13 +170,18 @@ def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None)
         value: what to pickle.
         keep: takes large buffers; None leaves them in the pickle.
     """
+    stream = io.BytesIO()
+    _by_value()(stream, 5, buffer_callback=keep).dump(value)
+    return stream.getvalue()
+
+
+@functools.cache
+def _by_value() -> Any:
+    """cloudpickle's pickler with our ways. It looks for them in its class alone."""
     import cloudpickle
 
-    stream = io.BytesIO()
-    pickler = cloudpickle.Pickler(stream, 5, buffer_callback=keep)
-    pickler.dispatch_table = ChainMap({types.CodeType: _reduce_code}, _reducers, pickler.dispatch_table)
-    pickler.dump(value)
-    return stream.getvalue()
+    table = ChainMap({types.CodeType: _reduce_code}, _reducers, cloudpickle.Pickler.dispatch_table)
+    return type("ByValue", (cloudpickle.Pickler,), {"dispatch_table": table})
 
 
 def _reduce_code(code: types.CodeType) -> Any:
