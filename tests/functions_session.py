@@ -12,7 +12,8 @@ from toprope import functions as yr
 def session(cards: str = "910B4x2", **config):
     """`yr.init` with these cards; at the end nothing may be held, and nothing left behind."""
     before = {name: os.environ.get(name) for name in ("TOPROPE_SIM", "ASCEND_RT_VISIBLE_DEVICES")}
-    memory = set(glob.glob("/dev/shm/toprope-*"))
+    ours = f"/dev/shm/toprope-{os.getuid()}-{os.getpid()}-*"
+    memory = set(glob.glob(ours))
     os.environ["TOPROPE_SIM"] = cards
     os.environ.pop("ASCEND_RT_VISIBLE_DEVICES", None)
     try:
@@ -25,7 +26,7 @@ def session(cards: str = "910B4x2", **config):
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-    assert set(glob.glob("/dev/shm/toprope-*")) <= memory
+    assert set(glob.glob(ours)) <= memory
 
 
 def within(seconds, holds):

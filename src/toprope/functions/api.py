@@ -85,9 +85,10 @@ def finalize() -> None:
     """End the session: every instance that is not detached ends, and every object is gone. Without one: nothing."""
     atexit.unregister(finalize)
     if current.is_set():
-        backend = current.backend()
-        backend.finalize()
-        current.finalized()
+        try:
+            current.backend().finalize()
+        finally:
+            current.finalized()
 
 
 def is_initialized() -> bool:

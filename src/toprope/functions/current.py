@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
@@ -34,12 +35,19 @@ def is_set() -> bool:
 
 
 def set_backend(backend: Backend) -> None:
-    """Use a backend."""
+    """Use a backend; a fork of this process has none."""
     global _backend, _was_set
+    if not _was_set:
+        os.register_at_fork(after_in_child=_forked)
     _backend, _was_set = backend, True
 
 
 def finalized() -> None:
     """There is none any more."""
+    global _backend
+    _backend = None
+
+
+def _forked() -> None:
     global _backend
     _backend = None

@@ -46,6 +46,7 @@ CODES = {
     "user code load failed": 2001,
     "user function exception": 2002,
     "cancelled": 3003,
+    "internal error": 3003,
     "deserialize": 4003,
     "get failed": 4005,
     "incorrect usage": 4006,

@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from toprope.functions.interrupts import interruptible
+
 __all__ = ["Channel", "Closed", "Kind", "Message"]
 
-_HEADER = struct.Struct("<BxHIQ")  # kind, number of parts, bytes of the tuple, number
+_HEADER = struct.Struct("<BxxxIIQ")  # kind, number of parts, bytes of the tuple, number
 _SPIN_NS = 60_000
 _CHUNK = 256 * 1024
 BUFFER = 4 * 2**20
@@ -77,6 +79,7 @@ class Channel:
         self._on_full = on_full
         self._unsent = bytearray()
         self._rest = bytearray()
+        self._needed = 0  # bytes of `_rest` from which on there is a message in it
         self._chunk = bytearray(_CHUNK)
         self._view = memoryview(self._chunk)
         self._poll = select.poll()
@@ -109,6 +112,9 @@ class Channel:
                 self._send_some(frame)
         except OSError:
             raise Closed from None
+        except BaseException:
+            self.end()  # a message that was cut off would have the next one for its rest
+            raise
         return len(frame)
 
     def flush(self) -> bool:
@@ -164,8 +170,15 @@ class Channel:
                 return messages
             # part of a message: the rest is on its way
 
+    def end(self) -> None:
+        """End the talk: whoever reads, here or there, is told that the other side is gone."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
     def close(self) -> None:
-        """Close this end."""
+        """Close this end. Not while another thread reads it: see `end`."""
         self.socket.close()
 
     def _read(self, timeout: float | None) -> int:
@@ -181,7 +194,7 @@ class Channel:
                         break
             if timeout == 0:
                 return -1
-            if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))):
+            if not self._sleep(timeout):
                 return -1
             return recv_into(chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -189,29 +202,38 @@ class Channel:
         except OSError:
             return 0
 
+    @interruptible
+    def _sleep(self, timeout: float | None) -> bool:
+        """Wait until something can be read; whether it can."""
+        return bool(self._poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))))
+
     def _parse(self, fresh: memoryview) -> list[Message]:
         data: bytes | bytearray
         if self._rest:
             self._rest += fresh
+            if len(self._rest) < self._needed:
+                return []
             data = self._rest
         else:
             data = fresh.tobytes()
         messages: list[Message] = []
-        place, size = 0, len(data)
-        while size - place >= _HEADER.size:
+        place, size, end = 0, len(data), _HEADER.size
+        while size >= end:
             kind, count, head, number = _HEADER.unpack_from(data, place)
             at = place + _HEADER.size
-            end = at + head + 8 * count
+            first = end = at + head + 8 * count
             if end > size:
                 break
             lengths = struct.unpack_from(f"<{count}Q", data, at + head) if count else ()
-            if end + sum(lengths) > size:
+            end += sum(lengths)
+            if end > size:
                 break
             parts = []
             for length in lengths:
-                parts.append(bytes(data[end : end + length]))
-                end += length
+                parts.append(bytes(data[first : first + length]))
+                first += length
             messages.append(Message(kind, number, marshal.loads(data[at : at + head]), parts))
-            place = end
+            place, end = first, first + _HEADER.size
         self._rest = bytearray(data[place:]) if place < size else bytearray()
+        self._needed = end - place
         return messages

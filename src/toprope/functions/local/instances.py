@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from toprope.functions import interrupts
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
 from toprope.functions.ledger import Grant
@@ -86,17 +88,18 @@ class Instances:
         assert instance.grant is not None
         try:
             nodes = session.services.ledger_of(instance).nodes
-            environment, unset = mask(instance.grant, nodes, {**session.environment, **options.environment()})
+            variables = {**session.kept, **options.environment()}
+            environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
+            process = session.processes.take()
         except YRRuntimeError as error:
             self._fail(instance, error)
             return
-        process = session.processes.take()
         instance.process, instance.state = process, State.STARTING
         process.owner, process.on_lost = instance, self.lost
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         is_async = instance.code.is_async
         setup = (
-            instance.code.key, {**options.environment(), **environment}, unset, folder, session.services.python_path(),
+            instance.code.key, {**variables, **environment}, unset, folder, session.services.python_path(),
             options.calls_at_once(is_async=is_async), is_async, instance.lives > 0, instance.saved,
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
@@ -188,7 +191,7 @@ class Instances:
             for each in members:
                 self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
         for each in members:
-            each.gone.wait(None if is_sync else grace_of(each.options))
+            interrupts.wait(each.gone, None if is_sync else grace_of(each.options))
 
     def end(self, instance: Instance, error: BaseException) -> None:
         """End an instance; its calls raise the error from now on."""
@@ -274,9 +277,8 @@ class Instances:
 
     def leave(self, ledger: str, error: BaseException) -> None:
         """A resource group goes: the instances that use it end."""
-        for instance in list(self._by_id.values()):
-            if instance.ledger == ledger:
-                self.end(instance, error)
+        for instance in [each for each in self._by_id.values() if each.ledger == ledger]:
+            self.end(instance, error)
 
     # Asking
 
@@ -293,6 +295,7 @@ class Instances:
         instance = self._by_id.get(id)
         return instance is not None and instance.state not in (State.DEAD, State.ENDING)
 
+    @interrupts.interruptible
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
         """The id and class of a named instance; waits for one to appear.
 
@@ -319,7 +322,7 @@ class Instances:
         """What a call of an instance waits for."""
         if instance.state is State.WAITING:
             group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
-            return f"instance {instance.id} still {instance.state}: {group}{self._shortage(instance)}"
+            return f"instance {instance.id} still {instance.state}: {group}{self._session.services.shortage(instance)}"
         return f"instance {instance.id} ({instance.state}) had not answered"
 
     def _namespace(self) -> str:
@@ -357,11 +360,9 @@ class Instances:
     def _too_late(self, instance: Instance, limit: int) -> None:
         with self._session.lock:
             if instance.state is State.WAITING:
-                text = f"the instance cannot be scheduled within {limit} ms. {self._shortage(instance)}"
-                self._fail(instance, YRequestError(text, self._session.services.code_of_shortage(instance)))
-
-    def _shortage(self, instance: Instance) -> str:
-        return self._session.services.shortage(instance)
+                services = self._session.services
+                text = f"the instance cannot be scheduled within {limit} ms. {services.shortage(instance)}"
+                self._fail(instance, YRequestError(text, services.code_of_shortage(instance)))
 
 
 class _Creation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import time
 from collections import deque
@@ -152,17 +153,18 @@ class Pools:
             return
         options = pool.options
         try:
-            environment, unset = mask(grant, ledger.nodes, {**session.environment, **options.environment()})
+            variables = {**session.kept, **options.environment()}
+            environment, unset = mask(grant, ledger.nodes, {**os.environ, **variables})
+            process = session.processes.take()
         except YRRuntimeError as error:
             ledger.release(grant.number)
             self._fail_queue(pool, error)
             return
-        process = session.processes.take()
         asking.grant = grant
         process.owner, process.on_lost = asking, self.lost
         pool.workers[process] = grant
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
-        variables = {**options.environment(), **environment}
+        variables |= environment
         setup = ("", variables, unset, folder, session.services.python_path(), 1, False, False, None)
         call = Call(Kind.CREATE, setup, session.values.nothing(), [], 1)
         call.owner = _Owner(self, pool)

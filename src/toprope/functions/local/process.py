@@ -118,6 +118,7 @@ class Process:
         codes: functions and classes that it has.
         on_lost: told once when it is gone.
         exit: how it ended; None while it runs, or while that is not known.
+        refused: why the system could not start it; "" where it could.
         closed: whether its socket has ended.
         buried: whether what it held has been freed.
         stopping: whether it was asked to end.
@@ -139,6 +140,7 @@ class Process:
         self.codes: set[str] = set()
         self.on_lost: Callable[[Process], None] | None = None
         self.exit: int | None = None
+        self.refused = ""
         self.closed = False
         self.buried = False
         self.stopping = False
@@ -153,6 +155,8 @@ class Process:
         """Its end in words."""
         import signal
 
+        if self.refused:
+            return f"its process could not be started: {self.refused}"
         if self.exit is None:
             return "its process is gone"
         if self.exit < 0:

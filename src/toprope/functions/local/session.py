@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toprope.functions import interrupts
 from toprope.functions.backend import Backend, Code
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
 from toprope.functions.ledger import Ledger, Node
+from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
@@ -64,13 +66,13 @@ class Session(Backend):
         self.send, self.handle = self.traffic.send, self.traffic.handle
         self._process = os.getpid()
         self.processes.start()
-        self._guard = Guard()
-        os.register_at_fork(after_in_child=functools.partial(_forked, weakref.ref(self)))
+        self._guard = interrupts.Guard()
+        _sessions.add(self)
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The variables that workers have of this process, and those that `toprope start` has kept for them."""
-        return {**self._variables, **os.environ}
+    def kept(self) -> dict[str, str]:
+        """What workers have beside the variables of this process: what `toprope start` has kept for them."""
+        return {name: value for name, value in self._variables.items() if name not in os.environ}
 
     # Objects
 
@@ -141,6 +143,8 @@ class Session(Backend):
     def wait_for(self, entry: Entry, until: float | None) -> bool:
         """Wait until an object is there; whether it is. Reads from the worker that makes it where nobody else does."""
         while not entry.done:
+            if self.ended:
+                self.check()
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return False
@@ -152,10 +156,10 @@ class Session(Backend):
                     source.channel.reading.release()
                     self.processes.listen(source)
             else:
-                _pause(entry.event(), left if source is None else min(0.2, left or 0.2))
+                interrupts.wait(entry.event(), left if source is None else min(0.2, left or 0.2))
         return True
 
-    @interruptible
+    @interrupts.interruptible
     def wait(
         self, refs: Sequence[ObjectRef], count: int, timeout: float | None
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
@@ -165,11 +169,13 @@ class Session(Backend):
         for ref in refs:
             ref._entry.when_done(release)
         until = None if timeout is None else time.monotonic() + timeout
-        for _ in range(count):
-            if not news.acquire(timeout=None if until is None else max(0, until - time.monotonic())):
-                break
-        for ref in refs:
-            ref._entry.forget(release)
+        try:
+            for _ in range(count):
+                if not news.acquire(timeout=None if until is None else max(0, until - time.monotonic())):
+                    break
+        finally:
+            for ref in refs:
+                ref._entry.forget(release)
         ready = [place for place, ref in enumerate(refs) if ref._entry.done][:count]
         chosen = set(ready)
         return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
@@ -224,6 +230,8 @@ class Session(Backend):
         self, instance: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
     ) -> Any:
         """Call a method of an instance."""
+        if self.ended:
+            self.check()
         value, refs = self.values.pack((arguments, keywords))
         call = Call(Kind.CALL, method, value, refs, returns)
         self.instances.submit(instance, call)
@@ -283,7 +291,10 @@ class Session(Backend):
             YRRuntimeError: it has.
         """
         if self.ended:
-            raise YRRuntimeError("already finalized", CODES["finalized"])
+            what = "already finalized"
+            if os.getpid() != self._process:
+                what = "this process is a fork of the one that called yr.init: call yr.init in it too"
+            raise YRRuntimeError(what, CODES["finalized"])
 
     def _why(self, entry: Entry) -> str:
         call = entry.call
@@ -292,8 +303,6 @@ class Session(Backend):
 
     def finalize(self) -> None:
         """End every instance and free every object of the session."""
-        if os.getpid() != self._process:
-            return  # a fork of the program is not the program
         with self.lock:
             if self.ended:
                 return
@@ -301,6 +310,30 @@ class Session(Backend):
             error = YRRuntimeError("already finalized", CODES["finalized"])
         self.instances.end_all(error)
         self.pools.end_all(error)
-        self.processes.close()
-        self.values.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed
+        try:
+            self.processes.close()
+        finally:
+            self.values.close()
+            shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed
+            os.close(self.hold)
+            self._guard.remove()
+
+    def abandon(self) -> None:
+        """End in a fork of the program, to which the workers do not belong: it lets go of their sockets."""
+        self.ended = True
+        self.lock = threading.RLock()  # another thread, which is not here, may have held it
+        self._guard.remove()
+        self.processes.abandon()
+        os.close(self.hold)
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for session in list(_sessions):
+        if not session.ended:
+            session.abandon()
+
+
+os.register_at_fork(after_in_child=_forked)

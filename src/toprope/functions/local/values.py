@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.local.folder import shared_folder
 from toprope.functions.objects import Entry, ObjectRef, Value
 from toprope.functions.serial import BlockKey, pack, unpack
 
@@ -134,11 +133,3 @@ class Values:
     def close(self) -> None:
         """Remove this process's memory; what is mapped stays readable."""
         self._arena.close()
-
-
-def shared_folder() -> Path:
-    """A new folder for the shared memory of a session, that only this user may enter."""
-    base = os.environ.get("TOPROPE_OBJECT_STORE") or (
-        "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    )
-    return Path(tempfile.mkdtemp(prefix=f"toprope-{os.getuid()}-{os.getpid()}-", dir=base))

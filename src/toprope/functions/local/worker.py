@@ -32,6 +32,7 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
     """Serve the driver until it ends the worker or is gone."""
     worker = Worker(Channel(sock), Path(folder), number)
     signal.signal(signal.SIGTERM, worker.on_terminate)
+    os.register_at_fork(after_in_child=worker.channel.close)  # a fork of a worker has no part in its talk
     current.set_backend(worker.relay)
     try:
         worker.serve()

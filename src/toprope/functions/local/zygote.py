@@ -1,7 +1,8 @@
 """The process that workers are forked from: it has imported what they need and never touches a device.
 
-The session starts it anew, not as a fork of itself. It has one thread, so that forks are safe. It is the reaper of all
-that workers leave behind, and ends them all when the driver is gone, however that went.
+The session starts it anew, not as a fork of itself. It has one thread, so that forks are safe. Every worker adopts what
+its descendants leave behind, and this process what an ended worker leaves: a child that is no worker is to be ended. It
+ends all when the driver is gone, however that went, also where a fork of the driver still holds its sockets.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ import shutil
 import signal
 import socket
 import sys
+import time
+from collections.abc import Collection
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = "TOPROPE_WORKER"
-"""The variable by which descendants of a worker are known, with the worker's number."""
+"""The variable by which programs that a worker started are known: the session's folder and the worker's number."""
+
+_PATIENCE = 2.0
+"""Seconds that processes may take to be gone once they were killed."""
 
 
 def main() -> None:
-    """Serve the driver until it is gone. Arguments: descriptor of the socket, folder of the session, what to import."""
+    """Serve the driver until it is gone. Arguments: the control socket, the session's folder, imports, the driver."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    folder, modules = sys.argv[2], [each for each in sys.argv[3].split(",") if each]
+    folder, modules, driver = sys.argv[2], [each for each in sys.argv[3].split(",") if each], int(sys.argv[4])
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -46,13 +52,16 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()
-    workers: dict[int, int] = {}  # pid: the worker's number
+    watch = _watch(driver)
     poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(woken, select.POLLIN)
+    for file in (control.fileno(), woken, *([watch] if watch is not None else [])):
+        poll.register(file, select.POLLIN)
+    workers: dict[int, int] = {}  # pid: the worker's number
     try:
-        while True:
-            for fd, _ in poll.poll():
+        while os.getppid() == driver:
+            for fd, _ in poll.poll(1000):
+                if fd == watch:
+                    return
                 if fd == woken:
                     os.read(woken, 4096)
                     _reap(control, workers)
@@ -61,43 +70,51 @@ def main() -> None:
                 if not data:
                     return
                 number = json.loads(data)["number"]
-                pid = os.fork()
-                if not pid:
-                    signal.set_wakeup_fd(-1)
-                    control.close()
-                    os.close(woken)
-                    os.close(wake)
-                    _become_worker(libc, worker, files[0], folder, number)
-                os.close(files[0])
-                workers[pid] = number
-                control.send(json.dumps({"number": number, "pid": pid}).encode())
-    except (ConnectionError, BrokenPipeError):
+                try:
+                    pid = os.fork()
+                except OSError as error:  # no more processes, or no memory for them
+                    control.send(json.dumps({"number": number, "refused": error.strerror}).encode())
+                else:
+                    if not pid:
+                        signal.set_wakeup_fd(-1)
+                        control.close()
+                        for each in (woken, wake, *([watch] if watch is not None else [])):
+                            os.close(each)
+                        _become_worker(libc, worker, files[0], folder, number)
+                    workers[pid] = number
+                    control.send(json.dumps({"number": number, "pid": pid}).encode())
+                finally:
+                    os.close(files[0])
+    except ConnectionError:
         pass
     finally:
-        if os.getpid() == zygote_pid():
-            _end_all(workers)
+        if os.getpid() == _PID:
+            _end(spare=())
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def zygote_pid() -> int:
-    """The process that `main` runs in."""
-    return _PID
-
-
 _PID = os.getpid()
+
+
+def _watch(driver: int) -> int | None:
+    """A descriptor that can be read once the driver is gone; None where the system has none."""
+    try:
+        return os.pidfd_open(driver)
+    except OSError:
+        return None
 
 
 def _become_worker(libc: ctypes.CDLL, worker: object, file: int, folder: str, number: int) -> None:
     status = 1
     try:
         os.setsid()
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what its descendants leave stays its own
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != _PID:
             os._exit(1)  # the zygote is gone already
         for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
-        os.environ[MARK] = str(number)
+        os.environ[MARK] = f"{os.path.basename(folder)}:{number}"
         worker.main(socket.socket(fileno=file), folder, number)  # type: ignore[attr-defined]
         status = 0
     except SystemExit as exit:
@@ -126,48 +143,39 @@ def _leave(status: int) -> None:
 
 
 def _reap(control: socket.socket, workers: dict[int, int]) -> None:
+    """Tell of the workers that have ended, once what they left is gone too."""
+    ended = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            break
         if not pid:
-            return
+            break
         number = workers.pop(pid, None)
-        if number is None:
-            continue  # something that a worker left behind
-        _end_descendants(pid, number)
-        code = os.waitstatus_to_exitcode(status)
-        control.send(json.dumps({"number": number, "exit": code}).encode())
+        if number is not None:
+            ended.append({"number": number, "exit": os.waitstatus_to_exitcode(status)})
+    if ended:
+        _end(spare=workers)
+    for news in ended:
+        control.send(json.dumps(news).encode())
 
 
-def _end_descendants(pid: int, number: int) -> None:
-    """Kill what a worker has left: its session, and what was started with its mark."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    mark = f"{MARK}={number}".encode()
-    for _ in range(3):  # what is killed may have just forked
-        found = False
-        for child in _children(os.getpid()):
-            if os.getsid(child) == pid or mark in _environment(child):
-                found = True
-                for each in (*_descendants(child), child):
-                    try:
-                        os.kill(each, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
-        if not found:
-            return
-
-
-def _end_all(workers: dict[int, int]) -> None:
-    for each in (*_descendants(os.getpid()), *workers):
-        try:
-            os.kill(each, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+def _end(spare: Collection[int]) -> None:
+    """Kill all other children and their descendants, and wait until they are gone."""
+    until = time.monotonic() + _PATIENCE
+    while (children := [each for each in _children(os.getpid()) if each not in spare]) and time.monotonic() < until:
+        for child in children:  # again and again: what is killed may have forked just then
+            for each in (child, *_descendants(child)):
+                try:
+                    os.kill(each, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            try:
+                os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:
+                pass
+        time.sleep(0.001)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -178,19 +186,14 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
+    found: list[int] = []
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return [int(each) for each in file.read().split()]
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
     except OSError:
-        return []
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
+        pass
+    return found
 
 
 def send_worker(control: socket.socket, number: int, file: int) -> None:

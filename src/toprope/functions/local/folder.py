@@ -1,0 +1,77 @@
+"""The folder of a session: where its shared memory lies, for this user alone, and gone with the session."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from toprope.functions.exceptions import CODES, YRRuntimeError
+
+__all__ = ["hold", "shared_folder"]
+
+_LOCK = "lock"
+_FRESH = 60.0
+"""Seconds within which a new session locks its folder."""
+
+
+def shared_folder() -> Path:
+    """A new folder for the shared memory of a session, that only this user may enter.
+
+    What sessions that were killed together with their zygote have left is removed.
+
+    Raises:
+        YRRuntimeError: there can be none, or others could put theirs in its place.
+    """
+    base = os.environ.get("TOPROPE_OBJECT_STORE") or (
+        "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    )
+    try:
+        mode = os.stat(base).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(None, "everybody may rename what lies in it")
+        _sweep(Path(base))
+        return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=base))
+    except OSError as error:
+        raise YRRuntimeError(
+            f"the object store in {base} cannot be used: {error.strerror}. Name another folder in TOPROPE_OBJECT_STORE",
+            CODES["shared memory limit"],
+            30,
+        ) from None
+
+
+def hold(folder: Path) -> int:
+    """A descriptor: while somebody has it, the folder is in use, whatever became of its process."""
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def _prefix() -> str:
+    return f"toprope-{os.getuid()}-"
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of sessions that have ended without removing them."""
+    for folder in base.glob(f"{_prefix()}*"):
+        try:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            try:
+                file = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                if time.time() - found.st_mtime > _FRESH:
+                    shutil.rmtree(folder)
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(file)
+        except OSError:
+            pass  # it is in use, or somebody else removes it
