@@ -285,7 +285,7 @@ def test_what_an_outer_run_set_is_taken_away() -> None:
     outer = environment_for(Choice("sim", SimSpec()), users, "/f", trace=True)
     assert (outer["PATH"], outer["TOPROPE_TRACE"]) == ("/f/bin:/usr/bin:/bin", "1")
     assert without_run(outer) == users
-    assert environment_for(Choice("cpu"), outer, "/g")["PATH"] == users["PATH"]
+    assert environment_for(Choice("cpu"), outer, "/g")["PATH"] == "/g/bin:/usr/bin:/bin"
     assert "TOPROPE_TRACE" not in environment_for(Choice("sim", SimSpec()), outer, "/g")
     assert "PATH" not in environment_for(Choice("sim", SimSpec()), {}, "/f")
     assert without_run({"PYTHONPATH": SITE}) == {}

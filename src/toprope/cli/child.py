@@ -19,7 +19,7 @@ __all__ = ["SITE", "end_as", "environment_for", "run_program", "without_run"]
 SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
 """The folder with our sitecustomize.py."""
 
-_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE")
+_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "TOPROPE_TOOLS")
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 
@@ -44,7 +44,8 @@ def environment_for(
     named = base.get("TOPROPE_DEVICE", "")
     environment["TOPROPE_DEVICE"] = named if named.partition(":")[0] == kind else kind
     if "PATH" in environment:
-        environment["PATH"] = os.pathsep.join([_tools(folder), environment["PATH"]])
+        environment["TOPROPE_TOOLS"] = os.path.join(folder, "bin")
+        environment["PATH"] = os.pathsep.join([environment["TOPROPE_TOOLS"], environment["PATH"]])
     if choice.spec is not None:
         environment["TOPROPE_SIM"] = choice.spec.format()
         environment["TOPROPE_RUN_DIR"] = folder
@@ -61,8 +62,8 @@ def environment_for(
 def without_run(base: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that an outer `toprope run` set."""
     environment = {name: value for name, value in base.items() if name not in _SET_BY_RUN}
-    if "PATH" in environment and base.get("TOPROPE_RUN_DIR"):
-        tools = _tools(base["TOPROPE_RUN_DIR"])
+    tools = base.get("TOPROPE_TOOLS")
+    if "PATH" in environment and tools:
         environment["PATH"] = os.pathsep.join(
             entry for entry in environment["PATH"].split(os.pathsep) if entry != tools
         )
@@ -71,11 +72,6 @@ def without_run(base: Mapping[str, str]) -> dict[str, str]:
     if kept:
         environment["PYTHONPATH"] = kept
     return environment
-
-
-def _tools(folder: str) -> str:
-    """The folder with the programs that stand in for the vendor's tools."""
-    return os.path.join(folder, "bin")
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
