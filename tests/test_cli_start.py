@@ -276,6 +276,7 @@ def test_what_makes_no_sense(runtime, capsys, monkeypatch):
 def test_ray_that_is_not_there_is_said(runtime, monkeypatch):
     monkeypatch.setitem(sys.modules, "toprope.functions.ray.cluster", None)
     monkeypatch.setitem(sys.modules, "toprope.functions.ray", None)
+    assert deployed.address() == ""
     with pytest.raises(EnvironmentProblem, match="Ray cannot be used"):
         deployed.cluster()
     assert call("start", "--master", "--ray") == 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import toprope.functions.resources  # noqa: F401  before yr.resources, the function, which it would replace later
-from toprope.functions import current
+from toprope.functions import current, deployed
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import Config
@@ -67,7 +67,7 @@ def init(conf: Config | None = None) -> ClientInfo:
     if not isinstance(config, Config):
         raise TypeError(f"invalid type for 'conf', actual: {type(config)}, expect: Config")
     config.check()
-    address = config.server_address or os.environ.get(CLUSTER, "")
+    address = config.server_address or os.environ.get(CLUSTER, "") or deployed.address()
     if address.startswith("ray"):
         raise NotImplementedError("functions on Ray")
     if address:

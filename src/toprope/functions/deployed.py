@@ -14,7 +14,7 @@ from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deploy import Deployment
 from toprope.sim import cards
 
-__all__ = ["cluster", "end", "join_cards", "keep", "read", "share_cards"]
+__all__ = ["address", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
 
 FILE = "started.json"
 
@@ -33,6 +33,12 @@ def read() -> Deployment | None:
     except (OSError, ValueError, TypeError):
         return None
     return found if found.boot == _boot() else None
+
+
+def address() -> str:
+    """The address of the Ray that was started or joined; "" for none."""
+    found = read()
+    return "" if found is None else found.address
 
 
 def keep(deployment: Deployment) -> Path:
