@@ -1,0 +1,265 @@
+"""What a stage is, and what travels between stages: the types that building a graph and running it share; pure.
+
+A process point describes its stage with `StageSpec`. In the stage's process the `code` of it is unpickled and called
+with a `StageContext`; what it returns, a `StageObject`, has the functions to run and knows how Python values become
+messages. So the running half needs to know nothing of decorators, tensors and registries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toprope.flow.exceptions import FLOW_FUNC_FAILED
+from toprope.flow.graph import CountBatch, TimeBatch
+
+__all__ = [
+    "EMPTY",
+    "EOS",
+    "FAILURE",
+    "PICKLED",
+    "RAW",
+    "SEG",
+    "TENSOR",
+    "TORCH",
+    "Deploy",
+    "Failure",
+    "Head",
+    "Message",
+    "RunOptions",
+    "StageContext",
+    "StageFunction",
+    "StageObject",
+    "StageSpec",
+]
+
+# Kinds of messages: the reference's message types, and two of ours. Types of the user's are 1024 and more.
+TENSOR = 0
+"""The payload is a numpy array (of `dataflow.Tensor`)."""
+RAW = 1
+"""The payload is bytes."""
+TORCH = 1023
+"""The payload is a torch.Tensor."""
+PICKLED = 65535
+"""The payload is any object; it is pickled where it leaves the process."""
+EMPTY = -1
+"""There is no payload: None."""
+FAILURE = -2
+"""The payload is a `Failure`, which stands where the data would."""
+
+EOS, SEG = 1, 2
+"""Flags of a message: the end of the sequence, the end of a segment."""
+
+
+@dataclass(slots=True)
+class Head:
+    """What travels with a message, see `FlowInfo`.
+
+    Attributes:
+        transaction_id: which input of the graph the message belongs to.
+        start_time, end_time: milliseconds.
+        flags: of EOS, SEG.
+        user_data: up to 64 bytes of the user's; empty for none.
+        data_size: how far into them something was written.
+    """
+
+    transaction_id: int = 0
+    start_time: int = 0
+    end_time: int = 0
+    flags: int = 0
+    user_data: bytes = b""
+    data_size: int = 0
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why there is no data.
+
+    Attributes:
+        error: what the user's code raised, or what we say of it.
+        traceback: its traceback as text, of the stage's process.
+        stage: name of the stage; empty where it is none.
+        code: the code that fetching returns.
+    """
+
+    error: BaseException
+    traceback: str = ""
+    stage: str = ""
+    code: int = FLOW_FUNC_FAILED
+
+
+@dataclass(slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        kind: TENSOR, RAW, TORCH, PICKLED, EMPTY, FAILURE, or a type of the user's (1024 and more; bytes).
+        payload: see the kinds.
+        head: what travels with it.
+        ret_code: 0, or what went wrong with it.
+        replayed: whether it stands for one that a killed stage may have sent already.
+    """
+
+    kind: int
+    payload: Any = None
+    head: Head = field(default_factory=Head)
+    ret_code: int = 0
+    replayed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failure stands in place of the data."""
+        return self.kind == FAILURE
+
+    def with_head(self, head: Head) -> Message:
+        """The same data under another head."""
+        return replace(self, head=head)
+
+
+@dataclass(frozen=True)
+class StageFunction:
+    """One function of a stage.
+
+    Attributes:
+        name: its key in `StageObject.functions`.
+        inputs, outputs: the places of the node's inputs and outputs that are its own, in the order of its parameters
+            and results. Outputs may belong to several functions.
+        stream_input: whether it is given queues of messages, and takes from them what it likes.
+        choice: for each output what decides whether a value is sent; None for always. Empty for all of them always.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    stream_input: bool = False
+    choice: tuple[Callable[[Any], Any] | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage, as its process is told.
+
+    Attributes:
+        name: of the node; in errors, metrics and traces.
+        kind: how its functions are called. "python": with the values, they return a value, a tuple of as many as
+            there are outputs, or a generator of such. "npu": the same with tensors on the stage's device, in and out.
+            "messages": with one `Activation` (toprope.flow.stage_calls), which has the messages and sends others; the
+            result is a code.
+        code: pickle of a function that is given the `StageContext` and returns a `StageObject`.
+        functions: what it runs.
+        resources: "num_cpus", "memory" (MB), as far as the user gave them. "num_npus" is not charged.
+        env_hook: pickle of a function without arguments that runs before `code` is unpickled.
+        visible_device: whether the process is shown only its own card.
+        workspace: folder of its own, for what the stage writes; empty for none.
+        registry: pickle of what has to be known before messages are read; it is unpickled before `code`.
+    """
+
+    name: str
+    kind: str
+    code: bytes
+    functions: tuple[StageFunction, ...]
+    resources: Mapping[str, float] = field(default_factory=dict)
+    env_hook: bytes | None = None
+    visible_device: bool = False
+    workspace: str = ""
+    registry: bytes = b""
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage may know of where it runs.
+
+    Attributes:
+        name: of the node.
+        input_num, output_num: of the node.
+        device_id: number of the card (`get_running_device_id()`); 0 where only its own is shown.
+        instance_id, instance_num: which of how many instances of the stage this is.
+        workspace: see `StageSpec`.
+        device: the device of an "npu" stage ("npu:0", "cuda:1", "cpu"); "" else.
+    """
+
+    name: str
+    input_num: int
+    output_num: int
+    device_id: int = 0
+    instance_id: int = 0
+    instance_num: int = 1
+    workspace: str = ""
+    device: str = ""
+
+
+def _wrap(value: Any) -> tuple[int, Any]:
+    return (EMPTY, None) if value is None else (PICKLED, value)
+
+
+def _unwrap(kind: int, payload: Any) -> Any:
+    return payload
+
+
+@dataclass
+class StageObject:
+    """What runs in a stage.
+
+    Attributes:
+        functions: by `StageFunction.name`.
+        wrap: a value that a function returned as kind and payload.
+        unwrap: kind and payload as the value that a function is given.
+        queue: makes what a function with stream input is given of an `InputQueue` (toprope.flow.stage_calls).
+        close: called when the stage ends.
+    """
+
+    functions: Mapping[str, Callable[..., Any]]
+    wrap: Callable[[Any], tuple[int, Any]] = _wrap
+    unwrap: Callable[[int, Any], Any] = _unwrap
+    queue: Callable[[Any], Any] | None = None
+    close: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Where a stage runs: one device index for each instance.
+
+    Attributes:
+        devices: for example (0, 0) for two instances on card 0.
+    """
+
+    devices: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a graph runs.
+
+    Attributes:
+        deploy: by name of the node in the deploy file; a node that is not there runs once on `device_index`.
+        device_index: the card of such nodes.
+        n_mapping: whether some node does not make one output of one input; custom transaction ids are heeded then.
+        align: most groups that wait for their missing messages, 0 for no alignment.
+        align_timeout_ms: how long a group waits; -1 for ever.
+        align_drop: whether a group that stays incomplete is dropped; else it is delivered as it is.
+        exception_catch: whether `raise_exception` of a function is told to all stages and to `fetch`.
+        colocate: whether neighbouring stages run as threads of one process, and pass messages by reference.
+        restarts: how often a stage whose process has died is started again.
+        deadline_ms: how long a stage may work on one input; 0 for no limit. One that takes longer is ended and started
+            again, and the input fails.
+        start_timeout_ms: how long all stages together may take to start.
+        trace: whether the stages keep what they did, for `Runner.trace`.
+    """
+
+    deploy: Mapping[str, Deploy] = field(default_factory=dict)
+    device_index: int = 0
+    n_mapping: bool = False
+    align: int = 0
+    align_timeout_ms: int = -1
+    align_drop: bool = False
+    exception_catch: bool = False
+    colocate: bool = False
+    restarts: int = 1
+    deadline_ms: int = 0
+    start_timeout_ms: int = 120_000
+    trace: bool = False
+
+
+Batching = CountBatch | TimeBatch
+"""What an input of a node may have in front of it."""
