@@ -51,7 +51,7 @@ class Instances:
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
             self.appeared.notify_all()
-            error = self._join(instance) or self._check(instance)
+            error = self._check(instance)
             if error is not None:
                 self._fail(instance, error)
             elif instance.group is None:
@@ -333,21 +333,15 @@ class Instances:
             return f"{options.namespace or self._namespace()}-{options.name}"
         return f"instance-{next(self._numbers)}"
 
-    def _join(self, instance: Instance) -> BaseException | None:
-        try:
-            self._session.services.join_group(instance)
-        except YRequestError as error:
-            return error
-        return None
-
     def _check(self, instance: Instance) -> BaseException | None:
         options = instance.options
-        if options.name and len(instance.id.encode()) > LONGEST_ID:
-            size = len(instance.id.encode())
-            return YRequestError(
-                f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
-            )
+        size = len(instance.id.encode())
         try:
+            self._session.services.join_group(instance)
+            if options.name and size > LONGEST_ID:
+                raise YRequestError(
+                    f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
+                )
             options.check(is_async=instance.code.is_async)
             instance.request = parse(options.custom_resources, options.cpu, options.memory)
             self._session.services.check(instance)
