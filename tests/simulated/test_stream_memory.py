@@ -99,9 +99,6 @@ def test_a_failure_is_told_at_the_next_synchronisation(name: str):
     queue(lambda: None, status=107003)
     queue(lambda: None, status=107000)
     assert wait_until(stream.query)
-    if "event" in name.lower():
-        SYNCHRONISATIONS[name](stream)  # an event only tells that the work is over
-        name = "of the stream"
     with pytest.raises(RuntimeError, match=FAILED) as caught:
         SYNCHRONISATIONS[name](stream)
     assert f"[Error]: {TEXT}" in str(caught.value)
