@@ -14,6 +14,7 @@ __all__ = ["backend", "finalized", "is_set", "set_backend"]
 
 _backend: Backend | None = None
 _was_set = False
+_is_fork = False
 
 
 def backend() -> Backend:
@@ -23,6 +24,9 @@ def backend() -> Backend:
         YRRuntimeError: there is none: `yr.init` was not called, or `yr.finalize` was.
     """
     if _backend is None:
+        if _is_fork:
+            what = "this process is a fork of the one that called yr.init: call yr.init in it too"
+            raise YRRuntimeError(what, CODES["incorrect usage"])
         if _was_set:
             raise YRRuntimeError("already finalized", CODES["finalized"])
         raise YRRuntimeError("system not initialized, call yr.init() first", CODES["incorrect usage"])
@@ -36,10 +40,10 @@ def is_set() -> bool:
 
 def set_backend(backend: Backend) -> None:
     """Use a backend; a fork of this process has none."""
-    global _backend, _was_set
+    global _backend, _was_set, _is_fork
     if not _was_set:
         os.register_at_fork(after_in_child=_forked)
-    _backend, _was_set = backend, True
+    _backend, _was_set, _is_fork = backend, True, False
 
 
 def finalized() -> None:
@@ -49,5 +53,6 @@ def finalized() -> None:
 
 
 def _forked() -> None:
-    global _backend
+    global _backend, _is_fork
+    _is_fork = _is_fork or _backend is not None
     _backend = None

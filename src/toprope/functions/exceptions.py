@@ -13,6 +13,7 @@ YRError
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import traceback
@@ -30,6 +31,7 @@ __all__ = [
     "YRTypeError",
     "YRValueError",
     "YRequestError",
+    "fresh",
     "invoke_error",
 ]
 
@@ -232,6 +234,18 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
         return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
     except TypeError:  # a class that cannot be a base beside another
         return YRInvokeError
+
+
+def fresh(error: BaseException) -> BaseException:
+    """An error that is kept for several callers, for one of them: raised, it holds all that the caller's frames hold."""
+    try:
+        found = copy.copy(error)
+    except Exception:
+        return error.with_traceback(None)
+    if type(found) is not type(error):
+        return error.with_traceback(None)
+    found.__cause__ = error.__cause__
+    return found
 
 
 _ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Pools"]
 
 GRACE = 5.0
+AT_END = 1.0
+"""Seconds that functions still run for once the session ends: nobody can get their results any more."""
+
 _OF_A_CALL = ("retry_times", "trace_id", "max_invoke_latency", "name", "namespace", "need_order")
 """Options that do not decide which workers a call may go to."""
 
@@ -277,13 +280,14 @@ class Pools:
                     self._session.processes.kill(process)
 
     def end_all(self, error: BaseException) -> None:
-        """The session ends: calls that have no result are told so."""
+        """The session ends: calls that have no result are told so, and their workers end."""
         with self._session.lock:
             for pool in self._pools.values():
                 self._fail_queue(pool, error)
                 for process in pool.workers:
                     for call in (*process.pending.values(), *process.backlog):
                         call.fail(error)
+                    self._session.processes.stop(process, AT_END)
 
     def why_waiting(self, pool: Pool, call: Call) -> str:
         """What a call waits for."""

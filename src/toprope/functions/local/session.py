@@ -15,7 +15,7 @@ from typing import Any
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Backend, Code
-from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
@@ -134,7 +134,7 @@ class Session(Backend):
             What stands in its place.
         """
         if entry.error is not None:
-            raise entry.error.with_traceback(None)
+            raise fresh(entry.error)
         assert entry.value is not None
         if self.ended:
             self.check()
