@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,9 @@ CLUSTER = "TOPROPE_CLUSTER"
 """The variable with the address of a cluster, where `Config.server_address` has none."""
 
 
+_ADDRESS = re.compile(r"(ray://)?[^/:\s]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+
+
 @dataclass(frozen=True)
 class ClientInfo:
     """A session.
@@ -68,15 +72,19 @@ def init(conf: Config | None = None) -> ClientInfo:
         raise TypeError(f"invalid type for 'conf', actual: {type(config)}, expect: Config")
     config.check()
     address = config.server_address or os.environ.get(CLUSTER, "") or deployed.address()
-    if address.startswith("ray"):
-        raise NotImplementedError("functions on Ray")
-    if address:
+    if address and address not in ("ray", "auto") and not _ADDRESS.fullmatch(address):
         raise ValueError(
-            f"invalid server_address, actual: {address}, expect: '' for this machine, or 'ray://host:port'"
+            f"invalid server_address, actual: {address}, expect: '' for this machine, 'ray', 'auto', "
+            "'ray://host:port' or 'host:port'"
         )
-    from toprope.functions import local
+    if address:
+        from toprope.functions import ray
 
-    current.set_backend(local.start(config))
+        current.set_backend(ray.start(config, address))
+    else:
+        from toprope.functions import local
+
+        current.set_backend(local.start(config))
     atexit.register(finalize)
     return ClientInfo(current.backend().job_id)
 

@@ -92,6 +92,14 @@ class Backend(ABC):
     def object_id(self, entry: Any) -> str:
         """A name for an object."""
 
+    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
+        """How a reference is pickled outside of what this backend sends itself.
+
+        Raises:
+            TypeError: it cannot be.
+        """
+        raise TypeError("an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise")
+
     # Functions and instances
 
     @abstractmethod

@@ -221,9 +221,7 @@ class ObjectRef:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if local.refs is None:
-            raise TypeError(
-                "an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise"
-            )
+            return self._backend.reduce_ref(self)
         local.refs.append(self)
         return _meant, (len(local.refs) - 1,)
 

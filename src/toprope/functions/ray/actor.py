@@ -1,0 +1,251 @@
+"""An instance on Ray: one class of actors for all classes of users, whose instance it makes and calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.local.concurrency import HOOK
+from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.manager import Placed
+from toprope.functions.ray.process import Setup, granted_cards, on_terminate, prepare, result_of
+from toprope.functions.ray.refs import lower
+from toprope.functions.ray.tensors import know_tensors
+
+__all__ = ["AsyncHost", "Host", "Making"]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What an instance is made of, beside its arguments.
+
+    Attributes:
+        id: names it.
+        manager: the actor that serves its session.
+        setup: how its process is set up.
+        blob: the class, pickled.
+        recoverable: whether it may be brought back after a crash.
+        labels: of the instance.
+        grace: seconds that its end may take.
+        group: the function group that it is a member of; "" for none.
+    """
+
+    id: str
+    manager: Any
+    setup: Setup = field(repr=False)
+    blob: bytes = field(repr=False)
+    recoverable: bool = False
+    labels: tuple[str, ...] = ()
+    grace: float = 30.0
+    group: str = ""
+
+
+class _Base:
+    """An instance, made as the actor is made.
+
+    Args:
+        making: what it is made of.
+        packed: Ray's reference to the arguments of the constructor, with slots for references, in a list; an empty
+            one for no arguments.
+        refs: the references that belong into the slots; Ray leaves those in lists alone.
+    """
+
+    def __init__(self, making: Making, packed: list[Any], refs: list[Any]) -> None:
+        import ray
+
+        self.making = making
+        self.ended = False
+        context = ray.get_runtime_context()
+        try:
+            prepare(making.setup)
+            vendor, cards = next(((name, ids) for name, ids in granted_cards().items() if ids), ("", ()))
+            placed = Placed(
+                context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,
+                tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
+            )  # fmt: skip
+            self._tell("place", placed)
+            self._attach()
+            on_terminate(lambda: self.end(making.grace))
+            target = pickle.loads(making.blob)
+            if context.was_current_actor_reconstructed:
+                self.instance = self._restored()
+            else:
+                arguments, keywords = ray.get(packed[0]) if packed else ((), {})
+                if refs:
+                    values = ray.get(refs)
+                    arguments, keywords = lower(arguments, values), lower(keywords, values)
+                self.instance = target(*arguments, **keywords)
+                if making.recoverable:
+                    self.save()
+            know_tensors()
+        except (Exception, SystemExit) as error:
+            kept = self._failure(error)
+            try:
+                ray.get(making.manager.fail.remote(making.id, kept.data))
+            except ray.exceptions.RayError:
+                pass  # the session has ended
+            raise kept from None
+
+    def _attach(self) -> None:
+        from toprope.functions import current
+        from toprope.functions.ray.worker import WorkerBackend
+
+        current.set_backend(WorkerBackend(self))
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        """Tell the manager; an instance that outlives its session has none."""
+        getattr(self.making.manager, what).remote(self.making.id, *arguments)
+
+    def _restored(self) -> Any:
+        import ray
+
+        saved = ray.get(self.making.manager.saved.remote(self.making.id))
+        if saved is None:
+            raise YRRuntimeError(
+                f"instance {self.making.id} exited before it had a state to come back to", CODES["instance exited"]
+            )
+        return pickle.loads(saved)
+
+    @staticmethod
+    def _failure(error: BaseException) -> RaisedError:
+        import ray
+
+        if isinstance(error, ray.exceptions.RayTaskError):
+            cause: Any = error
+            while isinstance(cause, ray.exceptions.RayTaskError):
+                cause = cause.cause
+            if isinstance(cause, RaisedError):
+                return cause
+        return RaisedError.of(error)
+
+    def checkpoint(self) -> bytes:
+        """The instance as another process can be given it."""
+        from ray import cloudpickle
+
+        know_tensors()
+        return bytes(cloudpickle.dumps(self.instance))
+
+    def save(self) -> None:
+        """Keep the instance as it is."""
+        import ray
+
+        ray.get(self.making.manager.save.remote(self.making.id, self.checkpoint()))
+
+    def method(self, name: str, lifted: int, rest: Any, keywords: Any) -> tuple[Any, Any, Any]:
+        """A method with its arguments."""
+        if lifted:
+            values, rest = rest[len(rest) - lifted :], rest[: len(rest) - lifted]
+            rest, keywords = lower(rest, values), lower(keywords, values)
+        return getattr(self.instance, name), rest, keywords
+
+    def end(self, grace: float) -> None:
+        """Call the user's hook, once."""
+        if self.ended:
+            return
+        self.ended = True
+        hook = getattr(getattr(self, "instance", None), HOOK, None)
+        if hook is not None:
+            try:
+                result = hook(grace)
+                if inspect.iscoroutine(result):
+                    asyncio.run(result)
+            except Exception:
+                traceback.print_exc()
+
+    def about(self) -> bytes:
+        """The class."""
+        return self.making.blob
+
+
+class Host(_Base):
+    """An instance without coroutines: its calls run one after the other, or in threads."""
+
+    def run(self, name: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
+        """Call a method."""
+        try:
+            function, rest, keywords = self.method(name, lifted, rest, keywords)
+            return result_of(function(*rest, **keywords), returns)
+        except Exception as error:
+            raise self._failure(error) from None
+        except SystemExit:
+            _leave()
+
+    def stream(self, name: str, lifted: int, /, *rest: Any, **keywords: Any) -> Iterator[Any]:
+        """Call a generator method."""
+        try:
+            function, rest, keywords = self.method(name, lifted, rest, keywords)
+            for each in function(*rest, **keywords):
+                know_tensors()
+                yield each
+        except Exception as error:
+            raise self._failure(error) from None
+
+    def shutdown(self, grace: float) -> None:
+        """The end comes: call the user's hook."""
+        self.end(grace)
+
+    def ready(self) -> bool:
+        """Answer, once it is made."""
+        return True
+
+
+class AsyncHost(_Base):
+    """An instance with coroutines: its calls run in an event loop."""
+
+    async def run(self, name: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
+        """Call a method."""
+        try:
+            function, rest, keywords = self.method(name, lifted, rest, keywords)
+            result = function(*rest, **keywords)
+            if inspect.isawaitable(result):
+                result = await result
+            return result_of(result, returns)
+        except Exception as error:
+            raise self._failure(error) from None
+        except SystemExit:
+            _leave()
+
+    async def stream(self, name: str, lifted: int, /, *rest: Any, **keywords: Any) -> AsyncIterator[Any]:
+        """Call a generator method."""
+        try:
+            function, rest, keywords = self.method(name, lifted, rest, keywords)
+            result = function(*rest, **keywords)
+            if inspect.isasyncgen(result):
+                async for each in result:
+                    know_tensors()
+                    yield each
+            else:
+                for each in result:
+                    yield each
+        except Exception as error:
+            raise self._failure(error) from None
+
+    async def shutdown(self, grace: float) -> None:
+        """The end comes: call the user's hook."""
+        hook = getattr(self.instance, HOOK, None)
+        if not inspect.iscoroutinefunction(hook):
+            self.end(grace)
+        elif not self.ended:
+            self.ended = True
+            try:
+                await hook(grace)
+            except Exception:
+                traceback.print_exc()
+
+    async def ready(self) -> bool:
+        """Answer, once it is made."""
+        return True
+
+
+def _leave() -> None:
+    """End this process as the user's code asked for; Ray does not start it again then."""
+    import ray
+
+    ray.actor.exit_actor()

@@ -1,0 +1,32 @@
+"""What every process of a session on Ray has: the name of its manager, and in workers the backend of the API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions import current
+
+if TYPE_CHECKING:
+    from toprope.functions.ray.backend import RayBackend
+
+__all__ = ["NAMESPACE", "attached", "manager_name"]
+
+NAMESPACE = "toprope"
+"""The namespace of Ray in which all instances are, of all programs."""
+
+
+def manager_name() -> str:
+    """The name of the actor that serves this job."""
+    import ray
+
+    return f"session-{ray.get_runtime_context().get_job_id()}"
+
+
+def attached() -> Any:
+    """The backend of this process; a worker gets one when it first needs it."""
+    if not current.is_set():
+        from toprope.functions.ray.worker import WorkerBackend
+
+        current.set_backend(WorkerBackend())
+    backend: RayBackend = current.backend()  # type: ignore[assignment]
+    return backend

@@ -1,0 +1,312 @@
+"""The yr API on Ray, in drivers and in workers: calls go from process to process, without a detour."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from toprope.functions.backend import Backend, Code
+from toprope.functions.exceptions import CODES, YRRuntimeError, fresh
+from toprope.functions.objects import ObjectRef
+from toprope.functions.options import Config, InvokeOptions
+from toprope.functions.ray import refs as references
+from toprope.functions.ray.attach import NAMESPACE, manager_name
+from toprope.functions.ray.clock import Clock
+from toprope.functions.ray.failures import translated
+from toprope.functions.ray.functions import Functions
+from toprope.functions.ray.instances import Instances
+from toprope.functions.ray.refs import Entry, FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.services import Services
+from toprope.functions.ray.tensors import forget_tensors, know_tensors
+
+__all__ = ["RayBackend"]
+
+
+class RayBackend(Backend):
+    """A process's way to Ray.
+
+    Args:
+        config: of the session.
+        manager: the actor that serves the session; None to look for it when it is needed.
+        is_manager: whether this process is that actor.
+        ends_ray: whether Ray ends with the session, which began it.
+    """
+
+    def __init__(
+        self, config: Config, manager: Any = None, *, is_manager: bool = False, ends_ray: bool = False
+    ) -> None:
+        import ray
+
+        self.ray = ray
+        self.config = config
+        self.is_manager = is_manager
+        self._manager = manager
+        self._ends_ray = ends_ray
+        self._process = os.getpid()
+        self._known: weakref.WeakValueDictionary[bytes, Entry] = weakref.WeakValueDictionary()
+        self._blobs: dict[Any, bytes] = {}
+        self.ended = False
+        self.job_id = config.job_id or f"job-{ray.get_runtime_context().get_job_id()}"
+        self.clock = Clock()
+        self.instances = Instances(self)
+        self.functions = Functions(self)
+        self.services = Services(self)
+
+    # The session
+
+    @property
+    def manager(self) -> Any:
+        """The actor that serves the session."""
+        if self._manager is None:
+            if self.is_manager:
+                self._manager = self.ray.get_runtime_context().current_actor
+            else:
+                self._manager = self.ray.get_actor(manager_name(), NAMESPACE)
+        return self._manager
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """What the manager says.
+
+        Raises:
+            What it raises, or YRRuntimeError: it is gone.
+        """
+        try:
+            return self.ray.get(getattr(self.manager, what).remote(*arguments))
+        except (self.ray.exceptions.RayError, ValueError) as error:
+            raise self.error_of(error, Entry(None), -1) from None
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Tell the manager, without waiting for it."""
+        getattr(self.manager, what).remote(*arguments)
+
+    def blob(self, code: Code) -> bytes:
+        """A function or class as workers get it: by Ray's own pickle, so that its classes are those of its values."""
+        found = self._blobs.get(code.target)
+        if found is None:
+            from ray import cloudpickle
+
+            found = self._blobs[code.target] = bytes(cloudpickle.dumps(code.target))
+        return found
+
+    def key(self, code: Code) -> str:
+        """The key of a function, by which workers know it."""
+        if not code.key:
+            code.key = hashlib.sha256(self.blob(code)).hexdigest()
+        return code.key
+
+    def check(self) -> None:
+        """Refuse work once the session has ended.
+
+        Raises:
+            YRRuntimeError: it has.
+        """
+        if self.ended:
+            raise YRRuntimeError("already finalized", CODES["finalized"])
+
+    # Objects
+
+    def put(self, value: Any) -> ObjectRef:
+        """Keep a value for those who get its reference."""
+        self.check()
+        know_tensors()
+        return ObjectRef(self, Entry(self.ray.put(value)))
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
+        """The objects, in order."""
+        entries: list[Entry] = [ref._entry for ref in refs]
+        until = None if timeout == -1 else time.monotonic() + timeout
+        if not allow_partial and all(entry.error is None for entry in entries):
+            try:
+                limit = None if timeout == -1 else timeout
+                return list(self.ray.get([entry.ref for entry in entries], timeout=limit))
+            except self.ray.exceptions.RayError:
+                pass  # which of them is it?
+        return [self._one(entry, until, timeout, allow_partial) for entry in entries]
+
+    def _one(self, entry: Entry, until: float | None, timeout: float, allow_partial: bool) -> Any:
+        try:
+            if entry.error is not None:
+                raise fresh(entry.error)
+            return self.ray.get(entry.ref, timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except self.ray.exceptions.RayError as error:
+            if allow_partial:
+                return None
+            raise self.error_of(error, entry, timeout) from None
+        except Exception:
+            if allow_partial:
+                return None
+            raise
+
+    def error_of(self, error: BaseException, entry: Entry, timeout: float) -> BaseException:
+        """The error of the yr API for one that Ray has raised in place of an object."""
+        if entry.error is not None and not isinstance(error, self.ray.exceptions.GetTimeoutError):
+            return fresh(entry.error)
+        if isinstance(error, ValueError) and not isinstance(error, self.ray.exceptions.RayError):
+            return YRRuntimeError("already finalized: the session's manager is gone", CODES["finalized"])
+        return translated(
+            error, lambda: self.instances.why_ended(entry.instance), instance=entry.instance,
+            cancelled=entry.cancelled, timeout=timeout,
+        )  # fmt: skip
+
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """The references whose objects are there, and the others."""
+        done = {place for place, ref in enumerate(refs) if ref._entry.error is not None}
+        open_ = {ref._entry.ref: place for place, ref in enumerate(refs) if place not in done}
+        # Ray returns any of those that are there; all that are there now come before those that are waited for
+        for wanted, limit in ((len(open_), 0), (count - len(done), timeout)):
+            if open_ and len(done) < count:
+                ready, _ = self.ray.wait(list(open_), num_returns=wanted, timeout=limit, fetch_local=False)
+                done.update(open_[each] for each in ready)
+        chosen = sorted(done)[:count]
+        left = set(range(len(refs))) - set(chosen)
+        return [refs[place] for place in chosen], [refs[place] for place in sorted(left)]
+
+    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
+        """Cancel the calls of functions that make these objects; those of instances are not heeded."""
+        for ref in refs:
+            entry: Entry = ref._entry
+            if not entry.instance and entry.error is None and not self.is_done(entry):
+                entry.cancelled = True
+                self.ray.cancel(entry.ref, force=allow_force, recursive=allow_recursive)
+
+    def is_done(self, entry: Any) -> bool:
+        """Whether an object is there."""
+        if entry.error is not None:
+            return True
+        return bool(self.ray.wait([entry.ref], timeout=0, fetch_local=False)[0])
+
+    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
+        """Call back when an object is there."""
+        if entry.error is not None:
+            callback()
+        else:
+            entry.ref.future().add_done_callback(lambda future: callback())
+
+    def object_id(self, entry: Any) -> str:
+        """A name for an object."""
+        return str(entry.ref.hex()) if entry.ref is not None else f"failed-{id(entry):x}"
+
+    def known(self, ref: Any, instance: str) -> Entry:
+        """What this process knows of an object whose reference it is sent."""
+        key = ref.binary()
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._known[key] = Entry(ref, instance)
+        return entry
+
+    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
+        """How a reference is pickled."""
+        entry: Entry = ref._entry
+        if entry.ref is not None:
+            self._known.setdefault(entry.ref.binary(), entry)
+        return references.reduce_ref(entry)
+
+    # Functions and instances
+
+    def invoke(
+        self,
+        code: Code,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        options: InvokeOptions,
+        returns: int | None,
+    ) -> Any:
+        """Call a function."""
+        self.check()
+        return self.functions.invoke(code, arguments, keywords, options, returns)
+
+    def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
+        """Create an instance."""
+        self.check()
+        return self.instances.create(code, arguments, keywords, options)
+
+    def call(
+        self, instance: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
+    ) -> Any:
+        """Call a method of an instance."""
+        record = self.instances.record(instance)
+        if record.error is not None:
+            return self.failed(record.error, returns, instance)
+        know_tensors()
+        try:
+            arguments, keywords, refs = lift(arguments, keywords, top=True)
+        except FailedArgumentError as failed:
+            return self.failed(failed.entry.error, returns, instance)
+        with as_arguments():
+            if returns == 1:
+                return ObjectRef(
+                    self, Entry(record.run.remote(method, 1, len(refs), *arguments, *refs, **keywords), instance)
+                )
+            if returns is None:
+                stream = record.stream.remote(method, len(refs), *arguments, *refs, **keywords)
+                return self.items(stream, instance)
+            several = record.handle.run.options(num_returns=returns)
+            made = several.remote(method, returns, len(refs), *arguments, *refs, **keywords)
+        return self.several(made, returns, instance)
+
+    def several(self, made: Any, returns: int, instance: str = "") -> Any:
+        """The references of a call that returns several values, or none."""
+        if not returns:
+            return None
+        refs = [ObjectRef(self, Entry(each, instance)) for each in (made if isinstance(made, list) else [made])]
+        return refs[0] if returns == 1 else refs
+
+    def items(self, stream: Any, instance: str = "") -> Iterator[ObjectRef]:
+        """The references of a generator's items."""
+        for each in stream:
+            yield ObjectRef(self, Entry(each, instance))
+
+    def failed(self, error: BaseException | None, returns: int | None, instance: str = "") -> Any:
+        """What the caller of a call is given that fails at once."""
+        refs = [ObjectRef(self, Entry(None, instance, error)) for _ in range(1 if returns is None else returns)]
+        if returns is None:
+            return iter(refs)
+        return None if not refs else refs[0] if returns == 1 else refs
+
+    def terminate(self, instance: str, is_sync: bool) -> None:
+        """End an instance."""
+        self.instances.terminate(instance, is_sync)
+
+    def is_alive(self, instance: str) -> bool:
+        """Whether an instance is there."""
+        return self.instances.is_alive(instance)
+
+    def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
+        """The id and class of a named instance."""
+        return self.instances.find(name, namespace, timeout)
+
+    def request(self, operation: str, *arguments: Any) -> Any:
+        """What is asked seldom, see `Services`."""
+        return self.services.serve(operation, arguments)
+
+    # The end
+
+    def end_instances(self) -> None:
+        """End the instances that this process has created."""
+        self.instances.end_all(YRRuntimeError("already finalized", CODES["finalized"]))
+
+    def finalize(self) -> None:
+        """End every instance and free every object of the session."""
+        if os.getpid() != self._process or self.ended:
+            return  # a fork of the program is not the program
+        self.ended = True
+        ray = self.ray
+        try:
+            if ray.is_initialized():
+                self.end_instances()
+                self.services.end()
+                ray.get(self.manager.end_all.remote(), timeout=40)
+                ray.kill(self.manager)
+        except (ray.exceptions.RayError, ValueError):
+            pass  # Ray has ended before
+        finally:
+            self.clock.close()
+            if self._ends_ray:
+                ray.shutdown()
+                forget_tensors()

@@ -1,0 +1,116 @@
+"""What goes wrong on Ray, as errors of the yr API."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from toprope.functions.exceptions import (
+    CODES,
+    CancelError,
+    YRequestError,
+    YRRuntimeError,
+    YRTimeoutError,
+    describe,
+    invoke_error,
+)
+
+__all__ = ["RaisedError", "exited", "translated"]
+
+
+class RaisedError(Exception):
+    """What the user's code raised, on its way through Ray.
+
+    Args:
+        data: the pickle of the error and of its traceback as text.
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__(data)
+        self.data = data
+
+    @classmethod
+    def of(cls, error: BaseException) -> RaisedError:
+        """What another process can be sent of an error."""
+        from ray import cloudpickle
+
+        return cls(cloudpickle.dumps(describe(error)))
+
+    def error(self) -> BaseException:
+        """What the caller gets."""
+        try:
+            origin, text = pickle.loads(self.data)
+        except Exception as error:
+            return YRRuntimeError(f"the error of a worker cannot be read: {error}", CODES["deserialize"])
+        return invoke_error(origin, text)
+
+
+def translated(
+    error: BaseException, told: Callable[[], BaseException | None], *, instance: str, cancelled: bool, timeout: float
+) -> BaseException:
+    """The error of the yr API for one of Ray's.
+
+    Args:
+        error: what Ray raised.
+        told: why the instance that the object comes from has ended, where that is known.
+        instance: its id; "" for a function.
+        cancelled: whether the call was cancelled.
+        timeout: seconds that were waited.
+    """
+    from ray import exceptions
+
+    who = f"instance {instance}" if instance else "the worker of a function"
+    if isinstance(error, exceptions.GetTimeoutError):
+        return YRTimeoutError(f"{who} had not answered within {timeout} s", CODES["get failed"])
+    if cancelled or isinstance(error, exceptions.TaskCancelledError):
+        return CancelError("invalid get obj, the obj has been cancelled. stateless request has been cancelled")
+    if isinstance(error, exceptions.RayTaskError):
+        return _raised(error, told, who)
+    if isinstance(error, exceptions.RayActorError):
+        return told() or exited(who, str(error))
+    if isinstance(
+        error,
+        exceptions.WorkerCrashedError
+        | exceptions.LocalRayletDiedError
+        | exceptions.NodeDiedError
+        | exceptions.OutOfMemoryError,
+    ):
+        return exited(who, str(error))
+    if isinstance(error, exceptions.TaskUnschedulableError | exceptions.ActorUnschedulableError):
+        return YRequestError(f"the instance cannot be scheduled: {error}", CODES["resource not enough"])
+    if isinstance(error, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+        return YRRuntimeError(f"the object store is full: {error}", CODES["shared memory limit"], 30)
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        return YRRuntimeError(f"the process cannot be set up: {error}", CODES["user code load failed"])
+    if isinstance(error, exceptions.RayError):
+        return told() or YRRuntimeError(f"failed to get object: {error}", CODES["get failed"], 30)
+    return error
+
+
+def _raised(error: Any, told: Callable[[], BaseException | None], who: str) -> BaseException:
+    """What a task raised, through all tasks that had its object as an argument."""
+    from ray import exceptions
+
+    cause: Any = error
+    while isinstance(cause, exceptions.RayTaskError) and isinstance(cause.cause, BaseException):
+        cause = cause.cause
+    if isinstance(cause, RaisedError):
+        return cause.error()
+    if isinstance(cause, exceptions.RayActorError | exceptions.WorkerCrashedError):
+        return told() or exited(who, str(cause))
+    if isinstance(cause, exceptions.TaskCancelledError):
+        return CancelError("invalid get obj, the obj has been cancelled: it was an argument of this call")
+    if isinstance(cause, exceptions.RayError):
+        return YRRuntimeError(str(error), CODES["get failed"], 30)
+    return invoke_error(cause, str(error))
+
+
+def exited(who: str, text: str) -> YRequestError:
+    """The error of calls whose process is gone; Ray does not tell a signal."""
+    lines = text.strip().splitlines() or ["its process is gone"]
+    if "connection error code" in text:
+        how = "its process was killed (by SIGKILL or another signal, Ray does not tell which)"
+    else:
+        how = next((line.strip() for line in lines if "Worker exit type" in line), lines[0])
+    return YRequestError(f"{who} exited: {how}", CODES["instance exited"], 22)

@@ -1,0 +1,343 @@
+"""Instances on Ray, as the process that created them, or that has references to them, sees them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.backend import Code
+from toprope.functions.exceptions import CODES, YRequestError, YRError, YRRuntimeError, fresh
+from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
+from toprope.functions.options import InvokeOptions
+from toprope.functions.ray.attach import NAMESPACE
+from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.placing import Placing
+from toprope.functions.ray.process import Setup
+from toprope.functions.ray.refs import FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.tensors import know_tensors
+from toprope.functions.resources import InvalidRequestError, Request, parse
+
+if TYPE_CHECKING:
+    from toprope.functions.ray.backend import RayBackend
+
+__all__ = ["Instances", "Record"]
+
+_DEAD = 4
+"""What Ray calls the state of an actor that has ended."""
+
+_GONE = 10.0
+"""Seconds that Ray may take to end a process."""
+
+
+@dataclass(eq=False)
+class Record:
+    """An instance.
+
+    Attributes:
+        id: names it.
+        handle: Ray's; as long as it is held the instance lives. None where there never was one.
+        code: its class; None where it was created elsewhere.
+        options: what was asked for.
+        request: its resources.
+        error: why it has ended, where this process knows.
+        is_ours: whether this process created it, and ends it with the session.
+        arguments: of its constructor, while it waits for its group.
+        run, stream: its ways of being called.
+    """
+
+    id: str
+    handle: Any = None
+    code: Code | None = None
+    options: InvokeOptions = field(default_factory=InvokeOptions)
+    request: Request = field(default_factory=Request)
+    error: BaseException | None = None
+    is_ours: bool = False
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    run: Any = None
+    stream: Any = None
+
+    def hold(self, handle: Any) -> None:
+        """It has this handle."""
+        self.handle = handle
+        self.run = handle.run
+        self.stream = handle.stream.options(num_returns="streaming")
+
+
+class Instances:
+    """The instances that a process knows.
+
+    Args:
+        backend: of the process.
+    """
+
+    def __init__(self, backend: RayBackend) -> None:
+        self._backend = backend
+        self._lock = threading.RLock()
+        self._records: dict[str, Record] = {}
+        self._numbers = itertools.count(1)
+        self.placing = Placing(backend)
+
+    # Creating
+
+    def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
+        """Ask for an instance: its id, at once. What goes wrong with it is raised where a result of it is fetched."""
+        with self._lock:
+            id = self._id(options)
+            record = self._records.get(id)
+            if record is not None and self.is_alive(id):
+                return id  # the vendor answers with the instance of that name
+            again = record is not None
+            record = self._records[id] = Record(id, None, code, options, is_ours=True, arguments=(arguments, keywords))
+            error = self._check(record)
+            if error is not None:
+                self.fail(record, error)
+                return id
+            if options.name and self._attach(record, wait=again):
+                return id
+            if again:
+                self._backend.tell("begin_anew", id)
+            if options.group_name:
+                error = self._backend.services.groups.join(record)
+                if error is not None:
+                    self.fail(record, error)
+            else:
+                self.launch(record)
+        return id
+
+    def launch(self, record: Record, place: dict[str, Any] | None = None) -> None:
+        """Have Ray make an instance.
+
+        Args:
+            record: the instance.
+            place: options of Ray that say where; None to find them.
+        """
+        try:
+            where = self.placing.options(record.request, record.options) if place is None else place
+            self._make(record, where)
+        except FailedArgumentError as failed:
+            self.fail(record, failed.entry.error or YRRuntimeError("an argument has failed"))
+        except YRError as error:
+            self.fail(record, error)
+        except ValueError as error:
+            if "already" not in str(error) or not self._attach(record, wait=False):
+                self.fail(record, YRequestError(str(error), CODES["invalid parameter"]))
+        if record.error is None and record.is_ours and place is None:
+            self.placing.watch(record, self.fail)
+
+    def _make(self, record: Record, where: dict[str, Any]) -> None:
+        from toprope.functions.ray.actor import AsyncHost, Host, Making
+
+        backend, options, code = self._backend, record.options, record.code
+        assert code is not None
+        ray = backend.ray
+        arguments, keywords, refs = lift(*record.arguments, top=False)
+        packed: list[Any] = []
+        if arguments or keywords:
+            know_tensors()
+            with as_arguments():
+                packed.append(ray.put((arguments, keywords)))
+        lives = max(0, options.recover_retry_times)
+        making = Making(
+            record.id, backend.manager, self.setup(options), backend.blob(code), lives > 0, tuple(options.labels),
+            grace_of(options), options.group_name if options.function_group_options is not None else "",
+        )  # fmt: skip
+        detached = options.custom_extensions.get("lifecycle") == "detached"
+        actor = ray.remote(AsyncHost if code.is_async else Host).options(
+            name=record.id,
+            namespace=NAMESPACE,
+            lifetime="detached" if detached else None,
+            max_concurrency=options.calls_at_once(is_async=code.is_async),
+            max_restarts=lives,
+            max_task_retries=lives,
+            **where,
+        )
+        record.hold(actor.remote(making, packed, refs))
+        record.arguments = ((), {})
+        if options.name:
+            backend.tell("name", record.id, options.namespace or self._namespace(), options.name, backend.blob(code))
+
+    def setup(self, options: InvokeOptions) -> Setup:
+        """How a process is set up."""
+        config = self._backend.config
+        common = (config.runtime_env or {}).get("env_vars", {})
+        folder = options.runtime_env.get("working_dir", "") or config.working_dir
+        return Setup({**common, **options.environment()}, folder, tuple(config.load_paths))
+
+    def _attach(self, record: Record, *, wait: bool) -> bool:
+        """Take the living instance of a name, where there is one.
+
+        Args:
+            record: what is to be it.
+            wait: whether one of that name has just ended, and may not have gone.
+        """
+        until = time.monotonic() + (_GONE if wait else 0)
+        while True:
+            try:
+                handle = self._backend.ray.get_actor(record.id, NAMESPACE)
+            except ValueError:
+                return False
+            if time.monotonic() >= until:
+                record.hold(handle)
+                record.is_ours = False
+                return True
+            time.sleep(0.02)
+
+    # Knowing
+
+    def record(self, id: str) -> Record:
+        """What is known of an instance. One that is not there has an error."""
+        found = self._records.get(id)
+        if found is not None:
+            return found
+        try:
+            handle = self._backend.ray.get_actor(id, NAMESPACE)
+        except ValueError:
+            error = self.why_ended(id) or YRequestError(f"instance {id} not found", CODES["instance not found"])
+            return Record(id, error=error)
+        record = Record(id)
+        record.hold(handle)
+        return self._records.setdefault(id, record)
+
+    def why_ended(self, id: str) -> BaseException | None:
+        """Why an instance has ended, as far as anybody knows."""
+        if not id:
+            return None
+        record = self._records.get(id)
+        if record is not None and record.error is not None:
+            return fresh(record.error)
+        try:
+            data = self._backend.ray.get(self._backend.manager.failure.remote(id), timeout=10)
+        except (self._backend.ray.exceptions.RayError, ValueError):
+            return None
+        if data is None:
+            return None
+        error = RaisedError(data).error()
+        if record is not None:
+            record.error = error
+        return error
+
+    def is_alive(self, id: str) -> bool:
+        """Whether an instance is there, or on its way."""
+        record = self.record(id)
+        if record.error is not None:
+            return False
+        return record.handle is None or record.handle._get_local_state() != _DEAD
+
+    def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
+        """The id and class of a named instance; waits for one to appear.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        id = f"{namespace or self._namespace()}-{name}"
+        until = time.monotonic() + timeout
+        while not self.is_alive(id):
+            if time.monotonic() >= until:
+                raise YRRuntimeError(
+                    f"failed to get instance: {id} by name, there is none of that name", CODES["instance not found"]
+                )
+            time.sleep(0.05)
+        record = self.record(id)
+        if record.code is None:
+            blob = self._backend.ask("class_of", id)
+            if blob is None:  # of another session
+                blob = self._backend.ray.get(record.handle.about.remote(), timeout=max(10.0, timeout))
+            import pickle
+
+            record.code = Code(pickle.loads(blob))
+        return id, record.code
+
+    # Ending
+
+    def fail(self, record: Record, error: BaseException) -> None:
+        """An instance is dead: its resources are free, and what waits for it is told why."""
+        if record.error is not None:
+            return
+        record.error = error
+        record.arguments = ((), {})
+        try:
+            self._backend.tell("fail", record.id, RaisedError.of(error).data)
+        except ValueError:
+            pass  # the session has ended
+        if record.handle is not None:
+            self._backend.ray.kill(record.handle, no_restart=True)
+
+    def terminate(self, id: str, is_sync: bool) -> None:
+        """End an instance; a second time does nothing."""
+        record = self.record(id)
+        if record.error is not None:
+            return
+        for each in self._backend.services.groups.of(record):
+            self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]), is_sync=is_sync)
+
+    def end(self, record: Record, error: BaseException, *, is_sync: bool = False) -> None:
+        """End an instance, its hook first; its calls raise the error from now on."""
+        if record.error is not None:
+            return
+        ray = self._backend.ray
+        placed = self._backend.ask("placed", record.id) if record.handle is not None else None
+        handle = record.handle
+        if placed is not None:
+            done = handle.shutdown.remote(placed.grace)
+            ray.wait([done], timeout=None if is_sync else placed.grace)
+        self.fail(record, error)
+        if handle is not None:
+            until = time.monotonic() + _GONE
+            while handle._get_local_state() not in (_DEAD, None) and time.monotonic() < until:
+                time.sleep(0.01)
+
+    def end_all(self, error: BaseException) -> None:
+        """End all instances that this process has created with the session; their hooks run side by side."""
+        ray = self._backend.ray
+        records = [
+            each
+            for each in self._records.values()
+            if each.is_ours and each.error is None and each.options.custom_extensions.get("lifecycle") != "detached"
+        ]
+        asked = [self._backend.manager.placed.remote(each.id) for each in records]
+        dones, longest = [], 0.0
+        for record, placed in zip(records, ray.get(asked, timeout=30), strict=True):
+            if placed is not None and record.handle is not None and record.handle._get_local_state() != _DEAD:
+                dones.append(record.handle.shutdown.remote(placed.grace))
+                longest = max(longest, placed.grace)
+        if dones:
+            ray.wait(dones, num_returns=len(dones), timeout=longest)
+        for record in records:
+            self.fail(record, error)
+
+    def leave(self, resource_group: str, error: BaseException) -> None:
+        """A resource group goes: the instances that use it end."""
+        for record in list(self._records.values()):
+            if record.options.resource_group_options.resource_group_name == resource_group:
+                self.fail(record, error)
+
+    # Checks
+
+    def _namespace(self) -> str:
+        return self._backend.config.ns or DEFAULT_NAMESPACE
+
+    def _id(self, options: InvokeOptions) -> str:
+        if options.name:
+            return f"{options.namespace or self._namespace()}-{options.name}"
+        return f"instance-{self._backend.job_id}-{'m' if self._backend.is_manager else ''}{next(self._numbers)}"
+
+    def _check(self, record: Record) -> BaseException | None:
+        options, code = record.options, record.code
+        assert code is not None
+        size = len(record.id.encode())
+        if options.name and size > LONGEST_ID:
+            return YRequestError(
+                f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
+            )
+        try:
+            options.check(is_async=code.is_async)
+            record.request = parse(options.custom_resources, options.cpu, options.memory)
+            self.placing.check(options)
+        except InvalidRequestError as error:
+            return YRequestError(error.message, error.code)
+        except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
+            return error
+        return None

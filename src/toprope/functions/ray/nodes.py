@@ -1,0 +1,110 @@
+"""What this machine offers to a Ray that it starts or joins: cores, memory, cards and labels."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toprope.functions.deploy import Deployment
+from toprope.functions.local.masks import VISIBLE
+from toprope.functions.options import Config
+from toprope.functions.ray.mapping import card_labels, whole_resources
+
+__all__ = ["Offer", "begun_with", "keep_token", "offer"]
+
+_ALWAYS = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no card sees all, as with openYuanrong
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",  # children do not outlive their instance
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a node offers.
+
+    Attributes:
+        cpus: cores.
+        memory: bytes; None for Ray's own choice.
+        gpus: NVIDIA's cards.
+        resources: all others by Ray's names.
+        labels: of the node.
+        variables: of the environment of the node's processes.
+    """
+
+    cpus: int
+    memory: int | None = None
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def offer(config: Config | None = None, deployment: Deployment | None = None) -> Offer:
+    """What this machine offers.
+
+    Args:
+        config: of the session that starts it.
+        deployment: what `toprope start` was told; None for what it began before, if anything.
+    """
+    from toprope.functions import deployed
+    from toprope.functions.local.start import this_node
+
+    config = Config() if config is None else config
+    deployment = deployment or deployed.read() or Deployment()
+    node = this_node(config, deployment)
+    resources, gpus = whole_resources(node.cards, node.scalars)
+    own = {key: value for key, value in node.labels.items() if key not in ("NODE_ID", "HOST_IP")}
+    variables = {**_ALWAYS, **deployment.no_set}
+    if deployment.sim:
+        variables["TOPROPE_SIM"] = deployment.sim
+    for vendor, name in VISIBLE.items():
+        ids = sorted(card.id for card in node.cards if card.vendor == vendor and card.healthy)
+        if ids and (name in os.environ or ids != list(range(len(ids)))):
+            variables[name] = ",".join(map(str, ids))  # Ray gives out numbers of this list
+    return Offer(
+        max(1, node.cpu // 1000),
+        deployment.memory * 2**20 if deployment.memory else None,
+        gpus,
+        resources,
+        {**own, **card_labels(node.cards)},
+        variables,
+    )
+
+
+def keep_token() -> None:
+    """Have a token that only this user can read, which Ray then asks of everybody; Ray's own file is for all to read.
+
+    Nothing is done where a token, or Ray's mode, is the user's own choice.
+    """
+    if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        return
+    place = Path.home() / ".ray" / "auth_token"
+    try:
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return  # there is one, or Ray says what is wrong
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+@contextmanager
+def begun_with(offered: Offer) -> Iterator[None]:
+    """The environment in which a node's processes begin; this process has its own again afterwards."""
+    before: dict[str, str | None] = {name: os.environ.get(name) for name in offered.variables}
+    os.environ.update({name: value for name, value in offered.variables.items() if not name.startswith("RAY_")})
+    for name, chosen in offered.variables.items():
+        os.environ.setdefault(name, chosen)  # what the user has told Ray stays
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

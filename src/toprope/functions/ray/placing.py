@@ -1,0 +1,190 @@
+"""Where instances go, and how long they may wait for that: what Ray leaves to those who use it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.affinity import Wishes, instance_labels
+from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.nodes import Node
+from toprope.functions.options import InvokeOptions
+from toprope.functions.ray.mapping import NODE_ID, PREFIX, amounts
+from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, shortage, smallest_hbm
+from toprope.functions.resources import Request
+
+if TYPE_CHECKING:
+    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.instances import Record
+
+__all__ = ["Placing"]
+
+_log = logging.getLogger("toprope")
+
+_PATIENCE = 20.0
+"""Seconds that a process may take to begin where there was room for it, whatever limit the request has: Ray tells
+that an instance has its resources only by running it."""
+
+_LOOK = 0.25
+_HINT = 1.0
+
+
+class Placing:
+    """Finds the nodes for requests, and ends the waiting of those that have waited long enough.
+
+    Args:
+        backend: of the process.
+    """
+
+    def __init__(self, backend: RayBackend) -> None:
+        self._backend = backend
+        self._waiting: dict[int, Request] = {}  # requests that have no resources yet, as far as is known here
+
+    def check(self, options: InvokeOptions) -> None:
+        """Refuse a resource group or affinities that cannot be.
+
+        Raises:
+            ValueError, YRequestError: the message names what cannot be.
+        """
+        Wishes(options)
+        self._backend.services.resource_groups.check(options)
+
+    def options(self, request: Request, options: InvokeOptions) -> dict[str, Any]:
+        """Ray's options for what is asked for, and where it may be."""
+        group = self._backend.services.resource_groups.strategy_for(options)
+        wishes = Wishes(options)
+        needs_view = bool(wishes) or any(each.model != ".+" or each.hbm for each in request.cards)
+        if not needs_view:
+            return {**amounts(request, {}).options(), **group}
+        nodes = self._view()
+        on, rank = self._wishes(wishes)
+        allowed = allowed_nodes(nodes, request, on)
+        asked = amounts(request, smallest_hbm(nodes if allowed is None else allowed)).options()
+        if group or allowed is None:
+            return {**asked, **group}
+        best = self._best(allowed, request, rank) if rank is not None else allowed
+        return {**asked, "label_selector": selector(best)}
+
+    def shortage(self, request: Request, options: InvokeOptions) -> tuple[str, int]:
+        """Why a request has not been met, and the code for that."""
+        on, _ = self._wishes(Wishes(options))
+        found = shortage(self._view(), request, on)
+        return found.text, CODES["resource config" if found.is_affinity else "resource not enough"]
+
+    def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
+        """Have an instance fail that has not got its resources in its time.
+
+        Args:
+            record: the instance.
+            fail: called with the error then.
+        """
+        watched = _Watched(self, record, fail, list(self._waiting.values()))
+        self._waiting[id(record)] = record.request
+        self._backend.clock.after(_HINT, watched.hint)
+        if watched.limit >= 0:
+            self._backend.clock.after(watched.limit / 1000, watched.late)
+
+    def settled(self, record: Record) -> None:
+        """An instance has its resources, or waits for them no longer."""
+        self._waiting.pop(id(record), None)
+
+    def _view(self) -> list[Seen]:
+        nodes: list[Seen] = self._backend.ask("view")
+        return nodes
+
+    def _wishes(self, wishes: Wishes) -> tuple[Callable[[Node], bool] | None, Callable[[Node], tuple[int, ...]] | None]:
+        if not wishes:
+            return None, None
+        told = self._backend.ask("neighbours")
+        there = {node: [instance_labels(labels) for labels in each] for node, each in told.items()}
+
+        def allowed(node: Node) -> bool:
+            return wishes.allow(node.labels, there.get(node.id, []))
+
+        def rank(node: Node) -> tuple[int, ...]:
+            return wishes.rank(node.labels, there.get(node.id, []))
+
+        return allowed, rank
+
+    @staticmethod
+    def _best(nodes: list[Seen], request: Request, rank: Callable[[Node], tuple[int, ...]]) -> list[Seen]:
+        """Those of the nodes that are liked most among those that have room now; all where none has."""
+        free = [seen for seen in nodes if fits([seen], request)]
+        if not free:
+            return nodes
+        best = min(rank(node_of(seen)) for seen in free)
+        return [seen for seen in free if rank(node_of(seen)) == best]
+
+
+class _Watched:
+    """An instance that waits for its resources.
+
+    Args:
+        placing: who watches.
+        record: the instance.
+        fail: called where it is too late.
+        before: requests that wait already.
+    """
+
+    def __init__(
+        self,
+        placing: Placing,
+        record: Record,
+        fail: Callable[[Record, BaseException], None],
+        before: Sequence[Request],
+    ) -> None:
+        self._placing = placing
+        self._record = record
+        self._fail = fail
+        self._before = before
+        self._began = time.monotonic()
+        self._backend = placing._backend
+        self._seen = self._backend.manager.view.remote()
+        self._room: bool | None = None
+        self.limit = record.options.schedule_timeout_ms
+
+    def hint(self) -> None:
+        """Say in the log that a request can never be met as the cluster is."""
+        if self._is_settled():
+            return
+        found = shortage(self._nodes_then(), self._record.request)
+        if not found.ever:
+            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.text)
+
+    def late(self) -> None:
+        """Its time is over."""
+        if self._is_settled():
+            return
+        if self._had_room() and time.monotonic() - self._began < max(_PATIENCE, self.limit / 1000):
+            self._backend.clock.after(_LOOK, self.late)
+            return
+        self._placing.settled(self._record)
+        why, code = self._placing.shortage(self._record.request, self._record.options)
+        text = f"the instance cannot be scheduled within {self.limit} ms. {why}"
+        self._fail(self._record, YRequestError(text, code))
+
+    def _is_settled(self) -> bool:
+        record = self._record
+        settled = record.error is not None or self._backend.ask("placed", record.id) is not None
+        if settled:
+            self._placing.settled(record)
+        return settled
+
+    def _had_room(self) -> bool:
+        """Whether there was room for it when it was asked for, and for all who waited then."""
+        if self._room is None:
+            self._room = fits(self._nodes_then(), self._record.request, self._before)
+        return self._room
+
+    def _nodes_then(self) -> list[Seen]:
+        nodes: list[Seen] = self._backend.ray.get(self._seen)
+        return nodes
+
+
+def selector(nodes: Sequence[Seen]) -> dict[str, str]:
+    """What has Ray take one of these nodes; where there are none, none that there will ever be."""
+    if not nodes:
+        return {f"{PREFIX}no-such": "node"}
+    return {NODE_ID: f"in({','.join(seen.id for seen in nodes)})"}

@@ -1,0 +1,133 @@
+"""The beginning of a session on Ray: one that runs, or one that is started here for this program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from toprope.errors import EnvironmentProblem
+from toprope.functions.options import Config
+from toprope.functions.ray.attach import NAMESPACE, manager_name
+from toprope.functions.ray.nodes import begun_with, keep_token, offer
+
+if TYPE_CHECKING:
+    from toprope.functions.backend import Backend
+
+__all__ = ["import_ray", "start"]
+
+_NOISY = ("ray._private.accelerators.npu", "ray._private.authentication.authentication_token_setup")
+"""Ray's loggers that tell of a missing `acl`, as an error with a traceback, on every machine without CANN, and, as a
+warning, that only those with the token of this user may use what is started."""
+
+
+def import_ray() -> Any:
+    """Ray itself.
+
+    Raises:
+        EnvironmentProblem: it is not installed, or cannot be imported.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise EnvironmentProblem(
+                f"Ray is installed but cannot be imported: {error}.", do="pip install 'toprope[cluster]'"
+            ) from error
+        raise EnvironmentProblem(
+            "functions on more than one machine need Ray, which is not installed.",
+            do="pip install 'toprope[cluster]', or leave server_address empty for this machine",
+        ) from None
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Ray is installed but cannot be imported: {error}.", do="pip install --force-reinstall ray"
+        ) from error
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_is_an_end)
+    return ray
+
+
+def start(config: Config, address: str) -> Backend:
+    """A session on Ray.
+
+    Args:
+        config: of the session.
+        address: "ray" for the Ray that `toprope start` began or RAY_ADDRESS names, else for one that is started here
+            and ends with the session; "auto" for one that runs on this machine; "ray://host:port" for Ray's client;
+            "host:port" for the Ray that this machine is a node of.
+
+    Raises:
+        EnvironmentProblem: Ray is not installed, or none can be reached there.
+    """
+    ray = import_ray()
+    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.manager import AT_ONCE, Manager
+
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, config, address)
+    try:
+        manager = (
+            ray.remote(Manager)
+            .options(name=manager_name(), namespace=NAMESPACE, num_cpus=0, max_concurrency=AT_ONCE)
+            .remote(config)
+        )
+        return RayBackend(config, manager, ends_ray=ours)
+    except BaseException:
+        if ours:
+            ray.shutdown()
+        raise
+
+
+def _connect(ray: Any, config: Config, address: str) -> None:
+    from ray.job_config import JobConfig
+
+    common: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": config.log_to_driver,
+        "logging_level": logging.WARNING,
+        # what this program can import, its workers can: those on this machine, and others with the same folders
+        "job_config": JobConfig(_py_driver_sys_path=[each for each in sys.path if each]),
+    }
+    running = _running(address)
+    try:
+        if running:
+            ray.init(address=running, **common)
+            return
+        keep_token()
+        offered = offer(config)
+        with begun_with(offered):
+            ray.init(
+                address="local",
+                num_cpus=offered.cpus,
+                num_gpus=offered.gpus,
+                resources=offered.resources,
+                labels=offered.labels,
+                _memory=offered.memory,
+                include_dashboard=False,
+                **common,
+            )
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{address} needs what is not installed: {error}.", do="pip install 'ray[client]'"
+        ) from error
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
+            do="start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER",
+        ) from error
+
+
+def _running(address: str) -> str:
+    """The Ray to join; "" to start one."""
+    from toprope.functions import deployed
+
+    if address != "ray":
+        return address
+    began = deployed.read()
+    return os.environ.get("RAY_ADDRESS", "") or ("" if began is None else began.address)
+
+
+def _is_an_end(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL

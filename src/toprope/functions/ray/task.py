@@ -1,0 +1,167 @@
+"""A function on Ray: what runs it in a worker, and tells the session that there is a worker for such calls."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from toprope.functions.ray.attach import attached
+from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.process import Setup, prepare, result_of
+from toprope.functions.ray.refs import lower
+from toprope.functions.ray.tensors import know_tensors
+
+__all__ = ["run", "run_apart", "stream", "stream_apart"]
+
+_TELL = 0.5
+"""Seconds between the times at which a worker tells that it works."""
+
+_loaded: dict[str, Any] = {}
+
+
+def run(key: str, code: list[Any], pool: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
+    """Call a function.
+
+    Args:
+        key: names it.
+        code: Ray's reference to its pickle, in a list.
+        pool: names the options of the call.
+        returns: values that the caller wants.
+        lifted: how many of the last arguments belong into slots of the others.
+        rest, keywords: the arguments.
+    """
+    with _pulse(pool):
+        try:
+            function, arguments, named = _prepared(key, code, lifted, rest, keywords)
+            return result_of(function(*arguments, **named), returns)
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+
+def stream(key: str, code: list[Any], pool: str, lifted: int, /, *rest: Any, **keywords: Any) -> Iterator[Any]:
+    """Call a generator function; arguments as for `run`."""
+    with _pulse(pool):
+        try:
+            function, arguments, named = _prepared(key, code, lifted, rest, keywords)
+            yield from _items(function(*arguments, **named))
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+
+def run_apart(key: str, code: list[Any], pool: str, returns: int, setup: Setup, packed: list[Any], refs: list[Any],
+              /) -> Any:  # fmt: skip
+    """Call a function in a process of its own, which is set up before anything of the user's is unpickled."""
+    with _pulse(pool):
+        try:
+            prepare(setup)
+            function, arguments, named = _unpacked(key, code, packed, refs)
+            return result_of(function(*arguments, **named), returns)
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+
+def stream_apart(key: str, code: list[Any], pool: str, setup: Setup, packed: list[Any], refs: list[Any],
+                 /) -> Iterator[Any]:  # fmt: skip
+    """Call a generator function in a process of its own."""
+    with _pulse(pool):
+        try:
+            prepare(setup)
+            function, arguments, named = _unpacked(key, code, packed, refs)
+            yield from _items(function(*arguments, **named))
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+
+def _prepared(key: str, code: list[Any], lifted: int, rest: Any, keywords: Any) -> tuple[Any, Any, Any]:
+    attached()
+    if lifted:
+        values, rest = rest[len(rest) - lifted :], rest[: len(rest) - lifted]
+        rest, keywords = lower(rest, values), lower(keywords, values)
+    return _code(key, code), rest, keywords
+
+
+def _unpacked(key: str, code: list[Any], packed: list[Any], refs: list[Any]) -> tuple[Any, Any, Any]:
+    import ray
+
+    attached()
+    arguments, keywords = ray.get(packed[0]) if packed else ((), {})
+    if refs:
+        values = ray.get(refs)
+        arguments, keywords = lower(arguments, values), lower(keywords, values)
+    return _code(key, code), arguments, keywords
+
+
+def _code(key: str, code: list[Any]) -> Any:
+    import ray
+
+    found = _loaded.get(key)
+    if found is None:
+        found = _loaded[key] = pickle.loads(ray.get(code[0]))
+    return found
+
+
+def _items(result: Any) -> Iterator[Any]:
+    import inspect
+
+    for each in result_of(result, 1) if inspect.isasyncgen(result) else result:
+        know_tensors()
+        yield each
+
+
+class _Pulse:
+    """Tells the manager, while calls run, that there is a worker for them. One thread for all calls of a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._running: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+        self._manager: Any = None
+
+    def begin(self, pool: str) -> None:
+        """A call begins."""
+        with self._lock:
+            self._running[pool] = self._running.get(pool, 0) + 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="toprope pulse", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def end(self, pool: str) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._running[pool] -= 1
+            if not self._running[pool]:
+                del self._running[pool]
+
+    def _run(self) -> None:
+        import ray
+
+        while True:
+            with self._lock:
+                while not self._running:
+                    self._lock.wait()
+                pools = list(self._running)
+            try:
+                self._manager = self._manager or attached().manager
+                for pool in pools:
+                    self._manager.active.remote(pool)
+            except (ray.exceptions.RayError, ValueError):
+                self._manager = None  # the session ends
+            time.sleep(_TELL)
+
+
+_the_pulse = _Pulse()
+
+
+class _pulse:  # noqa: N801 - used as a function
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        _the_pulse.begin(self._pool)
+
+    def __exit__(self, *error: object) -> None:
+        _the_pulse.end(self._pool)

@@ -1,0 +1,43 @@
+"""Tensors on their way through Ray: their numbers as a buffer of their own, to and from simulated cards too."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from toprope.functions import serial
+
+__all__ = ["know_tensors"]
+
+_known = False
+
+
+def know_tensors() -> None:
+    """Have tensors go our way, once torch is loaded; nothing is imported for it.
+
+    Arrays of numpy go Ray's own way, which is without a copy. Tensors are copied once where they arrive, for what is
+    written to them is the receiver's own, and Ray's memory is everybody's.
+    """
+    global _known
+    torch = sys.modules.get("torch")
+    if _known or torch is None:
+        return
+    tensor, parameter = getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)
+    if tensor is None or parameter is None:
+        return  # torch is being imported
+    from ray.util import register_serializer
+
+    for kind in (tensor, parameter):
+        register_serializer(kind, serializer=serial._reduce_tensor, deserializer=_made)
+    _known = True
+
+
+def forget_tensors() -> None:
+    """Ray has ended here: what it knew is gone with it."""
+    global _known
+    _known = False
+
+
+def _made(reduced: Any) -> Any:
+    function, arguments = reduced[:2]
+    return function(*arguments)

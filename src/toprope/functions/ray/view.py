@@ -1,0 +1,175 @@
+"""The nodes of a Ray as the ledger sees them: what each has, what is free of it, and why a request is not met; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from toprope.functions.cards import Card
+from toprope.functions.ledger import Ledger, Node, Shortage
+from toprope.functions.ray.mapping import NODE_ID, PREFIX, PSEUDO_HBM, label_of, read_label
+from toprope.functions.resources import CardRequest, Request, matches
+
+__all__ = ["Seen", "allowed_nodes", "fits", "node_of", "resources_of", "shortage", "smallest_hbm"]
+
+_VENDORS = ("NPU", "GPU")
+_ACCELERATOR = "accelerator_type:"
+_OWN = ("node:", _ACCELERATOR, "bundle_")
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A node as Ray tells of it.
+
+    Attributes:
+        id: Ray's name of it.
+        ip: its address.
+        total, free: amounts of its resources.
+        labels: its labels.
+    """
+
+    id: str
+    ip: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def node_of(seen: Seen) -> Node:
+    """The node with all that it has. Its cards are numbered from 0: Ray gives no numbers away."""
+    return Node(
+        id=seen.id,
+        cpu=_millicores(seen.total),
+        memory=_megabytes(seen.total),
+        cards=tuple(card for vendor in _VENDORS for card in _cards(seen, vendor)),
+        scalars=_scalars(seen.total),
+        labels={"NODE_ID": seen.id, "HOST_IP": seen.ip, **_user_labels(seen.labels)},
+    )
+
+
+def shortage(nodes: Iterable[Seen], request: Request, on: Callable[[Node], bool] | None = None) -> Shortage:
+    """Why a request cannot be met now."""
+    return _ledger(list(nodes)).shortage(request, on)
+
+
+def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()) -> bool:
+    """Whether a request could be met now, after others that came before it."""
+    ledger = _ledger(nodes)
+    for each in before:
+        ledger.ask(each)
+    ledger.serve()
+    number = ledger.ask(request)
+    return any(grant.number == number for grant in ledger.serve())
+
+
+def allowed_nodes(
+    nodes: Sequence[Seen], request: Request, on: Callable[[Node], bool] | None = None
+) -> list[Seen] | None:
+    """The nodes that a request may go to by model, memory of their cards, and affinity; None for all there may be.
+
+    A request for cards of any model may go everywhere, also to nodes that come later.
+    """
+    if on is None and all(each.model == ".+" and not each.hbm for each in request.cards):
+        return None
+    found = []
+    for seen in nodes:
+        node = node_of(seen)
+        if (on is None or on(node)) and all(_has(node, asked) for asked in request.cards):
+            found.append(seen)
+    return found
+
+
+def smallest_hbm(nodes: Sequence[Seen]) -> dict[str, int]:
+    """MB of the smallest card of these nodes by vendor."""
+    smallest: dict[str, int] = {}
+    for seen in nodes:
+        for card in node_of(seen).cards:
+            smallest[card.vendor] = min(card.hbm, smallest.get(card.vendor, card.hbm))
+    return smallest
+
+
+def resources_of(seen: Seen) -> dict[str, object]:
+    """A node as `yr.resources` tells of it; what is free of cards is what Ray has not given out, shares included."""
+    node = node_of(seen)
+    free = replace(node, cpu=_millicores(seen.free), memory=_megabytes(seen.free), scalars=_scalars(seen.free))
+    capacity, allocatable = _amounts(node), _amounts(free)
+    for vendor in _VENDORS:
+        for key in {f"{vendor}/{card.model}" for card in node.cards if card.vendor == vendor}:
+            left = round(seen.free.get(vendor, 0), 4)
+            allocatable[key] = int(left) if float(left).is_integer() else left
+    for key in node.scalars:
+        allocatable.setdefault(key, 0)
+    return {
+        "id": seen.id, "status": 0, "capacity": capacity, "allocatable": allocatable, "labels": dict(node.labels),
+    }  # fmt: skip
+
+
+def _ledger(nodes: Sequence[Seen]) -> Ledger:
+    """A ledger in which what is not free is held."""
+    ledger = Ledger(node_of(seen) for seen in nodes)
+    for seen in nodes:
+        node = node_of(seen)
+        scalars = {key: max(0, amount - _scalars(seen.free).get(key, 0)) for key, amount in node.scalars.items()}
+        cards = []
+        for vendor in _VENDORS:
+            model = next((card.model for card in node.cards if card.vendor == vendor), None)
+            used = seen.total.get(vendor, 0) - seen.free.get(vendor, 0)
+            if model is None:
+                continue
+            if used >= 1:
+                cards.append(CardRequest(vendor, re.escape(model), count=int(used + _SLACK)))
+            if used % 1 > _SLACK and used % 1 < 1 - _SLACK:
+                ledger.hold(seen.id, Request(0, 0, (CardRequest(vendor, re.escape(model), count=used % 1),)))
+        cpu, memory = node.cpu - _millicores(seen.free), node.memory - _megabytes(seen.free)
+        ledger.hold(seen.id, Request(max(0, cpu), max(0, memory), tuple(cards), scalars))
+    return ledger
+
+
+def _has(node: Node, asked: CardRequest) -> bool:
+    return any(matches(asked, card.vendor, card.model) and card.hbm >= asked.hbm for card in node.cards)
+
+
+def _cards(seen: Seen, vendor: str) -> list[Card]:
+    model = read_label(seen.labels.get(f"{label_of(vendor)}-model", "")) or _told_model(seen, vendor)
+    hbm = int(seen.labels.get(f"{label_of(vendor)}-hbm", "0")) or PSEUDO_HBM
+    return [Card(number, vendor, model, hbm) for number in range(int(seen.total.get(vendor, 0)))]
+
+
+def _told_model(seen: Seen, vendor: str) -> str:
+    """The model of cards on a node that toprope has not started: what Ray has found, if anything."""
+    for key in seen.total:
+        if key.startswith(_ACCELERATOR) and key.removeprefix(_ACCELERATOR).startswith("Ascend") == (vendor == "NPU"):
+            return key.removeprefix(_ACCELERATOR)
+    return "Ascend" if vendor == "NPU" else vendor
+
+
+def _millicores(amounts: Mapping[str, float]) -> int:
+    return round(amounts.get("CPU", 0) * 1000)
+
+
+def _megabytes(amounts: Mapping[str, float]) -> int:
+    return int(amounts.get("memory", 0) / 2**20)
+
+
+def _scalars(amounts: Mapping[str, float]) -> dict[str, float]:
+    own = {"CPU", "memory", "object_store_memory", *_VENDORS}
+    return {
+        key.removeprefix("toprope:"): amount
+        for key, amount in amounts.items()
+        if key not in own and not key.startswith(_OWN) and "_group_" not in key
+    }
+
+
+def _user_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value for key, value in labels.items() if not key.startswith((PREFIX, NODE_ID.partition("/")[0] + "/"))
+    }
+
+
+def _amounts(node: Node) -> dict[str, float]:
+    told: dict[str, float] = {"CPU": node.cpu, "Memory": node.memory, **node.scalars}
+    for card in node.cards:
+        told[f"{card.vendor}/{card.model}"] = told.get(f"{card.vendor}/{card.model}", 0) + 1
+    return told
