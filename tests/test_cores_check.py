@@ -211,8 +211,17 @@ def test_the_thinking_needs_no_extra():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """The questions beside the verdict get as long as they need: a loaded machine must not leave one undecided."""
+    monkeypatch.setattr(sys.modules["toprope.cores.check"], "SIDE_SECONDS", 60)
+
+
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+)
 @given(programs())
-def test_verdicts_hold_in_every_order_of_things(program):
+def test_verdicts_hold_in_every_order_of_things(patient, program):
     dead = {}
     for discipline in Discipline:
         try:
