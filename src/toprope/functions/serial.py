@@ -31,7 +31,9 @@ INLINE = 32 * 1024
 BlockKey = tuple[str, int, int]
 """A block as a message carries it: segment, offset, bytes."""
 
-_PLAIN = {int, float, bool, str, bytes, type(None), complex}
+_NUMBERS = {int, float, bool, type(None), complex}
+_TEXTS = {str, bytes}
+_PLAIN = _NUMBERS | _TEXTS
 
 
 class Packed:
@@ -88,7 +90,8 @@ def pack(value: Any, arena: Arena | None) -> Packed:
     Raises:
         Whatever pickling raises; YRRuntimeError where the object store is full.
     """
-    if value.__class__ in _PLAIN and (value.__class__ not in (str, bytes) or len(value) < INLINE):
+    kind = value.__class__
+    if kind in _NUMBERS or (kind in _TEXTS and len(value) < INLINE) or (kind is tuple and _are_numbers(value)):
         return Packed(pickle.dumps(value, 5))
     spec: list[BlockKey | None] = []
     parts: list[bytes] = []
@@ -121,6 +124,13 @@ def pack(value: Any, arena: Arena | None) -> Packed:
         raise
     finally:
         local.refs = outer
+
+
+def _are_numbers(value: tuple[Any, ...]) -> bool:
+    """Whether these are the arguments of a call, all of them numbers, as those of most calls are."""
+    if len(value) != 2 or value[0].__class__ is not tuple or value[1].__class__ is not dict or value[1]:
+        return False
+    return all(each.__class__ in _NUMBERS for each in value[0])
 
 
 def unpack(

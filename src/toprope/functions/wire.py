@@ -78,6 +78,7 @@ class Channel:
         self._sending = threading.Lock()
         self._on_full = on_full
         self._unsent = bytearray()
+        self._gathered: list[bytes] | None = None
         self._rest = bytearray()
         self._needed = 0  # bytes of `_rest` from which on there is a message in it
         self._chunk = bytearray(_CHUNK)
@@ -104,6 +105,23 @@ class Channel:
         frame = _HEADER.pack(kind, len(parts), len(head), number) + head
         if parts:
             frame += struct.pack(f"<{len(parts)}Q", *map(len, parts)) + b"".join(parts)
+        if self._gathered is not None:
+            self._gathered.append(frame)
+        else:
+            self._send(frame)
+        return len(frame)
+
+    def gather(self) -> None:
+        """Keep the next messages for `send_gathered`, which sends them in one go. No other thread may send meanwhile."""
+        self._gathered = []
+
+    def send_gathered(self) -> None:
+        """Send what was gathered. Errors as for `send`."""
+        gathered, self._gathered = self._gathered, None
+        if gathered:
+            self._send(b"".join(gathered))
+
+    def _send(self, frame: bytes) -> None:
         try:
             if self._on_full is None:
                 with self._sending:
@@ -115,7 +133,6 @@ class Channel:
         except BaseException:
             self.end()  # a message that was cut off would have the next one for its rest
             raise
-        return len(frame)
 
     def flush(self) -> bool:
         """Send what did not fit; whether nothing of it is left."""

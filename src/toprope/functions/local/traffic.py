@@ -83,9 +83,19 @@ class Traffic:
                     self._ended(process, call, None)
                 else:
                     self._handle(process, message)
+            if process.backlog and len(process.pending) < WINDOW:
+                self._catch_up(process)
+        self._session.values.settle()
+
+    def _catch_up(self, process: Process) -> None:
+        """Send calls that had to wait, all in one go: the session's lock keeps others from sending in between."""
+        process.channel.gather()
+        try:
             while process.backlog and len(process.pending) < WINDOW:
                 self._transmit(process, process.backlog.popleft())
-        self._session.values.settle()
+            process.channel.send_gathered()
+        except Closed:
+            self._session.processes.lost(process)
 
     def _handle(self, process: Process, message: Message) -> None:
         kind, number = message.kind, message.number
