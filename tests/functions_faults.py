@@ -119,6 +119,12 @@ def dies(ref, text="SIGKILL"):
     assert time.monotonic() - begin < SOON
 
 
+def lost(error, may_be=True):
+    """A call whose worker is gone, where that may be."""
+    assert may_be
+    assert error.code == GONE
+
+
 def within(seconds, holds, what):
     until = time.monotonic() + seconds
     while not holds():
@@ -163,7 +169,7 @@ def killed_in_a_call(random, folder):
         try:
             outcomes.append(yr.get(ref, timeout=SOON))
         except yr.YRError as error:
-            assert error.code == GONE
+            lost(error)
             outcomes.append(None)
     arrived = [each for each in outcomes if each is not None]
     assert outcomes == arrived + [None] * (len(refs) - len(arrived))
@@ -195,7 +201,7 @@ def killed_in_a_transfer(random, folder):
         try:
             assert (yr.get(ref, timeout=SOON) == 2 * array).all()
         except yr.YRError as error:
-            assert error.code == GONE
+            lost(error)
     dies(victim.pid.invoke())
 
 
@@ -226,7 +232,7 @@ def functions_killed(random, folder):
             outcomes.append(yr.get(ref, timeout=30))
             assert outcomes[-1] == number
         except yr.YRError as error:
-            assert (error.code, tries) == (GONE, 0)
+            lost(error, tries == 0)
             outcomes.append(None)
     ran = [int(each.split()[0]) for each in lines(log)]
     assert outcomes.count(None) <= 1

@@ -1,7 +1,7 @@
 """Faults: whatever goes wrong, nobody waits longer than told, no result is lost or doubled, and nothing stays held.
 
-Ten seeded rounds in `make test`, two hundred in `make soak`: each with faults of workers in one session, at other moments
-and in another order, and a program of its own, to which something happens while it runs and again at its end.
+Ten seeded rounds in `make test`, two hundred in `make soak`: each with faults of workers in one session, at other
+moments, and with a program of its own, to which something happens while it runs and again at its end.
 """
 
 import gc
@@ -20,12 +20,12 @@ import pytest
 from toprope import functions as yr
 from toprope.functions.local import folder as folders
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from functions_faults import FAULTS, lives, slow, within
 from functions_session import free, session
 
+HERE = Path(__file__).parent
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = range(200 if SOAK else 10)
 AT_ONCE = len(FAULTS) if SOAK else 3

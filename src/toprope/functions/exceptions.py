@@ -237,7 +237,7 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
 
 
 def fresh(error: BaseException) -> BaseException:
-    """An error that is kept for several callers, for one of them: raised, it holds all that the caller's frames hold."""
+    """A copy of an error that is kept for several callers, for one: once raised it holds the caller's frames."""
     try:
         found = copy.copy(error)
     except Exception:
