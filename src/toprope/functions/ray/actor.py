@@ -15,7 +15,7 @@ from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Placed
-from toprope.functions.ray.process import Setup, granted_cards, on_terminate, prepare, result_of
+from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
 from toprope.functions.ray.refs import lower
 from toprope.functions.ray.tensors import know_tensors
 
@@ -65,6 +65,7 @@ class _Base:
         context = ray.get_runtime_context()
         try:
             prepare(making.setup)
+            guard()
             vendor, cards = next(((name, ids) for name, ids in granted_cards().items() if ids), ("", ()))
             placed = Placed(
                 context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,

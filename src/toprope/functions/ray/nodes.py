@@ -18,7 +18,6 @@ __all__ = ["Offer", "begun_with", "keep_token", "offer"]
 
 _ALWAYS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no card sees all, as with openYuanrong
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",  # children do not outlive their instance
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 

@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,11 @@ from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.masks import IDS, VISIBLE
 from toprope.functions.ray.tensors import know_tensors
 
-__all__ = ["Setup", "granted_cards", "on_terminate", "prepare", "result_of", "split"]
+__all__ = ["MARK", "Setup", "granted_cards", "guard", "on_terminate", "prepare", "result_of", "split"]
+
+
+MARK = "TOPROPE_INSTANCE"
+"""The variable by which what an instance has started is known."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,20 @@ def prepare(setup: Setup) -> None:
     if setup.folder:
         os.chdir(setup.folder)
     sys.path[:0] = [each for each in setup.path if each not in sys.path]
+
+
+def guard() -> None:
+    """Have what this process starts end with it, however it ends."""
+    value = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    from toprope.functions.ray import guard as program
+
+    without = {name: each for name, each in os.environ.items() if name != MARK}
+    os.environ[MARK] = value
+    subprocess.run(
+        [sys.executable, "-I", "-S", program.__file__, str(os.getpid()), f"{MARK}={value}"],
+        env=without, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, cwd="/", check=True,
+    )  # fmt: skip
 
 
 def granted_cards() -> dict[str, tuple[int | str, ...]]:

@@ -50,8 +50,10 @@ def node_of(seen: Seen) -> Node:
 
 
 def shortage(nodes: Iterable[Seen], request: Request, on: Callable[[Node], bool] | None = None) -> Shortage:
-    """Why a request cannot be met now."""
-    return _ledger(list(nodes)).shortage(request, on)
+    """Why a request cannot be met now, and whether it could be with nothing else there."""
+    nodes = list(nodes)
+    unused = Ledger(node_of(seen) for seen in nodes).shortage(request, on)
+    return replace(_ledger(nodes).shortage(request, on), ever=not nodes or unused.ever)
 
 
 def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()) -> bool:
