@@ -112,7 +112,7 @@ class Channel:
         return len(frame)
 
     def gather(self) -> None:
-        """Keep the next messages for `send_gathered`, which sends them in one go. No other thread may send meanwhile."""
+        """Keep the next messages for `send_gathered`, which sends them in one go; no other thread may send."""
         self._gathered = []
 
     def send_gathered(self) -> None:
