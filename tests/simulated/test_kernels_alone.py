@@ -1,6 +1,7 @@
 """Kernels that take cores: who gets how many, what they do with them, and how they end."""
 
 import gc
+import os
 import math
 import threading
 import time
@@ -195,7 +196,8 @@ def test_many_launches_leave_nothing_behind() -> None:
     before = resident()
     rounds(5000)
     gc.collect()
-    assert resident() - before < 4 * 2**20
+    if "ASAN_OPTIONS" not in os.environ:  # AddressSanitizer keeps what was freed for a while
+        assert resident() - before < 4 * 2**20
     from toprope.sim import launching
 
     assert launching._bodies == {}
