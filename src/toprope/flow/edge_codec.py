@@ -1,0 +1,251 @@
+"""Messages on their way between processes: small payloads in the message, large ones in shared memory, device tensors
+by reference.
+
+Pickles are only ever read from sockets in the graph's private folder, which this user alone can enter.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+from toprope.flow.edge_host import Borrower, Lender
+from toprope.flow.stage_spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
+from toprope.functions.arena import Block
+from toprope.functions.exceptions import describe
+from toprope.functions.serial import BlockKey, pack, unpack
+
+__all__ = ["INLINE", "Codec", "Sealed"]
+
+INLINE = 8 * 1024
+"""Bytes of an array, tensor or the user's own type from which on it lies in shared memory."""
+
+_NONE, _BYTES, _ARRAY, _HOST_TENSOR, _PICKLE, _ON_CARD = range(6)
+
+
+class Sealed:
+    """A message as it travels.
+
+    Attributes:
+        meta: plain values: the head, the kind, and where the payload lies.
+        parts: bytes that travel in the message.
+        size: bytes of the payload, as far as they are known.
+        to_host: copies from a card to the host that it took.
+        shared: tensors in it that are passed by reference.
+        blocks: shared memory that it lies in.
+        kept: what must live until the receivers have taken it.
+        windows: senders' ends that keep it.
+    """
+
+    __slots__ = ("blocks", "kept", "meta", "parts", "place", "receivers", "shared", "size", "to_host", "windows")
+
+    def __init__(self, meta: tuple[Any, ...], parts: list[Any], size: int = 0) -> None:
+        self.meta = meta
+        self.parts = parts
+        self.size = size
+        self.to_host = 0
+        self.shared = 0
+        self.blocks: list[Block] = []
+        self.kept: Any = None
+        self.windows = 1
+        self.receivers = 1
+        self.place = 0
+
+    @property
+    def head(self) -> Head:
+        """What travels with the message."""
+        return Head(*self.meta[:6])
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it may have been sent before."""
+        return bool(self.meta[8])
+
+
+class Codec:
+    """Makes messages of values, and values of messages, for one process.
+
+    Args:
+        folder: where shared memory lies.
+        name: of the process.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._lender = Lender(folder, name)
+        self._borrower = Borrower(folder)
+        self._on_card: Any = None  # made when the first tensor on a card is met: the driver never needs it
+
+    # Out
+
+    def seal(self, message: Message, receivers: int, on_host: bool) -> Sealed:
+        """A message, ready to be sent.
+
+        Args:
+            message: the message.
+            receivers: how many processes will be sent it.
+            on_host: whether a tensor has to leave its card.
+
+        Raises:
+            Whatever pickling raises.
+        """
+        self._lender.collect()
+        sealed = Sealed((), [])
+        form = self._form(message, sealed, on_host)
+        head = message.head
+        sealed.meta = (
+            head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size,
+            message.ret_code, message.kind, message.replayed, form,
+        )  # fmt: skip
+        sealed.windows = sealed.receivers = receivers
+        return sealed
+
+    def _form(self, message: Message, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
+        kind, payload = message.kind, message.payload
+        if kind == EMPTY:
+            return (_NONE,)
+        if kind == TORCH:
+            return self._tensor(payload, sealed, on_host)
+        if kind == FAILURE:
+            payload = _portable(payload)
+        elif kind == TENSOR and payload.dtype.kind in "biufc":
+            if not payload.flags.c_contiguous:
+                payload = payload.copy()
+            return (_ARRAY, payload.dtype.str, payload.shape, self._bytes(memoryview(payload.reshape(-1)), sealed))
+        elif kind not in (TENSOR, PICKLED):
+            return (_BYTES, self._bytes(memoryview(payload), sealed))
+        packed = pack(payload, self._lender)
+        sealed.blocks += [Block(*key) for key in packed.blocks()]
+        if packed.data is not None:
+            sealed.parts.append(packed.data)
+        sealed.parts += packed.parts
+        sealed.size += sum(map(len, sealed.parts)) + sum(each.size for each in sealed.blocks)
+        return (_PICKLE, packed.data is not None, packed.spec)
+
+    def _tensor(self, tensor: Any, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
+        tensor = tensor.detach()
+        if tensor.device.type != "cpu":
+            if not on_host:
+                sealed.kept, sealed.shared = tensor, 1
+                sealed.size += tensor.numel() * tensor.element_size()
+                return (_ON_CARD, self._cards().lend(tensor))
+            tensor, sealed.to_host = tensor.cpu(), 1
+        import torch
+
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+        return (_HOST_TENSOR, dtype, tuple(tensor.shape), self._bytes(memoryview(raw), sealed))
+
+    def _bytes(self, raw: memoryview, sealed: Sealed) -> BlockKey | None:
+        """Put bytes into the message, or into a block."""
+        size = raw.nbytes
+        sealed.size += size
+        if size and raw.format != "B":
+            raw = raw.cast("B")
+        if size < INLINE:
+            sealed.parts.append(bytes(raw))
+            return None
+        block, room = self._lender.new(size)
+        room[:] = raw
+        sealed.blocks.append(block)
+        return block.segment, block.offset, block.size
+
+    def done(self, sealed: Sealed) -> None:
+        """One of those that keep a message needs it no more."""
+        sealed.windows -= 1
+        if sealed.windows <= 0:
+            if sealed.blocks:
+                self._lender.lent(sealed.blocks, sealed.receivers)
+                sealed.blocks = []
+            if sealed.shared:
+                self._cards().lent(sealed.kept)
+            sealed.kept = None
+
+    def give_back(self, sealed: Sealed, place: int) -> None:
+        """A receiver has died: it uses nothing of a message any more."""
+        for block in sealed.blocks:
+            self._lender.give_back(block, place)
+        self.done(sealed)
+
+    # In
+
+    def arrived(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> Sealed:
+        """A message that has come, not opened yet.
+
+        Args:
+            place: which of its receivers this process is.
+            meta, parts: as they were sent.
+        """
+        sealed = Sealed(meta, parts)
+        sealed.place = place
+        form = meta[9]
+        if form[0] == _ON_CARD:
+            self._cards().meet(form[1])  # what is known of the memory now is safe should the sender die
+        return sealed
+
+    def open(self, sealed: Sealed) -> tuple[Message, int]:
+        """A message with its value, and the number of copies from card to card that it will take."""
+        kind, form = sealed.meta[7], sealed.meta[9]
+        between = 0
+        try:
+            if form[0] == _ON_CARD:
+                payload, between = self._cards().borrow(form[1])
+            else:
+                payload = self._value(form, sealed)
+        except Exception as error:
+            # the sender is gone with its memory, or the payload cannot be read here: this message fails, no other
+            origin, text = describe(error)
+            kind, payload = FAILURE, Failure(origin, text)
+        head = Head(*sealed.meta[:6])
+        code = payload.code if kind == FAILURE else sealed.meta[6]
+        return Message(kind, payload, head, code, sealed.meta[8]), between
+
+    def _value(self, form: tuple[Any, ...], sealed: Sealed) -> Any:
+        what = form[0]
+        if what == _NONE:
+            return None
+        if what == _PICKLE:
+            parts = list(sealed.parts)
+            data = parts.pop(0) if form[1] else None
+            return unpack(data, form[2], parts, self._borrower, self._giver(sealed.place))
+        key = form[-1]
+        raw = sealed.parts[0] if key is None else self._borrower.array(key, sealed.place)
+        if what == _BYTES:
+            return memoryview(raw)
+        if what == _ARRAY:
+            import numpy
+
+            return numpy.frombuffer(raw, dtype=form[1]).reshape(form[2])
+        import torch
+
+        dtype = getattr(torch, form[1])
+        if not len(raw):
+            return torch.empty(form[2], dtype=dtype)
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if key is None else torch.from_numpy(raw).view(dtype)
+        return flat.reshape(form[2])
+
+    def _giver(self, place: int) -> Any:
+        return functools.partial(self._borrower.give_back, place)
+
+    def _cards(self) -> Any:
+        if self._on_card is None:
+            from toprope.flow.edge_device import Cards
+
+            self._on_card = Cards()
+        return self._on_card
+
+    def close(self) -> None:
+        """Remove the shared memory of this process."""
+        self._lender.close()
+
+
+def _portable(failure: Failure) -> Failure:
+    """A failure whose error another process can be sent."""
+    try:
+        pickle.dumps(failure.error)
+        return failure
+    except Exception:
+        error, text = describe(failure.error)
+        return Failure(error, failure.traceback or text, failure.stage, failure.code)

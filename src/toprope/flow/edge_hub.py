@@ -1,0 +1,277 @@
+"""The connections of one process of a graph: whom it is connected to, and reading what they say.
+
+Sockets lie in the graph's private folder. Sending never waits: what does not fit is kept and sent later, and `full`
+says so. Whoever waits reads; where several threads work, one of them reads for all.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from toprope.functions.interrupts import interruptible
+from toprope.functions.wire import Channel, Closed, Message
+
+__all__ = ["Hub", "Kind", "Peer"]
+
+_SPIN_NS = 60_000
+_TURN = 0.05
+"""Seconds after which a waiting thread looks again, whatever it was told."""
+
+_LONGEST_PATH = 100
+"""Bytes of a socket's path; the system allows 107."""
+
+
+class Kind:
+    """What a message is."""
+
+    HELLO, LINK, DATA, WAKE, MOVED, CLOSE, EXCEPTION, CAUGHT, TRACE, TRACED, CANCEL = range(1, 12)
+
+
+class Peer:
+    """Another process of the graph.
+
+    Attributes:
+        name: its name; empty until it has said it.
+        gone: whether its socket has ended.
+    """
+
+    def __init__(self, sock: socket.socket, name: str = "") -> None:
+        self.channel = Channel(sock, self._on_full)
+        self.name = name
+        self.gone = False
+        self.links: dict[tuple[int, int, int], Any] = {}
+        self.full = False
+        """Whether something is left to be sent."""
+
+    def _on_full(self) -> None:
+        self.full = True
+
+    def flush(self) -> None:
+        """Send what did not fit."""
+        self.full = False
+        if not self.channel.flush():
+            self.full = True
+
+
+class Hub:
+    """The connections of this process.
+
+    Args:
+        folder: where the sockets lie.
+        name: of this process in the graph.
+        handle: told of each message, in the thread that reads.
+        lost: told of a peer that is gone.
+    """
+
+    clock = staticmethod(time.monotonic_ns)
+
+    def __init__(
+        self, folder: Path, name: str, handle: Callable[[Peer, Message], None], lost: Callable[[Peer], None]
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self._handle = handle
+        self._lost = lost
+        self._peers: dict[int, Peer] = {}
+        self._by_name: dict[str, Peer] = {}
+        self._poll = select.poll()
+        self._dir = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self._path(name))
+        self._listener.listen(256)
+        self._listener.setblocking(False)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for file in (self._listener.fileno(), self._wake_read):
+            self._poll.register(file, select.POLLIN)
+        self._lock = threading.Lock()
+        self._reading = threading.RLock()
+        self._news = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._asleep = False
+        self.check: Callable[[], None] = lambda: None
+        """Called while waiting: raises what ends the wait."""
+        self.closed = False
+
+    def connect(self, name: str) -> Peer:
+        """The peer of this name, connected to if it was not.
+
+        Raises:
+            OSError: it is not there.
+        """
+        with self._lock:
+            peer = self._by_name.get(name)
+            if peer is not None and not peer.gone:
+                return peer
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(self._path(name))
+            except OSError:
+                sock.close()
+                raise
+            peer = self._add(sock, name)
+        self.send(peer, Kind.HELLO, 0, self.name)
+        self.wake()  # a thread that waits does not know the new socket yet
+        return peer
+
+    def send(self, peer: Peer, kind: int, number: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
+        """Send a message.
+
+        Raises:
+            Closed: the peer is gone.
+        """
+        peer.channel.send(kind, number, meta, parts)
+
+    def tell_all(self, kind: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
+        """Send a message to all peers."""
+        for peer in list(self._peers.values()):
+            if not peer.gone:
+                try:
+                    peer.channel.send(kind, 0, meta, parts)
+                except Closed:
+                    pass
+
+    def peer(self, name: str) -> Peer | None:
+        """The peer of this name, None where there is none."""
+        return self._by_name.get(name)
+
+    def wait(self, done: Callable[[], bool], until: float | None) -> bool:
+        """Wait until something has come to hold, and read meanwhile; whether it holds.
+
+        Args:
+            done: whether it does; quick, and called often.
+            until: of time.monotonic; None for ever.
+        """
+        while not done():
+            self.check()
+            left = _TURN if until is None else until - time.monotonic()
+            if left <= 0:
+                return False
+            if self._reading.acquire(blocking=False):
+                try:
+                    if not done():
+                        self.pump(min(left, _TURN))
+                finally:
+                    self._reading.release()
+                    self.tell()
+            else:
+                self._wait_for_news(done, min(left, _TURN))
+        return True
+
+    @interruptible
+    def _wait_for_news(self, done: Callable[[], bool], timeout: float) -> None:
+        with self._news:
+            self._waiting += 1
+            try:
+                if not done():
+                    self._news.wait(timeout)
+            finally:
+                self._waiting -= 1
+
+    def tell(self) -> None:
+        """Something may have come to hold for threads that wait."""
+        if self._waiting:
+            with self._news:
+                self._news.notify_all()
+
+    def wake(self) -> None:
+        """Tell all threads that wait, also the one that reads."""
+        self.tell()
+        if self._asleep:
+            try:
+                os.write(self._wake_write, b"x")
+            except OSError:
+                pass
+
+    def pump(self, timeout: float) -> None:
+        """Read what has come; waits for something. For the thread that holds the right to read."""
+        poll = self._poll.poll
+        found = poll(0)
+        if not found and timeout > 0:
+            until = time.perf_counter_ns() + _SPIN_NS
+            while not found and time.perf_counter_ns() < until:
+                found = poll(0)
+            if not found:
+                self._asleep = True
+                try:
+                    found = self._sleep(0.002 if any(each.full for each in self._peers.values()) else timeout)
+                finally:
+                    self._asleep = False
+        for file, _ in found:
+            peer = self._peers.get(file)
+            if peer is not None:
+                self._read(peer)
+            elif file == self._wake_read:
+                try:
+                    os.read(file, 4096)
+                except OSError:
+                    pass
+            else:
+                self._accept()
+        for peer in self._peers.values():
+            if peer.full:
+                peer.flush()
+
+    @interruptible
+    def _sleep(self, timeout: float) -> list[tuple[int, int]]:
+        return self._poll.poll(max(1, int(timeout * 1000 + 0.999)))
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            for message in peer.channel.receive(0):
+                if message.kind == Kind.HELLO:
+                    peer.name = message.meta
+                    self._by_name[peer.name] = peer
+                else:
+                    self._handle(peer, message)
+        except Closed:
+            self._drop(peer)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        with self._lock:
+            self._add(sock, "")
+
+    def _add(self, sock: socket.socket, name: str) -> Peer:
+        peer = Peer(sock, name)
+        self._peers = {**self._peers, sock.fileno(): peer}  # others may be going through it
+        if name:
+            self._by_name[name] = peer
+        self._poll.register(sock, select.POLLIN)
+        return peer
+
+    def _drop(self, peer: Peer) -> None:
+        with self._lock:
+            peer.gone = True
+            self._peers = {file: each for file, each in self._peers.items() if each is not peer}
+            if self._by_name.get(peer.name) is peer:
+                del self._by_name[peer.name]
+            self._poll.unregister(peer.channel.socket)
+            peer.channel.close()
+        self._lost(peer)
+
+    def close(self) -> None:
+        """End all connections."""
+        self.closed = True
+        with self._reading, self._lock:
+            for peer in self._peers.values():
+                peer.gone = True
+                peer.channel.end()
+                peer.channel.close()
+            self._peers = {}
+            self._listener.close()
+            for file in (self._wake_read, self._wake_write, self._dir):
+                os.close(file)
+
+    def _path(self, name: str) -> str:
+        path = str(self.folder / name)
+        return path if len(path.encode()) <= _LONGEST_PATH else f"/proc/self/fd/{self._dir}/{name}"

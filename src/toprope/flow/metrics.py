@@ -1,0 +1,112 @@
+"""Figures of the edges of a graph, read from the pages that their two ends share: nobody is asked, nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toprope.flow.edge import CELLS, Page
+from toprope.flow.graph import Plan
+
+__all__ = ["EdgeMetrics", "Pages"]
+
+
+@dataclass(frozen=True)
+class EdgeMetrics:
+    """One edge, all instances of its ends together.
+
+    Attributes:
+        source, target: names of the nodes; of the graph's input, or "fetch".
+        output, input: which of the source's outputs and of the target's inputs.
+        capacity: messages that it holds at most, for each pair of instances.
+        depth: messages that wait in it.
+        messages: sent so far.
+        bytes: their payloads.
+        waited_ms: what senders have waited for room.
+        to_host: tensors that were copied from their card to the host for it.
+        between: tensors that were copied from one card to another.
+        shared: tensors on a card that were passed without a copy.
+        lost: messages lost to OVERWRITE.
+    """
+
+    source: str
+    output: int
+    target: str
+    input: int
+    capacity: int
+    depth: int
+    messages: int
+    bytes: int
+    waited_ms: float
+    to_host: int
+    between: int
+    shared: int
+    lost: int
+
+
+class Pages:
+    """The pages of a graph.
+
+    Args:
+        folder: where they lie.
+        plan: the graph.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._pages: dict[str, Page] = {}
+
+    def _look(self) -> None:
+        for path in self._folder.glob("link-*"):
+            if path.name not in self._pages:
+                try:
+                    self._pages[path.name] = Page(path, new=False)
+                except (OSError, ValueError):
+                    continue  # it is being made
+
+    def is_quiet(self, living: Iterable[str]) -> bool:
+        """Whether everything that was sent is done with.
+
+        Args:
+            living: names of the processes that are there; what others have sent does not count.
+        """
+        self._look()
+        names = set(living)
+        newest: dict[tuple[str, str], int] = {}
+        for name in self._pages:
+            link, sender, generation = _parse(name)
+            newest[link, sender] = max(generation, newest.get((link, sender), 0))
+        for name, page in self._pages.items():
+            link, sender, generation = _parse(name)
+            if sender in names and generation == newest[link, sender] and page.cells[3] != page.cells[1]:
+                return False
+        return True
+
+    def metrics(self) -> list[EdgeMetrics]:
+        """The figures of all edges."""
+        self._look()
+        sums: list[dict[str, int]] = [dict.fromkeys((*CELLS, "depth"), 0) for _ in self._plan.edges]
+        for name, page in self._pages.items():
+            row = sums[int(name.split("-")[1])]
+            for place, cell in enumerate(CELLS):
+                row[cell] += page.cells[place]
+            row["depth"] += max(0, page.cells[3] - page.cells[0])
+        return [self._edge(number, row) for number, row in enumerate(sums)]
+
+    def _edge(self, number: int, row: dict[str, int]) -> EdgeMetrics:
+        edge, nodes = self._plan.edges[number], self._plan.nodes
+        source = nodes[edge.source].name if edge.source >= 0 else self._plan.inputs[edge.output].name
+        target = nodes[edge.target].name if edge.target >= 0 else "fetch"
+        capacity = nodes[edge.target].depth if edge.target >= 0 else 128
+        return EdgeMetrics(
+            source, edge.output if edge.source >= 0 else 0, target, edge.input, capacity, row["depth"], row["sent"],
+            row["bytes"], row["waited_ns"] / 1e6, row["to_host"], row["between"], row["shared"], row["lost"],
+        )  # fmt: skip
+
+
+def _parse(name: str) -> tuple[str, str, int]:
+    """Edge and instances, sender, and generation of a page's name."""
+    parts: Sequence[str] = name.split("-")
+    return "-".join(parts[1:4]), "-".join(parts[4:-1]), int(parts[-1])

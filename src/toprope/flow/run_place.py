@@ -1,0 +1,200 @@
+"""Which processes a graph has, and what runs in each; pure but for the masks of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toprope.flow.batch import check
+from toprope.flow.exceptions import DfException
+from toprope.flow.graph import DEPTH, Edge, Plan
+from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan, Target
+from toprope.flow.stage_spec import Batching, Deploy, RunOptions, StageContext, StageSpec
+
+__all__ = ["Placed", "place"]
+
+_MASK, _CUDA_MASK = "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+
+_ANY = 1024
+"""Groups that wait where several instances bring results out of order."""
+
+_LEAST_CPU, _LEAST_MEMORY = 300, 128
+"""What a stage is charged whose user did not say: millicores and MB, the least there is."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph's processes.
+
+    Attributes:
+        hosts: them, by name.
+        variables: what each has beside the variables of this process.
+        charged: millicores and MB of each.
+        feeds: for each input of the graph where it goes.
+        is_scattered: whether results may come out of order.
+    """
+
+    hosts: dict[str, HostPlan]
+    variables: dict[str, dict[str, str]]
+    charged: dict[str, tuple[int, int]]
+    feeds: tuple[tuple[Route, ...], ...]
+    is_scattered: bool
+
+
+def place(plan: Plan, options: RunOptions, folder: Path) -> Placed:
+    """Place the stages of a graph.
+
+    Raises:
+        DfException: something about it cannot be.
+    """
+    return _Placer(plan, options, folder).place()
+
+
+class _Placer:
+    def __init__(self, plan: Plan, options: RunOptions, folder: Path) -> None:
+        self._plan = plan
+        self._options = options
+        self._folder = folder
+        self._specs: list[StageSpec] = [node.point.stage_spec() for node in plan.nodes]
+        self._deploys = [options.deploy.get(node.deploy_name, Deploy((options.device_index,))) for node in plan.nodes]
+        self._groups = self._neighbours() if options.colocate else list(range(len(plan.nodes)))
+
+    def place(self) -> Placed:
+        """Place them."""
+        if self._options.exception_catch and not self._options.align:
+            raise DfException("exceptions can only be caught where inputs are aligned")
+        hosts: dict[str, list[StagePlan]] = {}
+        for node in range(len(self._specs)):
+            for instance in range(len(self._deploys[node].devices)):
+                hosts.setdefault(self._host(node, instance), []).append(self._stage(node, instance))
+        inputs = range(len(self._plan.inputs))
+        return Placed(
+            {
+                name: HostPlan(name, str(self._folder), tuple(stages), self._options.trace)
+                for name, stages in hosts.items()
+            },
+            {name: self._variables(stages) for name, stages in hosts.items()},
+            {name: self._charge(stages) for name, stages in hosts.items()},
+            tuple(self._routes(-1, place, "") for place in inputs),
+            any(len(each.devices) > 1 for each in self._deploys),
+        )
+
+    def _host(self, node: int, instance: int) -> str:
+        return f"stage-{self._groups[node]}-{instance}"
+
+    def _neighbours(self) -> list[int]:
+        """For each node the first of those that run in one process with it."""
+        group = list(range(len(self._specs)))
+        for edge in self._plan.edges:
+            if edge.source >= 0 and edge.target >= 0 and self._may_share(edge.source) and self._may_share(edge.target):
+                old, new = sorted((group[edge.source], group[edge.target]), reverse=True)
+                group = [new if each == old else each for each in group]
+        return group
+
+    def _may_share(self, node: int) -> bool:
+        spec = self._specs[node]
+        return len(self._deploys[node].devices) == 1 and not spec.visible_device and spec.env_hook is None
+
+    def _stage(self, node: int, instance: int) -> StagePlan:
+        spec, wired, devices = self._specs[node], self._plan.nodes[node], self._deploys[node].devices
+        batches: dict[int, Batching] = {}
+        for place, mapped in wired.input_maps.items():
+            check(mapped.attrs)
+            if mapped.attrs:
+                if len(devices) > 1:
+                    raise DfException(f"{wired.name} batches an input and can have one instance only")
+                if self._options.exception_catch:
+                    raise DfException(f"{wired.name} batches an input, and exceptions cannot be caught then")
+                batches[place] = mapped.attrs[0]
+        inward = sorted((edge.input, number) for number, edge in enumerate(self._plan.edges) if edge.target == node)
+        device = 0 if spec.visible_device else devices[instance]
+        return StagePlan(
+            node,
+            StageContext(wired.name, wired.input_num, wired.output_num, device, instance, len(devices), spec.workspace),
+            replace(spec, name=wired.name),
+            wired.depth,
+            wired.overwrites,
+            tuple(number for _, number in inward),
+            batches,
+            self._align(node),
+            tuple(self._routes(node, output, spec.kind, instance) for output in range(wired.output_num)),
+            self._options.exception_catch,
+        )
+
+    def _align(self, node: int) -> tuple[int, int, bool] | None:
+        options = self._options
+        if self._plan.nodes[node].input_num < 2:
+            return None
+        if options.align:
+            return options.align, options.align_timeout_ms, options.align_drop
+        # several instances before it bring what belongs together out of order
+        if not options.n_mapping and any(len(self._deploys[each].devices) > 1 for each in self._before(node)):
+            return _ANY, -1, False
+        return None
+
+    def _before(self, node: int) -> set[int]:
+        found: set[int] = set()
+        for edge in self._plan.edges:
+            if edge.target == node and edge.source >= 0:
+                found |= {edge.source} | self._before(edge.source)
+        return found
+
+    def _routes(self, node: int, output: int, kind: str, instance: int = 0) -> tuple[Route, ...]:
+        return tuple(
+            self._route(number, edge, kind, instance)
+            for number, edge in enumerate(self._plan.edges)
+            if (edge.source, edge.output) == (node, output)
+        )
+
+    def _route(self, number: int, edge: Edge, kind: str, instance: int) -> Route:
+        if edge.target < 0:
+            return Route(number, edge.input, (Target(DRIVER, -1, 0, True),), DEPTH, False, "fetch")
+        wired = self._plan.nodes[edge.target]
+        targets = tuple(
+            Target(
+                self._host(edge.target, each), edge.target, each,
+                kind != "npu" or self._specs[edge.target].kind != "npu" or not self._sees(edge, instance, each),
+            )
+            for each in range(len(self._deploys[edge.target].devices))
+        )  # fmt: skip
+        return Route(number, edge.input, targets, wired.depth, wired.overwrites, wired.name)
+
+    def _sees(self, edge: Edge, instance: int, target: int) -> bool:
+        """Whether an instance sees the card of the one that sends to it."""
+        ours, theirs = self._specs[edge.source], self._specs[edge.target]
+        same = self._deploys[edge.source].devices[instance] == self._deploys[edge.target].devices[target]
+        if os.environ.get("TOPROPE_SIM"):
+            return same or not theirs.visible_device
+        return not ours.visible_device and not theirs.visible_device  # handles hold the sender's own number
+
+    def _variables(self, stages: list[StagePlan]) -> dict[str, str]:
+        (first, *_) = stages
+        if not first.spec.visible_device:
+            return {}
+        index = self._deploys[first.node].devices[first.context.instance_id]
+        found = {_MASK: _of_mask(os.environ, _MASK, index)}
+        if os.path.exists("/dev/nvidiactl"):
+            found[_CUDA_MASK] = _of_mask(os.environ, _CUDA_MASK, index)
+        return found
+
+    def _charge(self, stages: list[StagePlan]) -> tuple[int, int]:
+        cpu = sum(each.spec.resources.get("num_cpus", 0) for each in stages)
+        memory = sum(each.spec.resources.get("memory", 0) for each in stages)
+        return max(_LEAST_CPU, int(cpu * 1000)), max(_LEAST_MEMORY, int(memory))
+
+
+def _of_mask(variables: Mapping[str, str], name: str, index: int) -> str:
+    """The card of this number among those that a mask shows.
+
+    Raises:
+        DfException: it shows not so many.
+    """
+    text = variables.get(name, "")
+    shown = [each.strip() for each in text.split(",") if each.strip()]
+    if not shown:
+        return str(index)
+    if index >= len(shown):
+        raise DfException(f"{name}={text} shows no card {index}")
+    return shown[index]

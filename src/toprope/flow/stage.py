@@ -1,0 +1,212 @@
+"""A process of a graph: the stages that run in it, each function of them in a loop of its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from toprope.flow.edge import InLink, InQueue, OutLink, Page
+from toprope.flow.edge_codec import Codec
+from toprope.flow.edge_hub import Hub, Kind, Peer
+from toprope.flow.stage_calls import Stopped
+from toprope.flow.stage_loop import Loop, Outlet, Status
+from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan
+from toprope.flow.stage_spec import StageObject
+from toprope.functions.wire import Closed, Message
+
+__all__ = ["Host", "Stage"]
+
+
+class Stage:
+    """An instance of a stage: its object, its inputs, its outputs.
+
+    Args:
+        plan: what it is.
+    """
+
+    def __init__(self, plan: StagePlan, hub: Hub, codec: Codec) -> None:
+        self.plan = plan
+        spec = plan.spec
+        if spec.workspace:
+            os.makedirs(spec.workspace, exist_ok=True)
+        if spec.env_hook is not None:
+            pickle.loads(spec.env_hook)()
+        if spec.registry:
+            pickle.loads(spec.registry)
+        self.device = _device(plan) if spec.kind == "npu" else None
+        if self.device is not None:
+            self.device.set_current()
+        made = pickle.loads(spec.code)(plan.context)
+        self.made: StageObject = made
+        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
+        self.outlets: list[Outlet] = []
+
+
+def _device(plan: StagePlan) -> Any:
+    """The device of a stage: of the kind that toprope chooses, with the stage's own number."""
+    from toprope import device
+
+    kind = device.choose(quiet=True).device.kind
+    return device.get("cpu" if kind == "cpu" else f"{kind}:{plan.context.device_id}")
+
+
+class Host:
+    """The process. It is created as an instance of `toprope.functions`, and `run` is the only call that takes long.
+
+    Args:
+        plan: what runs in it.
+    """
+
+    def __init__(self, plan: HostPlan) -> None:
+        self._plan = plan
+        folder = Path(plan.folder)
+        self._hub = Hub(folder, plan.name, self._handle, self._lost)
+        self._hub.check = self._check
+        self._codec = Codec(folder, plan.name)
+        self._stopping = False
+        self._stages = {
+            (each.node, each.context.instance_id): Stage(each, self._hub, self._codec) for each in plan.stages
+        }
+        self._out: list[OutLink] = []
+        self._loops: list[Loop] = []
+        self._events: deque[tuple[str, int, int, int]] | None = None
+
+    def open(self) -> tuple[int, dict[str, str]]:
+        """Its process, and the devices of its stages: asked for to learn that it is there."""
+        devices = {each.plan.context.name: str(each.device) for each in self._stages.values() if each.device}
+        return os.getpid(), devices
+
+    def run(self) -> str:
+        """Run until the graph ends. What went wrong apart from the user's code is raised."""
+        status = Status(self._hub.folder / f"status-{self._plan.name}")
+        events: deque[tuple[str, int, int, int]] | None = deque(maxlen=200_000) if self._plan.trace else None
+        for stage in self._stages.values():
+            stage.outlets = [self._outlet(stage, routes) for routes in stage.plan.routes]
+            for function in stage.plan.spec.functions:
+                loop = Loop(stage, function, self._hub, self._codec, status.cells(len(self._loops)), events)
+                self._loops.append(loop)
+        self._events = events
+        for link in self._out:
+            link.connect()
+        if len(self._stages) > 1:
+            self._count_exits()
+        try:
+            if len(self._loops) == 1 and not any(each.plan.overwrites for each in self._stages.values()):
+                self._loops[0].run()
+            else:
+                self._run_threads()
+        except Stopped:
+            pass
+        finally:
+            for stage in self._stages.values():
+                if stage.made.close is not None:
+                    stage.made.close()
+            self._hub.close()
+            self._codec.close()
+        return self._plan.name
+
+    def _run_threads(self) -> None:
+        threads = [
+            threading.Thread(target=each.run_apart, name=f"flow {each.name}", daemon=True) for each in self._loops
+        ]
+        for thread in threads:
+            thread.start()
+        # this thread reads for those that are at work
+        self._hub.wait(lambda: not any(thread.is_alive() for thread in threads), None)
+
+    def _outlet(self, stage: Stage, routes: tuple[Route, ...]) -> Outlet:
+        targets: list[list[OutLink | InQueue]] = []
+        for route in routes:
+            row: list[OutLink | InQueue] = []
+            for target in route.targets:
+                if target.host == self._plan.name:
+                    queue = self._stages[target.node, target.instance].inputs[route.input]
+                    queue.on_room, queue.on_host = self._hub.wake, target.on_host
+                    row.append(queue)
+                else:
+                    key = (route.edge, stage.plan.context.instance_id, target.instance)
+                    link = OutLink(
+                        self._hub, key, target.host, route.depth, route.overwrites, self._codec, target.on_host,
+                        route.name,
+                    )  # fmt: skip
+                    self._out.append(link)
+                    row.append(link)
+            targets.append(row)
+        return Outlet(self._hub, self._codec, targets)
+
+    def _count_exits(self) -> None:
+        """What came from outside is done with once its outputs have left the process."""
+        exits = [each for each in self._loops if each.leaves]
+        newest: dict[Loop, int] = dict.fromkeys(exits, 0)
+        lock = threading.Lock()
+
+        def left(loop: Loop, transaction: int) -> None:
+            with lock:
+                newest[loop] = max(newest[loop], transaction)
+                until = min(newest.values())
+                for stage in self._stages.values():
+                    for queue in stage.inputs:
+                        for link in queue.links:
+                            link.finish_until(until)
+
+        for loop in self._loops:
+            loop.on_left = left if loop in newest else None
+            loop.is_alone = False
+
+    # Messages
+
+    def _handle(self, peer: Peer, message: Message) -> None:
+        kind = message.kind
+        if kind == Kind.DATA:
+            key, place, *meta = message.meta
+            link = peer.links.get(key)
+            if link is not None:
+                link.queue.add(link, place, tuple(meta), message.parts)
+        elif kind == Kind.LINK:
+            *key, name = message.meta
+            self._link(peer, (key[0], key[1], key[2]), name)
+        elif kind == Kind.MOVED:
+            old, new = message.meta
+            failure = pickle.loads(message.parts[0])
+            for link in self._out:
+                if link.target == old:
+                    link.move(new, failure)
+        elif kind == Kind.CLOSE:
+            self._stop()
+        elif kind == Kind.CAUGHT:
+            transaction, code, context, node = message.meta
+            for loop in self._loops:
+                loop.caught(transaction, code, context, is_own=loop.node == node)
+        elif kind == Kind.TRACE:
+            try:
+                self._hub.send(peer, Kind.TRACED, message.number, os.getpid(), [pickle.dumps(list(self._events or ()))])
+            except Closed:
+                pass
+
+    def _link(self, peer: Peer, key: tuple[int, int, int], name: str) -> None:
+        edge, _, instance = key
+        node, place = self._targets()[edge]
+        queue = self._stages[node, instance].inputs[place]
+        link = InLink(Page(self._hub.folder / name, new=False), peer, queue)
+        queue.links = [*(each for each in queue.links if not each.peer.gone), link]
+        peer.links[key] = link
+
+    def _targets(self) -> dict[int, tuple[int, int]]:
+        return {edge: (stage.plan.node, place) for stage in self._stages.values()
+                for place, edge in enumerate(stage.plan.edges)}  # fmt: skip
+
+    def _lost(self, peer: Peer) -> None:
+        if peer.name == DRIVER:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._hub.wake()
+
+    def _check(self) -> None:
+        if self._stopping:
+            raise Stopped

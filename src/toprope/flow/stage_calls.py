@@ -1,0 +1,223 @@
+"""How the functions of a stage are called, and what they are given beside values."""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
+from toprope.flow.stage_spec import EMPTY, FAILURE, TENSOR, TORCH, Failure, Head, Message, StageFunction, StageObject
+
+if TYPE_CHECKING:
+    from toprope.flow.edge import InQueue
+    from toprope.flow.edge_hub import Hub
+
+__all__ = ["Activation", "InputQueue", "Python", "Stopped", "failure", "passed_on"]
+
+
+class Stopped(DfAbortException):
+    """The graph ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the graph ends")
+
+
+def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
+    """What stands in place of the data that a function did not make."""
+    frames = error.__traceback__
+    while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
+        frames = frames.tb_next  # how we called it is of no interest
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return Failure(error.with_traceback(None), text, stage, code)
+
+
+class InputQueue:
+    """An input of a function with stream input: it takes messages as it likes."""
+
+    def __init__(self, hub: Hub, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
+        self._hub = hub
+        self._queue = queue_
+        self._pass_on = pass_on
+
+    def get(self, timeout: float | None = None) -> Message:
+        """The next message.
+
+        Args:
+            timeout: seconds; None for ever, 0 not to wait.
+
+        Raises:
+            queue.Empty: there is none within this time.
+            Stopped: the graph ends.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if timeout == 0:
+                self._look()
+            if not self._hub.wait(lambda: len(self._queue) > 0, until):
+                raise queue.Empty
+            message = self._queue.take()
+            if not message.failed:
+                return message
+            self._pass_on(message)  # it fails alone
+
+    def qsize(self) -> int:
+        """How many messages are there."""
+        self._look()
+        return len(self._queue)
+
+    def _look(self) -> None:
+        """Read what has come."""
+        looked = False
+
+        def once() -> bool:
+            nonlocal looked
+            looked, before = True, looked
+            return before or len(self._queue) > 0
+
+        self._hub.wait(once, time.monotonic() + 0.001)
+
+
+class Activation:
+    """One call of a function of kind "messages".
+
+    Attributes:
+        inputs: the messages; none of them where the function is called for the sake of an exception.
+        head: what its outputs inherit.
+        exception: code and context of an exception that another stage has raised, with its transaction; reading it
+            with `take_exception` clears it.
+    """
+
+    def __init__(
+        self, inputs: list[Message], head: Head, send: Callable[[int, Message], None],
+        raise_: Callable[[int, int], None], exception: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.inputs = inputs
+        self.head = head
+        self._send = send
+        self._raise = raise_
+        self.exception = exception
+
+    def set_output(self, index: int, message: Message) -> None:
+        """Send a message; one whose head says nothing inherits that of the first input.
+
+        Args:
+            index: of the function's own outputs.
+            message: the message.
+
+        Raises:
+            DfException: there is no such output.
+        """
+        if message.head == Head():
+            message.head = self.head
+        self._send(index, message)
+
+    def raise_exception(self, code: int, context_id: int) -> None:
+        """Give this transaction up: all stages and `fetch` are told."""
+        self._raise(code, context_id)
+
+    def take_exception(self) -> tuple[bool, int, int]:
+        """Whether another stage has raised an exception, its code and context."""
+        found, self.exception = self.exception, None
+        return (False, 0, 0) if found is None else (True, *found)
+
+
+class Python:
+    """Calls a function with values, and makes messages of what it returns.
+
+    Args:
+        function: its description.
+        made: what runs in the stage.
+        device: of an "npu" stage, whose values are tensors there; None else.
+    """
+
+    def __init__(self, function: StageFunction, made: StageObject, device: Any = None) -> None:
+        self._call = made.functions[function.name]
+        self._made = made
+        self._count = len(function.outputs)
+        self._choice = function.choice or (None,) * self._count
+        self._device = None if device is None else _plain(device.torch_device)
+
+    def run(self, messages: list[Message], send: Callable[[int, Message], None]) -> None:
+        """Call it once.
+
+        Raises:
+            Whatever it raises; DfException where what it returns cannot be sent.
+        """
+        head = messages[0].head
+        if self._device is not None and any(each.kind == EMPTY for each in messages):
+            for index in range(self._count):  # the end of a sequence is no tensor
+                send(index, Message(EMPTY, None, head))
+            return
+        result = self._call(*map(self._value, messages))
+        if inspect.isgenerator(result) and self._device is None:
+            for each in result:
+                self._send(each, head, send)
+        else:
+            self._send(result, head, send)
+
+    def stream(self, queues: list[InputQueue], send: Callable[[int, Message], None], head: Callable[[], Head]) -> None:
+        """Call it once with queues. Errors as of `run`."""
+        wrap = self._made.queue or (lambda each: each)
+        result = self._call(*map(wrap, queues))
+        for each in result if inspect.isgenerator(result) else (result,):
+            self._send(each, head(), send)
+
+    def _value(self, message: Message) -> Any:
+        kind, payload = message.kind, message.payload
+        if self._device is None:
+            return self._made.unwrap(kind, payload)
+        if kind == TENSOR:
+            import torch
+
+            kind, payload = TORCH, torch.from_numpy(payload if payload.flags.writeable else payload.copy())
+        if kind != TORCH:
+            raise DfException(f"an input of an npu_model must be a tensor, got {type(payload).__name__}")
+        return payload.to(self._device)
+
+    def _send(self, result: Any, head: Head, send: Callable[[int, Message], None]) -> None:
+        for index, value in self._results(result):
+            if self._device is None:
+                kind, payload = self._made.wrap(value)
+            else:
+                kind, payload = TORCH, self._checked(value)
+            send(index, Message(kind, payload, head))
+
+    def _results(self, result: Any) -> Iterator[tuple[int, Any]]:
+        if not self._count:
+            return
+        if self._count == 1:
+            values: tuple[Any, ...] = (result,)
+        elif not isinstance(result, tuple) or len(result) != self._count:
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            raise DfException(f"it has {self._count} outputs and must return a tuple of as many, got {got}")
+        else:
+            values = result
+        for index, value in enumerate(values):
+            chosen = self._choice[index]
+            if chosen is None or chosen(value):
+                yield index, value
+
+    def _checked(self, value: Any) -> Any:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            raise DfException(f"an output of an npu_model must be a tensor, got {type(value).__name__}")
+        if value.device != self._device:
+            raise DfException(f"an output of an npu_model must be on {self._device}, it is on {value.device}")
+        return value.detach().contiguous()
+
+
+def _plain(device: Any) -> Any:
+    """A device as tensors name it: the CPU has no number there."""
+    import torch
+
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def passed_on(message: Message) -> Message:
+    """A failed message, for what comes after."""
+    return Message(FAILURE, message.payload, message.head, message.ret_code, message.replayed)

@@ -1,0 +1,293 @@
+"""The loop of one function of a stage: gather, run, send, again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toprope.flow.batch import batcher
+from toprope.flow.edge import InQueue, OutLink
+from toprope.flow.edge_codec import Codec
+from toprope.flow.edge_hub import Hub, Kind
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
+from toprope.flow.gather import Align, Gather, Group, Order, Source
+from toprope.flow.stage_calls import Activation, InputQueue, Python, Stopped, failure, passed_on
+from toprope.flow.stage_plan import DRIVER
+from toprope.flow.stage_spec import FAILURE, TORCH, Head, Message, StageFunction
+
+if TYPE_CHECKING:
+    from toprope.flow.stage import Stage
+
+__all__ = ["Loop", "Outlet", "Status"]
+
+_REMEMBERED = 1024
+"""Exceptions of functions whose transactions are known."""
+
+
+class Status:
+    """What the functions of a process are at, in a file that the driver reads: a transaction and since when.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(file, 4096)
+            self._cells = memoryview(mmap.mmap(file, 4096)).cast("Q")
+        finally:
+            os.close(file)
+
+    def cells(self, place: int) -> memoryview:
+        """The two figures of a function: its transaction (0 for none), and since when in ns of the steady clock."""
+        return self._cells[2 * place : 2 * place + 2]
+
+
+class Outlet:
+    """An output of a stage: where its messages go.
+
+    Args:
+        targets: for each edge the instances of its target, in other processes or in this one.
+    """
+
+    def __init__(self, hub: Hub, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+        self._hub = hub
+        self._codec = codec
+        self._targets = targets
+        self.leaves = any(isinstance(each, OutLink) for row in targets for each in row)
+
+    def send(self, message: Message) -> None:
+        """Send a message to each target; waits where there is no room.
+
+        Raises:
+            Whatever pickling raises.
+        """
+        number = message.head.transaction_id - 1
+        rows = self._targets
+        if len(rows) == 1:
+            row = rows[0]
+            self._send(message, row[0] if len(row) == 1 else row[number % len(row)])
+            return
+        chosen = [row[number % len(row)] for row in rows]
+        if message.kind != TORCH:
+            links = [each for each in chosen if isinstance(each, OutLink)]
+            sealed = self._codec.seal(message, len(links), on_host=True) if links else None
+            for place, link in enumerate(links):
+                link.wait(None)
+                link.send(sealed, place)  # type: ignore[arg-type]
+            chosen = [each for each in chosen if not isinstance(each, OutLink)]
+        for place, each in enumerate(chosen):
+            own = message
+            if place and message.kind == TORCH:  # whoever changes its input in place must not change that of another
+                own = Message(TORCH, message.payload.clone(), message.head, message.ret_code, message.replayed)
+            self._send(own, each)
+
+    def _send(self, message: Message, target: OutLink | InQueue) -> None:
+        if isinstance(target, OutLink):
+            # sealed first: the work on a card is waited for, and copied to the host, while others make room
+            sealed = self._codec.seal(message, 1, target.on_host)
+            target.wait(None)
+            target.send(sealed, 0)
+        else:
+            self._hub.wait(lambda: not target.is_full, None)
+            target.put(message)
+            self._hub.wake()
+
+
+class Loop:
+    """A function of a stage.
+
+    Attributes:
+        leaves: whether what it makes leaves the process.
+        is_alone: whether its stage has the process for itself; what it has sent is out then.
+        on_left: told of each transaction whose outputs have left the process.
+    """
+
+    def __init__(
+        self, stage: Stage, function: StageFunction, hub: Hub, codec: Codec, status: memoryview,
+        events: deque[tuple[str, int, int, int]] | None,
+    ) -> None:  # fmt: skip
+        plan = stage.plan
+        self._stage = stage
+        self._function = function
+        self._hub = hub
+        self._status = status
+        self._events = events
+        self.node = plan.node
+        several = len(plan.spec.functions) > 1
+        self.name = f"{plan.spec.name}.{function.name}" if several else plan.spec.name
+        self._outlets = [stage.outlets[place] for place in function.outputs]
+        self.leaves = any(each.leaves for each in self._outlets) or not self._outlets
+        self.is_alone = True
+        self.on_left: Callable[[Loop, int], None] | None = None
+        self._queues = [stage.inputs[place] for place in function.inputs]
+        sources = [
+            Source(queue, batcher(plan.batches[place]) if place in plan.batches else None)
+            for place, queue in zip(function.inputs, self._queues, strict=True)
+        ]
+        self._gather: Gather = Align(sources, *plan.align) if plan.align and len(sources) > 1 else Order(sources)
+        self._call = Python(function, stage.made, stage.device) if plan.spec.kind != "messages" else None
+        self._counts = [0] * len(function.outputs)
+        self._head = Head()
+        self._exceptions: deque[tuple[int, int, int]] = deque()
+        self._given_up: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def run_apart(self) -> None:
+        """Run in a thread of its own."""
+        if self._stage.device is not None:
+            self._stage.device.set_current()
+        try:
+            self.run()
+        except Stopped:
+            pass
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+    def run(self) -> None:
+        """Run until the graph ends, which `Stopped` says."""
+        gather, wait = self._gather, self._hub.wait
+        if self._function.stream_input:
+            self._stream()
+        while True:
+            if not self._is_ready():
+                wait(self._is_ready, gather.due())
+                if not self._is_ready():
+                    continue
+            if self._exceptions:
+                self._see_exception()
+            else:
+                self._turn(gather.take())
+
+    def _is_ready(self) -> bool:
+        return bool(self._exceptions) or self._gather.is_ready()
+
+    def _turn(self, group: Group) -> None:
+        messages = group.messages
+        transaction = messages[0].head.transaction_id
+        failed = next((each for each in messages if each.failed), None)
+        if transaction in self._given_up:
+            pass
+        elif failed is not None:
+            for outlet in self._outlets:
+                outlet.send(passed_on(failed))
+        else:
+            self._run(messages)
+        self._finish(transaction)
+
+    def _finish(self, transaction: int) -> None:
+        if self.is_alone:
+            if self._gather.is_clear:
+                for queue in self._queues:
+                    for link in queue.links:
+                        link.finish()
+        elif self.on_left is not None:
+            self.on_left(self, transaction)
+
+    def _run(self, messages: list[Message]) -> None:
+        head = messages[0].head
+        status, began = self._status, time.monotonic_ns()
+        status[1] = began
+        status[0] = head.transaction_id
+        try:
+            if self._call is not None:
+                self._call.run(messages, self._send)
+            else:
+                self._activate(messages, head, None)
+        except Stopped:
+            raise
+        except BaseException as error:
+            self._fail(error, head)
+        finally:
+            status[0] = 0
+            if self._events is not None:
+                self._events.append((self.name, began, time.monotonic_ns(), head.transaction_id))
+
+    def _fail(self, error: BaseException, head: Head) -> None:
+        found = failure(error, self._stage.plan.spec.name)
+        text = found.traceback.rstrip()
+        os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
+        for outlet in self._outlets:
+            outlet.send(Message(FAILURE, found, head, found.code))
+
+    def _send(self, index: int, message: Message) -> None:
+        # while it waits for room it is not at work on the input
+        status = self._status
+        transaction, status[0] = status[0], 0
+        try:
+            self._outlets[index].send(message)
+        finally:
+            status[1] = time.monotonic_ns()
+            status[0] = transaction
+
+    # Stream input
+
+    def _stream(self) -> None:
+        queues = [InputQueue(self._hub, each, self._pass_on) for each in self._queues]
+        assert self._call is not None
+        while True:
+            self._hub.wait(lambda: any(len(each) for each in self._queues), None)
+            self._head = self._queues[0].head()[0] if len(self._queues[0]) else Head()
+            try:
+                self._call.stream(queues, self._send_counted, lambda: self._head)
+            except Stopped:
+                raise
+            except BaseException as error:
+                self._fail(error, self._head)
+            for queue in self._queues:
+                for link in queue.links:
+                    link.finish()
+
+    def _pass_on(self, message: Message) -> None:
+        for outlet in self._outlets:
+            outlet.send(passed_on(message))
+
+    def _send_counted(self, index: int, message: Message) -> None:
+        head = message.head
+        self._counts[index] += 1
+        counted = Head(self._counts[index], head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
+        self._outlets[index].send(message.with_head(counted))
+
+    # Functions of kind "messages", and their exceptions
+
+    def _activate(self, messages: list[Message], head: Head, exception: tuple[int, int] | None) -> None:
+        def raise_(code: int, context: int) -> None:
+            self._raise(head, code, context)
+
+        activation = Activation(messages, head, self._send, raise_, exception)
+        code = self._stage.made.functions[self._function.name](activation)
+        if code and head.transaction_id not in self._given_up:
+            raise DfException(f"{self.name} returned {code}", FLOW_FUNC_FAILED)
+
+    def _raise(self, head: Head, code: int, context: int) -> None:
+        if not self._stage.plan.catches:
+            raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
+        self._given_up.append(head.transaction_id)
+        driver = self._hub.peer(DRIVER)
+        if driver is not None:
+            fields = (head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
+            self._hub.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
+
+    def caught(self, transaction: int, code: int, context: int, *, is_own: bool) -> None:
+        """A stage has given a transaction up."""
+        self._given_up.append(transaction)
+        self._gather.forget(transaction)
+        if not is_own and self._call is None:
+            self._exceptions.append((transaction, code, context))
+            self._hub.wake()
+
+    def _see_exception(self) -> None:
+        transaction, code, context = self._exceptions.popleft()
+        try:
+            self._activate([], Head(transaction), (code, context))
+        except Stopped:
+            raise
+        except Exception:
+            traceback.print_exc()

@@ -1,0 +1,93 @@
+"""What the processes of a graph are told: which stages run in which, and where their outputs go; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from toprope.flow.stage_spec import Batching, StageContext, StageSpec
+
+__all__ = ["DRIVER", "HostPlan", "Route", "StagePlan", "Target"]
+
+DRIVER = "driver"
+"""Name of the process that feeds and fetches."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instance that an output goes to.
+
+    Attributes:
+        host: name of its process; that of the sender for a neighbour in the same process.
+        node, instance: which stage; the node is -1 for the driver.
+        on_host: whether tensors have to leave their card on the way.
+    """
+
+    host: str
+    node: int
+    instance: int
+    on_host: bool
+
+
+@dataclass(frozen=True)
+class Route:
+    """An edge, as its sender sees it.
+
+    Attributes:
+        edge: its number in the plan of the graph.
+        input: which input of the target it is.
+        targets: the instances of the target; a transaction goes to one of them.
+        depth, overwrites: see `FlowNode`.
+        name: of the target, for messages.
+    """
+
+    edge: int
+    input: int
+    targets: tuple[Target, ...]
+    depth: int
+    overwrites: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """An instance of a stage.
+
+    Attributes:
+        node: its number in the plan of the graph.
+        context: what it may know.
+        spec: what it runs.
+        depth, overwrites: of its inputs.
+        edges: for each input the number of its edge in the plan of the graph.
+        batches: how messages of an input are batched, by input.
+        align: limit, milliseconds and whether to drop, for inputs that are taken by transaction; None by order.
+        routes: for each output where it goes.
+        catches: whether exceptions of functions are told to all stages.
+    """
+
+    node: int
+    context: StageContext
+    spec: StageSpec
+    depth: int
+    overwrites: bool
+    edges: tuple[int, ...] = ()
+    batches: dict[int, Batching] = field(default_factory=dict)
+    align: tuple[int, int, bool] | None = None
+    routes: tuple[tuple[Route, ...], ...] = ()
+    catches: bool = False
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """A process.
+
+    Attributes:
+        name: of the process in the graph.
+        folder: of the graph.
+        stages: what runs in it.
+        trace: whether to keep what it did.
+    """
+
+    name: str
+    folder: str
+    stages: tuple[StagePlan, ...]
+    trace: bool = False
