@@ -18,9 +18,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-__all__ = ["Guard", "interruptible", "wait"]
+__all__ = ["Guard", "interruptible", "protect", "wait"]
 
 _ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_rooms = (_ROOM,)
 _PICKLING = os.path.join(_ROOM, "serial.py")
 _MOMENT = 0.001
 _LONGEST = 2.0
@@ -35,6 +36,16 @@ def interruptible(function: _Function) -> _Function:
     """A function in which KeyboardInterrupt may be raised at any moment: it waits, or it changes nothing."""
     _waits.add(function.__code__)
     return function
+
+
+def protect(file: str) -> None:
+    """Have Ctrl-C wait for the work of another room too.
+
+    Args:
+        file: one of its files.
+    """
+    global _rooms
+    _rooms = (*_rooms, os.path.dirname(os.path.abspath(file)) + os.sep)
 
 
 @interruptible
@@ -85,7 +96,7 @@ def _is_at_work(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code in _waits:
             return False
-        if code.co_filename.startswith(_ROOM):
+        if code.co_filename.startswith(_rooms):
             return code.co_filename != _PICKLING  # which runs the user's code, and undoes what it has begun
         frame = frame.f_back
     return False
