@@ -103,12 +103,13 @@ def start(
     if deployed.read() is not None:
         raise UsageError("it runs already.", do="toprope stop, or yr stop, ends it")
     deployment = replace(deployment, no_set=no_set(os.environ), since=time.time(), sim=_simulated(chip, count, hbm))
-    if address is not None:
-        deployment = deployed.cluster().join(address, deployment)
-    elif ray:
-        deployment = deployed.cluster().start(deployment)
+    cluster = deployed.cluster() if ray or address is not None else None
     if deployment.sim:
         deployment = replace(deployment, cards=deployed.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
+    if address is not None:
+        deployment = cluster.join(address, deployment)
+    elif ray:
+        deployment = cluster.start(deployment)
     place = deployed.keep(deployment)
     _say(deployment, [*idle, *more], place)
     if block.lower() == "true":

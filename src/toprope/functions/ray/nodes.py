@@ -14,12 +14,15 @@ from toprope.functions.local.masks import VISIBLE
 from toprope.functions.options import Config
 from toprope.functions.ray.mapping import card_labels, whole_resources
 
-__all__ = ["Offer", "begun_with", "keep_token", "offer"]
+__all__ = ["Offer", "begun_with", "has_token", "keep_token", "offer", "use_token"]
 
 _ALWAYS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no card sees all, as with openYuanrong
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+
+_TOKEN = Path.home() / ".ray" / "auth_token"  # Ray's place for it
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,27 @@ def keep_token() -> None:
     """
     if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         return
-    place = Path.home() / ".ray" / "auth_token"
     try:
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _TOKEN.parent.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(_TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:
         return  # there is one, or Ray says what is wrong
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_hex(32))
+
+
+def has_token() -> bool:
+    """Whether this user has a token of Ray's."""
+    return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or _TOKEN.is_file()
+
+
+def use_token() -> None:
+    """Show the token to the Ray that this user has started. To one at another address it is only shown on demand."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+    except ImportError:
+        return  # a Ray that knows no tokens
+    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager

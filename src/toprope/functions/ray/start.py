@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.errors import EnvironmentProblem
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.nodes import begun_with, keep_token, offer
+from toprope.functions.ray.nodes import begun_with, keep_token, offer, use_token
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Backend
@@ -90,7 +90,9 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         # what this program can import, its workers can: those on this machine, and others with the same folders
         "job_config": JobConfig(_py_driver_sys_path=[each for each in sys.path if each]),
     }
-    running = _running(address)
+    running, is_ours = _running(address)
+    if is_ours:
+        use_token()
     try:
         if running:
             ray.init(address=running, **common)
@@ -119,14 +121,14 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         ) from error
 
 
-def _running(address: str) -> str:
-    """The Ray to join; "" to start one."""
+def _running(address: str) -> tuple[str, bool]:
+    """The Ray to join, "" to start one; and whether `toprope start` began it."""
     from toprope.functions import deployed
 
-    if address != "ray":
-        return address
     began = deployed.read()
-    return os.environ.get("RAY_ADDRESS", "") or ("" if began is None else began.address)
+    ours = "" if began is None else began.address
+    named = address if address != "ray" else os.environ.get("RAY_ADDRESS", "") or ours
+    return named, bool(named) and named == ours
 
 
 def _is_an_end(record: logging.LogRecord) -> bool:

@@ -1,0 +1,211 @@
+"""Ray as `toprope start`, `status` and `stop` have it: a node of this machine, with its cards, that outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray  # noqa: F401  says at once, by an ImportError, that there is none
+
+from toprope.errors import EnvironmentProblem
+from toprope.functions.deploy import Deployment
+from toprope.functions.ray.attach import NAMESPACE
+from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, use_token
+from toprope.functions.ray.start import import_ray
+from toprope.functions.ray.view import resources_of
+
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = ["join", "start", "status", "stop"]
+
+PORT = 6379
+"""Where others join, unless it is taken."""
+
+_LIMIT = 120
+_GRACE = 3.0
+_RAY = "from ray.scripts.scripts import main; main()"
+_QUIET = f"import logging; logging.getLogger('ray._private.accelerators.npu').disabled = True; {_RAY}"
+
+
+def start(deployment: Deployment) -> Deployment:
+    """Start Ray's head on this machine: the deployment with its address.
+
+    Raises:
+        EnvironmentProblem: it does not start.
+    """
+    keep_token()
+    port = PORT if _is_free(PORT) else _any_port()
+    offered = offer(deployment=deployment)
+    words = ["--head", f"--port={port}", "--include-dashboard=false"]
+    text = _run(words, offered, deployment)
+    found = re.search(r"address='([^']+)'", text)
+    return replace(deployment, address=found[1] if found else f"{_own_address()}:{port}")
+
+
+def join(address: str, deployment: Deployment) -> Deployment:
+    """Have this machine join a Ray: the deployment with its address.
+
+    Args:
+        address: "host:port" of the head; http:// in front, or what follows a comma behind, is not heeded.
+        deployment: what this machine offers.
+
+    Raises:
+        EnvironmentProblem: there is no Ray, or it does not take this machine: both need the same token, Ray and Python.
+    """
+    plain = re.sub(r"^\w+://", "", address).partition(",")[0].rstrip("/")
+    offered = offer(deployment=deployment)
+    _run([f"--address={plain}"], offered, deployment)
+    return replace(deployment, address=plain)
+
+
+def stop(deployment: Deployment, force: bool = False) -> None:
+    """End the Ray of this machine that `start` or `join` began, and no other.
+
+    Args:
+        deployment: what they gave.
+        force: whether it is ended without time to tidy up.
+    """
+    import psutil
+
+    mine = _processes(deployment.address)
+    for process in mine:
+        try:
+            if force:
+                process.kill()
+            else:
+                process.terminate()
+        except psutil.Error:
+            pass
+    _, left = psutil.wait_procs(mine, timeout=_GRACE)
+    for process in [*left, *_processes(deployment.address)]:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+
+
+def status(deployment: Deployment) -> str:
+    """The nodes of the Ray, and what is free of each, in lines."""
+    if not _processes(deployment.address):
+        return "  Ray has ended on this machine"
+    module = import_ray()
+    use_token()
+    try:
+        module.init(
+            address=deployment.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False,
+            configure_logging=True,
+        )  # fmt: skip
+        from toprope.functions.ray.manager import seen_nodes
+
+        told = [resources_of(seen) for seen in seen_nodes()]
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        return f"  Ray at {deployment.address} does not answer: {error}"
+    finally:
+        module.shutdown()
+    return "\n".join(_line(node) for node in told)
+
+
+def _line(node: dict[str, Any]) -> str:
+    capacity, free = Counter(node["capacity"]), Counter(node["allocatable"])
+    amounts = [f"{key} {free[key]:g} of {capacity[key]:g} free" for key in capacity]
+    return f"  node      {node['labels']['HOST_IP']} {node['id'][:8]}: {', '.join(amounts)}"
+
+
+def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
+    """Run `ray start`; what it says."""
+    command = [
+        sys.executable, "-c", _QUIET, "start", *words, "--disable-usage-stats", f"--num-cpus={offered.cpus}",
+        f"--num-gpus={offered.gpus}", f"--resources={json.dumps(dict(offered.resources))}",
+    ]  # fmt: skip
+    if offered.memory:
+        command.append(f"--memory={offered.memory}")
+    if offered.labels:
+        command.append("--labels=" + ",".join(f"{key}={value}" for key, value in offered.labels.items()))
+    try:
+        done = subprocess.run(
+            command, env=_environment(offered, deployment), stdin=subprocess.DEVNULL, text=True, timeout=_LIMIT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        said, failed = done.stdout, done.returncode != 0
+    except subprocess.TimeoutExpired as error:
+        said, failed = f"it has not ended within {error.timeout} s", True
+    if failed:
+        if deployment.cards:
+            shutil.rmtree(deployment.cards, ignore_errors=True)
+        raise EnvironmentProblem("Ray does not start.", looked_at=_last_words(said), do="see /tmp/ray/session_latest")
+    return said
+
+
+def _environment(offered: Offer, deployment: Deployment) -> dict[str, str]:
+    """The variables of a node's processes, which those of instances have too."""
+    variables = {**os.environ, **offered.variables}
+    variables.pop("TOPROPE_TRACE", None)
+    if has_token():
+        variables.setdefault("RAY_AUTH_MODE", "token")
+    if deployment.sim:
+        site = str(Path(__file__).resolve().parents[2] / "compat" / "site")
+        path = [each for each in variables.get("PYTHONPATH", "").split(os.pathsep) if each and each != site]
+        variables["PYTHONPATH"] = os.pathsep.join([site, *path])
+        variables["TOPROPE_DEVICE"] = "npu"
+        # the run that this is in ends before the node does, and its folder with it
+        variables.pop("TOPROPE_RUN_DIR", None)
+        if deployment.cards:
+            variables["TOPROPE_RUN_DIR"] = deployment.cards
+    return variables
+
+
+def _processes(address: str) -> list[psutil.Process]:
+    """Ray's processes on this machine that belong to the Ray of an address, with what they have started."""
+    import psutil
+
+    session, found = "", []
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        words = process.info["cmdline"] or []
+        uids = process.info["uids"]
+        if uids is None or uids.real != os.getuid() or not any("ray" in word for word in words[:3]):
+            continue
+        found.append((process, words))
+        if f"--gcs-address={address}" in words:
+            named = re.search(r"/session_[^/\s]+", " ".join(words))
+            session = named[0] if named else session
+    if not session:
+        return []
+    own = [process for process, words in found if any(session in word for word in words)]
+    started = [child for process in own if process.is_running() for child in process.children(recursive=True)]
+    return list(dict.fromkeys([*own, *started]))
+
+
+def _last_words(said: str) -> str:
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    return " / ".join(line.strip() for line in lines[-3:])
+
+
+def _own_address() -> str:
+    return str(import_ray().util.get_node_ip_address())
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as sock:
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _any_port() -> int:
+    with closing(socket.socket()) as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
