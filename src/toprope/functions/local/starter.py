@@ -62,7 +62,7 @@ class Starter:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "toprope.functions.local.zygote", str(theirs.fileno()), str(self._folder),
-                 modules, str(os.getpid())],
+                 modules, str(os.getpid()), str(self._lock)],
                 pass_fds=[theirs.fileno(), self._lock], env=environment, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip

@@ -31,7 +31,12 @@ _PATIENCE = 2.0
 
 
 def main() -> None:
-    """Serve the driver until it is gone. Arguments: the control socket, the session's folder, imports, the driver."""
+    """Serve the driver until it is gone.
+
+    Arguments: the control socket, the session's folder, what to import, the driver's process, a descriptor to hold.
+    """
+    for file in (int(sys.argv[1]), int(sys.argv[5])):
+        os.set_inheritable(file, False)  # no program that a worker starts is to have them
     control = socket.socket(fileno=int(sys.argv[1]))
     folder, modules, driver = sys.argv[2], [each for each in sys.argv[3].split(",") if each], int(sys.argv[4])
     libc = ctypes.CDLL(None)
@@ -70,6 +75,7 @@ def main() -> None:
                 if not data:
                     return
                 number = json.loads(data)["number"]
+                os.set_inheritable(files[0], False)
                 try:
                     pid = os.fork()
                 except OSError as error:  # no more processes, or no memory for them
