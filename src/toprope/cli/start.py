@@ -106,10 +106,8 @@ def start(
     cluster = deployed.cluster() if ray or address is not None else None
     if deployment.sim:
         deployment = replace(deployment, cards=deployed.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
-    if address is not None:
-        deployment = cluster.join(address, deployment)
-    elif ray:
-        deployment = cluster.start(deployment)
+    if cluster is not None:
+        deployment = cluster.start(deployment) if address is None else cluster.join(address, deployment)
     place = deployed.keep(deployment)
     _say(deployment, [*idle, *more], place)
     if block.lower() == "true":
