@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 __all__ = ["Guard", "interruptible", "protect", "wait"]
 
 _ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_rooms = (_ROOM,)
+_rooms: tuple[str, ...] = (_ROOM,)
 _PICKLING = os.path.join(_ROOM, "serial.py")
 _MOMENT = 0.001
 _LONGEST = 2.0
