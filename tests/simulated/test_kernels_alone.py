@@ -1,8 +1,8 @@
 """Kernels that take cores: who gets how many, what they do with them, and how they end."""
 
 import gc
-import os
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator
