@@ -20,6 +20,14 @@ TWO = dict.fromkeys("01", (24, 48))
 SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
 
 
+@pytest.fixture(autouse=True, scope="module")
+def patience():
+    """The questions beside the verdict get as long as they need: a loaded machine must not leave one undecided."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["toprope.cores.check"], "SIDE_SECONDS", 60)
+        yield
+
+
 def long_program(length=30, limits=(12, 12, 13)):
     """Two cards, three streams, cores for one too few of them at once; the plain test would need minutes."""
     streams = []
@@ -211,17 +219,8 @@ def test_the_thinking_needs_no_extra():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """The questions beside the verdict get as long as they need: a loaded machine must not leave one undecided."""
-    monkeypatch.setattr(sys.modules["toprope.cores.check"], "SIDE_SECONDS", 60)
-
-
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-)
 @given(programs())
-def test_verdicts_hold_in_every_order_of_things(patient, program):
+def test_verdicts_hold_in_every_order_of_things(program):
     dead = {}
     for discipline in Discipline:
         try:

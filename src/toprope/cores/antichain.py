@@ -38,7 +38,10 @@ def latest(graph: Graph, order: Sequence[int], streams: Sequence[int]) -> list[l
     for op in order:
         found = nothing
         for source in graph.before[op]:
-            found = _merge(found, end[source], nothing)
+            stream, place = graph.ids[source]
+            # What had finished before a source is known where a later operator of its stream has finished too.
+            if stream not in column or place > found[column[stream]]:
+                found = _merge(found, end[source], nothing)
         begin[op] = found
         group = graph.group[op]
         if group < 0:
@@ -74,11 +77,11 @@ class Handing:
     An operator is a pair: its stream's number among these, its place.
     """
 
-    def __init__(self, before: dict[Place, list[int]], floor: list[int]) -> None:
+    def __init__(self, before: Sequence[Sequence[list[int]]], floor: list[int]) -> None:
         """Nothing served yet.
 
         Args:
-            before: for every operator to be served, the last place in each stream that has finished before it starts.
+            before: by stream and place, the last place in each stream that has finished before the operator starts.
             floor: places up to here take no part, by stream; all -1 for whole streams.
         """
         self.total = 0
@@ -96,17 +99,18 @@ class Handing:
 
     def serve(self, op: Place, need: int) -> None:
         """Give an operator its cores; all that precede it have been served."""
-        column, before, lacking = op[0], self._before[op], need
+        column, before, lacking = op[0], self._before[op[0]][op[1]], need
         self._taken[op] = {}
         # Its own stream first: nobody else has a use for those cores so soon.
         for other in (column, *range(column), *range(column + 1, len(before))):
-            left = self._left[other]
-            while left and lacking:
-                # The newest first: older ones are of use to more of those to come.
-                place = next((each for each in reversed(left) if each <= before[other]), -1)
-                if place < 0:
-                    break
+            left, last = self._left[other], before[other]
+            # The newest first: older ones are of use to more of those to come.
+            for place in [each for each in left if each <= last][::-1] if left else ():
                 lacking -= self._take((other, place), op, lacking)
+                if not lacking:
+                    break
+            if not lacking:
+                break
         while lacking:
             found = self._rearrange(op, lacking)
             if not found:
@@ -146,7 +150,7 @@ class Handing:
         """What lies just behind the covered prefixes, among the operators served and this one."""
         for column, last in enumerate(self._covered):
             behind = column, last + 1
-            if behind in self._taken and not _beyond(self._before[behind], self._covered):
+            if behind in self._taken and not _beyond(self._before[column][last + 1], self._covered):
                 yield behind
 
     def _shift(self, search: _Search, giver: Place, op: Place, most: int) -> int:
@@ -179,14 +183,14 @@ class _Search:
 
     def __init__(
         self,
-        before: dict[Place, list[int]],
+        before: Sequence[Sequence[list[int]]],
         taken: dict[Place, dict[Place, int]],
         left: list[dict[int, int]],
         covered: list[int],
         op: Place,
     ) -> None:
         self.before, self.taken, self.left = before, taken, left
-        self.covered = list(map(max, covered, before[op]))
+        self.covered = list(map(max, covered, before[op[0]][op[1]]))
         self.has_from: dict[Place, Place] = {}
         self.wanted_by: dict[Place, Place] = {}
         self.reached_by = [op] * len(covered)
@@ -197,7 +201,7 @@ class _Search:
         whole = True
         for column, places in enumerate(served):
             for count, place in enumerate(reversed(places)):
-                if not _beyond(self.before[column, place], self.covered):
+                if not _beyond(self.before[column][place], self.covered):
                     break
                 if count == window:
                     whole = False
@@ -225,7 +229,7 @@ class _Search:
         return None
 
     def _cover(self, taker: Place) -> Place | None:
-        for column, last in enumerate(self.before[taker]):
+        for column, last in enumerate(self.before[taker[0]][taker[1]]):
             if last > self.covered[column]:
                 place = next((each for each in reversed(self.left[column]) if each <= last), -1)
                 if place > self.covered[column]:

@@ -170,19 +170,13 @@ class _View:
         self.streams = streams_of(program, card)
         column = {stream: number for number, stream in enumerate(self.streams)}
         before = latest(graph, order, self.streams)
-        self.order: list[Place] = []
-        self.before: dict[Place, list[int]] = {}
-        self.need: dict[Place, Cores] = {}
-        self.together: set[Place] = set()
-        for op in order:
-            stream, place = graph.ids[op]
-            if stream in column:
-                at = column[stream], place
-                self.order.append(at)
-                self.before[at] = before[op]
-                self.need[at] = program.streams[stream].ops[place].need
-                if graph.group[op] >= 0:
-                    self.together.add(at)
+        spans = [(graph.first[stream], graph.first[stream + 1]) for stream in self.streams]
+        self.before = [before[first:end] for first, end in spans]
+        self.need: list[list[Cores]] = [[op.need for op in program.streams[stream].ops] for stream in self.streams]
+        self.together = [[group >= 0 for group in graph.group[first:end]] for first, end in spans]
+        self.order: list[Place] = [
+            (column[stream], place) for stream, place in map(graph.ids.__getitem__, order) if stream in column
+        ]
 
     def bound(self, kind: int, total: int, places: Iterable[Place] = ()) -> Bound:
         ops = tuple(sorted((self.streams[column], place) for column, place in places))
@@ -192,7 +186,7 @@ class _View:
         handing = Handing(self.before, [-1] * len(self.streams))
         capacity = self.card.cores[kind]
         for at in self.order:
-            need = self.need[at][kind]
+            need = self.need[at[0]][at[1]][kind]
             if need:
                 handing.serve(at, need)
                 if handing.total > capacity and not beyond:
@@ -202,7 +196,7 @@ class _View:
     def one_local(self, kind: int, deadline: float) -> Bound | None:
         most = 0
         capacity = self.card.cores[kind]
-        whole: Window = tuple((-1, len(self.before)) for _ in self.streams)
+        whole: Window = tuple((-1, len(each)) for each in self.need)
         windows: dict[tuple[int, Window], int] = {(-1, whole): 0}
         for column in range(len(self.streams)):
             for need, rough, window in self.windows(kind, column):
@@ -224,34 +218,31 @@ class _View:
         """For each local operator of a column: what it needs, no less than it and collectives can need together, and
         the places of the other columns, as pairs of bounds that are not included, that can be active beside it."""
         others = [other for other in range(len(self.streams)) if other != column]
-        lengths = [sum(1 for each in self.order if each[0] == other) for other in range(len(self.streams))]
         upper = [0] * len(self.streams)
         largest: list[deque[tuple[int, int]]] = [deque() for _ in self.streams]
-        for place in range(lengths[column]):
-            at = column, place
+        for place, before in enumerate(self.before[column]):
             for other in others:
                 queue = largest[other]
-                while upper[other] < lengths[other] and self.before[other, upper[other]][column] < place:
-                    beside = other, upper[other]
-                    upper[other] += 1
-                    if beside in self.together:
-                        need = self.need[beside][kind]
+                while upper[other] < len(self.need[other]) and self.before[other][upper[other]][column] < place:
+                    if self.together[other][upper[other]]:
+                        need = self.need[other][upper[other]][kind]
                         while queue and queue[-1][1] <= need:
                             queue.pop()
-                        queue.append((beside[1], need))
-                while queue and queue[0][0] <= self.before[at][other]:
+                        queue.append((upper[other], need))
+                    upper[other] += 1
+                while queue and queue[0][0] <= before[other]:
                     queue.popleft()
-            need = self.need[at][kind]
-            if need and at not in self.together:
+            need = self.need[column][place][kind]
+            if need and not self.together[column][place]:
                 rough = need + sum(queue[0][1] for queue in largest if queue)
-                window = tuple(zip(self.before[at], upper, strict=True))
-                yield need, rough, window
+                yield need, rough, tuple(zip(before, upper, strict=True))
 
     def collectives(self, kind: int, column: int, window: Window) -> tuple[int, tuple[Place, ...]]:
         """What collectives inside a window need together at most, other than those of a column; and which."""
         handing = Handing(self.before, [lower for lower, _ in window])
-        for at in self.order:
-            lower, upper = window[at[0]]
-            if at in self.together and at[0] != column and lower < at[1] < upper and self.need[at][kind]:
-                handing.serve(at, self.need[at][kind])
+        for other, place in self.order:
+            lower, upper = window[other]
+            need = self.need[other][place][kind]
+            if need and other != column and lower < place < upper and self.together[other][place]:
+                handing.serve((other, place), need)
         return handing.total, handing.heaviest
