@@ -127,9 +127,9 @@ class Codec:
         tensor = tensor.detach()
         if tensor.device.type != "cpu":
             if not on_host:
-                sealed.kept, sealed.shared = tensor, 1
-                sealed.size += tensor.numel() * tensor.element_size()
-                return (_ON_CARD, self._cards().lend(tensor))
+                sealed.kept, form = self._cards().lend(tensor)
+                sealed.shared, sealed.size = 1, tensor.numel() * tensor.element_size()
+                return (_ON_CARD, form)
             tensor, sealed.to_host = tensor.cpu(), 1
         import torch
 

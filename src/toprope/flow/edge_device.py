@@ -38,14 +38,21 @@ class Cards:
 
     # Out
 
-    def lend(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What a receiver needs to see a tensor. The work on it is done when this returns.
+    def lend(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """The tensor to keep, and what a receiver needs to see it. The work on it is done when this returns.
 
         Raises:
             RuntimeError: the memory cannot be shared.
         """
-        module = torch.get_device_module(tensor.device)
-        module.synchronize(tensor.device)
+        try:
+            return tensor, self._lend(tensor)
+        except RuntimeError:
+            # what was borrowed itself cannot be lent on, neither here nor by the handles of CUDA: a copy on its card
+            tensor = tensor.clone()
+            return tensor, self._lend(tensor)
+
+    def _lend(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        torch.get_device_module(tensor.device).synchronize(tensor.device)
         if not self._is_simulated or tensor.device.type != "npu":
             from multiprocessing.reduction import ForkingPickler
 

@@ -66,8 +66,8 @@ class Pages:
                 except (OSError, ValueError):
                     continue  # it is being made
 
-    def is_quiet(self, living: Iterable[str]) -> bool:
-        """Whether everything that was sent is done with.
+    def quiet(self, living: Iterable[str]) -> int:
+        """How many messages were sent, where all of them are done with; else -1. Twice the same number is a proof.
 
         Args:
             living: names of the processes that are there; what others have sent does not count.
@@ -78,11 +78,15 @@ class Pages:
         for name in self._pages:
             link, sender, generation = _parse(name)
             newest[link, sender] = max(generation, newest.get((link, sender), 0))
+        total = 0
         for name, page in self._pages.items():
             link, sender, generation = _parse(name)
-            if sender in names and generation == newest[link, sender] and page.cells[3] != page.cells[1]:
-                return False
-        return True
+            if sender in names and generation == newest[link, sender]:
+                sent = page.cells[3]
+                if sent != page.cells[1]:
+                    return -1
+                total += sent
+        return total
 
     def metrics(self) -> list[EdgeMetrics]:
         """The figures of all edges."""

@@ -398,16 +398,17 @@ class Runner:
         if self._hub is None or self._closed:
             return True
         until = None if timeout is None else time.monotonic() + timeout
-        quiet = 0
+        before = -1
 
         def is_quiet() -> bool:
-            nonlocal quiet
+            nonlocal before
             for queue in self._queues:
                 queue.absorb()
                 for link in queue.links:
                     link.finish()
-            quiet = quiet + 1 if self._pages.is_quiet([DRIVER, *self._hosts.names()]) else 0
-            return quiet > 1 or self._has_ended()
+            sent = self._pages.quiet([DRIVER, *self._hosts.names()])
+            before, last = sent, before
+            return (sent >= 0 and sent == last) or self._has_ended()
 
         with self._fetching:
             return self._hub.wait(is_quiet, until) and self._broken is None

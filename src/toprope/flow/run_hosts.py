@@ -82,7 +82,6 @@ class Hosts:
         self._on_moved = on_moved
         self._on_broken = on_broken
         self._code = Code(Host)
-        self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._closing = False
         self._lives = dict.fromkeys(placed.hosts, options.restarts)
@@ -167,7 +166,7 @@ class Hosts:
         if self._closing:
             return
         with self._starting:
-            if self._closing or self._running.get(base) is not host:
+            if self._is_closing() or self._running.get(base) is not host:
                 return
             names = ", ".join(each.context.name for each in host.plan.stages)
             why = host.why or _death(names, error)
@@ -182,15 +181,18 @@ class Hosts:
                 self._generations[base] += 1
                 self.restarts += 1
                 new = self._create(base)
-                self._open(new, time.monotonic() + self._options.start_timeout_ms / 1000)
-                if self._closing:
-                    return
                 self._running[base] = new
-                self._run(base, new)
-                self._on_moved(host.name, new.name, why)
+                self._open(new, time.monotonic() + self._options.start_timeout_ms / 1000)
+                if not self._is_closing():
+                    self._run(base, new)
+                    self._on_moved(host.name, new.name, why)
             except Exception as problem:
-                if not self._closing:
+                if not self._is_closing():
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
+
+    def _is_closing(self) -> bool:
+        """Whether the end has begun, in another thread."""
+        return self._closing
 
     def check_deadlines(self) -> None:
         """End the processes whose stages have worked on one input for too long."""
@@ -218,8 +220,12 @@ class Hosts:
     def close(self) -> None:
         """End all of them: those that are told to end and do not, by force."""
         self._closing = True
-        with self._starting:
-            hosts = list(self._running.values())
+        self._end()
+        with self._starting:  # one that was being started just then
+            self._end()
+
+    def _end(self) -> None:
+        hosts = list(self._running.values())
         if not current.is_set():
             return
         backend = current.backend()
@@ -228,7 +234,7 @@ class Hosts:
             if runs:
                 backend.wait(runs, len(runs), _STOP)
             for host in hosts:
-                if host.run is not None and not host.run.done():
+                if host.run is None or not host.run.done():
                     self._kill(host)
             for host in hosts:
                 backend.terminate(host.id, True)
