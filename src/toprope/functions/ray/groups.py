@@ -9,6 +9,7 @@ from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvoke
 from toprope.functions.groups import check_strategy
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
+from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.mapping import amounts
 from toprope.functions.ray.refs import Entry
 from toprope.functions.ray.resource_groups import placement_group
@@ -32,7 +33,13 @@ class _Group:
     started: bool = False
     placement: Any = None
     ready: Any = None  # Ray's reference to an object that is there when all members are made
+    answers: list[Any] = field(default_factory=list)  # Ray's references to what each member answers once it is made
     error: BaseException | None = None
+
+    @property
+    def key(self) -> str:
+        """By which the manager knows why it has failed."""
+        return f"group {self.name}"
 
 
 class Groups:
@@ -80,6 +87,7 @@ class Groups:
             why = "it has no members" if group is None else "it has started"
             raise YRequestError(f"group {name} cannot be started: {why}", CODES["group schedule failed"])
         group.options, group.started = options, True
+        self._backend.tell("begin_anew", group.key)
         wrong = next((each.error for each in group.members if each.error is not None), None)
         if wrong is not None:
             self._fail(group, _said(wrong))
@@ -127,13 +135,14 @@ class Groups:
         if wrong is not None:
             self._fail(group, _said(wrong))
             return
-        group.ready = _all_there(backend).remote(*[each.handle.ready.remote() for each in members])
+        group.answers = [each.handle.ready.remote() for each in members]
+        group.ready = _all_there(backend).remote(*group.answers)
         if group.options.timeout != -1:
             backend.clock.after(group.options.timeout, lambda: self._late(group))
         backend.clock.after(_LOOK, lambda: self._look(group))
 
     def _ready(self, group: _Group) -> ObjectRef:
-        return ObjectRef(self._backend, Entry(group.ready, "", group.error))
+        return ObjectRef(self._backend, Entry(group.ready, group.key, group.error))
 
     def _late(self, group: _Group) -> None:
         if group.error is not None or group.placement is None:
@@ -153,8 +162,8 @@ class Groups:
             self._backend.clock.after(_LOOK, lambda: self._look(group))
             return
         why = self._backend.instances.why_ended(gone.id)
-        running = bool(self._backend.ray.wait([group.ready], timeout=0)[0]) and why is None
-        if not running:
+        there, _ = self._backend.ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
+        if len(there) < len(group.answers) or why is not None:
             self._fail(group, f"instance {gone.id}: {_said(why) if why is not None else 'its process is gone'}")
         elif group.options.same_lifecycle:
             text = f"instance {gone.id} of group {group.name} has exited, and the members of the group end together"
@@ -165,6 +174,7 @@ class Groups:
 
     def _fail(self, group: _Group, why: str) -> None:
         group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])
+        self._backend.tell("fail", group.key, RaisedError.of(group.error).data)
         self._end(group, group.error)
 
     def _end(self, group: _Group, error: BaseException) -> None:

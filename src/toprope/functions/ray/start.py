@@ -107,6 +107,7 @@ def _connect(ray: Any, config: Config, address: str) -> None:
                 resources=offered.resources,
                 labels=offered.labels,
                 _memory=offered.memory,
+                object_store_memory=_object_store(config),
                 include_dashboard=False,
                 **common,
             )
@@ -119,6 +120,12 @@ def _connect(ray: Any, config: Config, address: str) -> None:
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
             do="start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER",
         ) from error
+
+
+def _object_store(config: Config) -> int | None:
+    """Bytes of shared memory for objects: `deployment_config.datamem`, in MB; None for Ray's choice, a third of all."""
+    megabytes = getattr(config.deployment_config, "datamem", 0) or 0
+    return int(megabytes) * 2**20 or None
 
 
 def _running(address: str) -> tuple[str, bool]:
