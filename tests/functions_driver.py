@@ -134,6 +134,16 @@ def forked():
     victim.terminate()
 
 
+def no_more_processes():
+    """The system refuses a fourth worker: who needs it is told why, and nothing is held for it."""
+    victims = [new_victim(), new_victim()]
+    for victim in victims:
+        victim.terminate()
+    new_victim().terminate()
+    dies(Victim.options(options()).invoke().pid.invoke(), "could not be started: no more processes")
+    within(5, lambda: yr.resources()[0]["allocatable"] == yr.resources()[0]["capacity"], "something is held")
+
+
 # Ends
 
 

@@ -134,6 +134,29 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
         program.communicate()
 
 
+def test_a_worker_that_the_system_refuses(small_store, quick_workers):
+    """And what the zygote has made while it imported is not taken down by each worker that ends."""
+    (quick_workers / "torch.py").write_text("""
+import errno, os, sys, weakref
+if "zygote" in sys.argv[0]:
+    weakref.finalize(sys, open, os.environ["FINALIZED"], "w")
+    fork, left = os.fork, [1, 2, 3]
+    def some():
+        if not left:
+            raise OSError(errno.EAGAIN, "no more processes")
+        left.pop()
+        return fork()
+    os.fork = some
+""")
+    finalized = quick_workers / "finalized"
+    environment = {**os.environ, "TOPROPE_SIM": "910B4x2", "TOPROPE_OBJECT_STORE": str(small_store[0]),
+                   "FINALIZED": str(finalized), "PYTHONPATH": str(quick_workers)}  # fmt: skip
+    program = [sys.executable, HERE / "functions_driver.py", "0", "no_more_processes"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not finalized.exists()
+
+
 def of(mark: str) -> set[int]:
     """The living processes that have this mark."""
     found = set()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Collection
 
 __all__ = ["main"]
@@ -55,6 +56,8 @@ def main() -> None:
             pass  # the worker that needs it says what is wrong
     from toprope.functions.local import worker
 
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False  # what was made here is not to be taken down by each worker at its end
     gc.collect()
     gc.freeze()
     watch = _watch(driver)
