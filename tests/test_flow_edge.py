@@ -134,7 +134,7 @@ def test_what_a_receiver_keeps_stays_as_it_is(ends):
 
 
 def test_a_sender_waits_for_room_and_is_told_of_it(ends):
-    link, queue, codec, sender, receiver = ends(depth=2)
+    link, queue, codec, _, receiver = ends(depth=2)
     put(link, codec, Message(PICKLED, 1))
     put(link, codec, Message(PICKLED, 2))
     assert not link.is_free()

@@ -60,6 +60,11 @@ def hangs_at(number):
     return step
 
 
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+
+
 def test_an_input_that_fails_fails_alone_with_the_users_own_exception():
     with running(chain(slow_plus(1), lambda x: 1 // (x - 4), slow_plus(0))) as runner:
         for value in range(6):
@@ -102,8 +107,7 @@ def test_seeded_rounds_of_faults(capfd):
                     os.kill(pids[kill], signal.SIGKILL)
                 if number % 17 == 5:
                     with pytest.raises(KeyboardInterrupt):
-                        os.kill(os.getpid(), signal.SIGINT)
-                        time.sleep(1)
+                        interrupt()
             fetcher.join(60)
             assert not fetcher.is_alive(), (seed, kill, hang, len(found), runner.metrics())
             more = runner.fetch(timeout_ms=50)

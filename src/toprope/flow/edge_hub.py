@@ -129,8 +129,8 @@ class Hub:
         peer.channel.send(kind, number, meta, parts)
 
     def tell_all(self, kind: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
-        """Send a message to all peers."""
-        for peer in list(self._peers.values()):
+        """Send a message to all other processes; two of them may have two sockets between them."""
+        for peer in list(self._by_name.values()):
             if not peer.gone:
                 try:
                     peer.channel.send(kind, 0, meta, parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from collections import deque
 from pathlib import Path
@@ -63,6 +64,8 @@ class Host:
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
+        if "toprope.sim.installation" in sys.modules:
+            sys.modules["toprope.sim.installation"].trace_fork()
         folder = Path(plan.folder)
         self._hub = Hub(folder, plan.name, self._handle, self._lost)
         self._hub.check = self._check

@@ -26,7 +26,7 @@ from toprope.sizes import gibibytes
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["autoload", "install", "installed"]
+__all__ = ["autoload", "install", "installed", "trace_fork"]
 
 _log = logging.getLogger("toprope")
 _lock = threading.RLock()
@@ -183,30 +183,57 @@ def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
     library.obey_documents(int(refuse))
 
 
+_joined = 0
+"""The process that has joined the run: a fork of it has not."""
+
+
+def trace_fork() -> None:
+    """Keeps a trace of this process too, where it is a fork of one that keeps one.
+
+    A fork keeps none by itself: most of them soon become another program, and a trace's file is large.
+    """
+    global _joined
+    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
+    if _joined in (0, os.getpid()) or not os.environ.get("TOPROPE_TRACE") or not folder.is_dir():
+        return
+    from toprope.sim.native import native
+
+    _joined = os.getpid()
+    stem = _stem(folder)
+    _keep(native().keep_counters_in, stem.with_suffix(".counters"))  # which has the names that the trace refers to
+    _keep(lambda path: int(native().start_trace(_TRACED, path)), stem.with_suffix(".trace"))
+
+
+def _stem(folder: Path) -> Path:
+    return folder / f"{os.getpid()}-{time.time_ns()}"
+
+
+def _keep(step: Callable[[bytes], int], path: Path) -> None:
+    error = step(str(path).encode())
+    if error:
+        raise EnvironmentProblem(
+            "the record of this run cannot be kept.",
+            f"{path}: {os.strerror(error)}",
+            "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
+        )
+
+
 def _join_run(library: Native) -> None:
     """Keeps counters, and a trace where one is wanted, in the run's folder, and shares its cards with its processes.
 
     The files outlive a process that is killed. A process that starts after its run has ended finds no folder, and
     keeps all to itself.
     """
+    global _joined
     folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
     if not folder.name or not folder.is_dir():
         return
-    stem = folder / f"{os.getpid()}-{time.time_ns()}"
-    steps: list[tuple[Path, Callable[[bytes], int]]] = [
-        (stem.with_suffix(".counters"), library.keep_counters_in),
-        (folder / cards.FILE, library.share_cards),
-    ]
+    _joined = os.getpid()
+    stem = _stem(folder)
+    _keep(library.keep_counters_in, stem.with_suffix(".counters"))
+    _keep(library.share_cards, folder / cards.FILE)
     if os.environ.get("TOPROPE_TRACE"):
-        steps.append((stem.with_suffix(".trace"), lambda path: int(library.start_trace(_TRACED, path))))
-    for path, step in steps:
-        error = step(str(path).encode())
-        if error:
-            raise EnvironmentProblem(
-                "the record of this run cannot be kept.",
-                f"{path}: {os.strerror(error)}",
-                "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
-            )
+        _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
 
 
 def _register(torch: ModuleType) -> None:
