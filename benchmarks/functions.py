@@ -11,7 +11,6 @@ Ray is the extra `cluster`. The card is a simulated one: a real card's own start
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -20,12 +19,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOPROPE_SIM", "910B4x2")
 
 import numpy as np
+from parts.footprint import Footprint, settled
 
 from toprope import functions as yr
 
@@ -262,23 +261,6 @@ def on_ray(ray: Any, share: float) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """What driver and zygote have."""
-
-    memory: int
-    descriptors: int
-    processes: int
-
-    @staticmethod
-    def now() -> Footprint:
-        gc.collect()
-        pids = [os.getpid(), *(pid for pid in _children(os.getpid()) if b"local.zygote" in _file(pid, "cmdline"))]
-        resident = sum(int(_file(pid, "statm").split()[1]) for pid in pids) * os.sysconf("SC_PAGE_SIZE")
-        descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
-        return Footprint(resident, descriptors, sum(len(_children(pid)) for pid in pids))
-
-
-@dataclass(frozen=True)
 class Growth:
     """What so many instances have left, one after the other."""
 
@@ -302,41 +284,14 @@ def growth(count: int) -> Growth:
     begin = time.perf_counter()
     for number in range(count + 50):
         if number == 50:  # what is imported at the first use is not growth
-            before = _settled()
+            before = settled()
             begin = time.perf_counter()
         side.end(side.create())
     seconds = time.perf_counter() - begin
     assert before is not None
-    found = Growth(count, seconds, before, _settled(before))
+    found = Growth(count, seconds, before, settled(before))
     side.close()
     return found
-
-
-def _settled(like: Footprint | None = None) -> Footprint:
-    """The footprint once the workers that are on their way are there or gone."""
-    until = time.monotonic() + 5
-    found = Footprint.now()
-    while time.monotonic() < until:
-        time.sleep(0.2)
-        last, found = found, Footprint.now()
-        same = (found.descriptors, found.processes) == ((like or last).descriptors, (like or last).processes)
-        if same:
-            break
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def _file(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
 
 
 # The whole
