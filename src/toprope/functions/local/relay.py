@@ -15,7 +15,7 @@ from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
-from toprope.functions.wire import Kind, Message
+from toprope.functions.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
     from toprope.functions.local.worker import Worker
@@ -48,6 +48,7 @@ class Relay(Backend):
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._answers: dict[int, Message | None] = {}
+        self._listening = False
         self._late: dict[int, Callable[[], None]] = {}
         self._sent_codes: set[str] = set()
         self.job_id = f"worker {worker.number}"
@@ -153,6 +154,8 @@ class Relay(Backend):
         self._late[number] = callback
         packed = pack(("when done", (entry.number,)), self._worker.arena)
         self._send("request", number, packed, 0)
+        if not self._worker.always_reads:
+            self._listen()
 
     def object_id(self, entry: Any) -> str:
         """A name for an object."""
@@ -222,6 +225,25 @@ class Relay(Backend):
         vars(instance).update(vars(pickle.loads(state)))
 
     # Inside
+
+    def _listen(self) -> None:
+        """Have a thread read while callbacks are waited for: the main thread may be busy with the user's code."""
+        with self._lock:
+            if self._listening:
+                return
+            self._listening = True
+        threading.Thread(target=self._read_on, name="toprope callbacks", daemon=True).start()
+
+    def _read_on(self) -> None:
+        from toprope.functions.local.worker import wait_for
+
+        try:
+            while self._listening:
+                wait_for(self._worker, lambda: not self._late, None)
+                with self._lock:
+                    self._listening = bool(self._late)
+        except Closed:
+            pass  # the main thread sees it too
 
     def _new_number(self) -> int:
         return (self._worker.number << 40) | next(self._numbers)

@@ -22,7 +22,7 @@ from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
-from toprope.functions.serial import BlockKey, dumps, pack, unpack
+from toprope.functions.serial import BlockKey, Packed, dumps, pack, unpack
 from toprope.functions.wire import Channel, Closed, Kind, Message
 
 __all__ = ["main"]
@@ -57,6 +57,7 @@ class Worker:
         self.run: Callable[[Message], None] = self.run_here
         self.reading_thread: threading.Thread | None = None
         self.stopped = False
+        self.always_reads = False  # whether the main thread runs no calls
         self.news = News()
 
     # Messages
@@ -70,10 +71,7 @@ class Worker:
                 if self.let_go or self.relay.dropped:
                     self.tell()
                 continue
-            with self.channel.reading:
-                if not self.calls:
-                    self.take(None)
-            self.news.tell()
+            wait_for(self, lambda: bool(self.calls), None)
 
     def take(self, timeout: float | None) -> bool:
         """Read what has come; whether anything has. For the thread that holds `channel.reading`."""
@@ -89,6 +87,7 @@ class Worker:
                 self.codes[message.meta] = message.parts[0]
             else:
                 self.calls.append(message)
+        self.news.tell()
         return bool(messages)
 
     def tell(self) -> None:
@@ -183,10 +182,9 @@ class Worker:
             self.instance = target(*arguments, **keywords)
         else:
             self.instance = pickle.loads(state)
-        if is_async:
-            self.run = Loop(self, at_once).run
-        elif at_once > 1:
-            self.run = Threads(self, at_once).run
+        if is_async or at_once > 1:
+            self.run = Loop(self, at_once).run if is_async else Threads(self, at_once).run
+            self.always_reads = True
         return self.checkpoint() if recoverable else None
 
     def checkpoint(self) -> bytes:
@@ -214,13 +212,25 @@ class Worker:
     def send_values(self, kind: int, number: int, values: list[Any]) -> None:
         """Send values that the driver is to keep."""
         meta, parts = [], []
-        for each in values:
-            packed = pack(each, self.arena)
+        for packed in self.pack_all(values):
             meta.append((packed.data is not None, packed.spec, tuple(self.relay.id(ref) for ref in packed.refs)))
             parts += [packed.data] if packed.data is not None else []
             parts += packed.parts
         self.relay.tell()
         self.channel.send(kind, number, tuple(meta), parts)
+
+    def pack_all(self, values: list[Any]) -> list[Packed]:
+        """All of the values, or, where one cannot be sent, an error and no memory taken."""
+        done: list[Packed] = []
+        try:
+            for each in values:
+                done.append(pack(each, self.arena))
+        except BaseException:
+            for packed in done:
+                for key in packed.blocks():
+                    self.arena.free(Block(*key))
+            raise
+        return done
 
     def fail(self, number: int, error: BaseException) -> None:
         """Send what the user's code raised."""
