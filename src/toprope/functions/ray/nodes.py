@@ -57,13 +57,13 @@ def offer(config: Config | None = None, deployment: Deployment | None = None) ->
     from toprope.functions.local.start import this_node
 
     config = Config() if config is None else config
+    simulated = {"TOPROPE_SIM": deployment.sim} if deployment is not None and deployment.sim else {}
     deployment = deployment or deployed.read() or Deployment()
-    node = this_node(config, deployment)
+    with _variables(simulated):
+        node = this_node(config, deployment)
     resources, gpus = whole_resources(node.cards, node.scalars)
     own = {key: value for key, value in node.labels.items() if key not in ("NODE_ID", "HOST_IP")}
-    variables = {**_ALWAYS, **deployment.no_set}
-    if deployment.sim:
-        variables["TOPROPE_SIM"] = deployment.sim
+    variables = {**_ALWAYS, **deployment.no_set, **simulated}
     for vendor, name in VISIBLE.items():
         ids = sorted(card.id for card in node.cards if card.vendor == vendor and card.healthy)
         if ids and (name in os.environ or ids != list(range(len(ids)))):
@@ -111,10 +111,20 @@ def use_token() -> None:
 @contextmanager
 def begun_with(offered: Offer) -> Iterator[None]:
     """The environment in which a node's processes begin; this process has its own again afterwards."""
-    before: dict[str, str | None] = {name: os.environ.get(name) for name in offered.variables}
-    os.environ.update({name: value for name, value in offered.variables.items() if not name.startswith("RAY_")})
-    for name, chosen in offered.variables.items():
-        os.environ.setdefault(name, chosen)  # what the user has told Ray stays
+    # what the user has told Ray stays
+    chosen = {
+        name: value
+        for name, value in offered.variables.items()
+        if not name.startswith("RAY_") or name not in os.environ
+    }
+    with _variables(chosen):
+        yield
+
+
+@contextmanager
+def _variables(chosen: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
     try:
         yield
     finally:
