@@ -133,6 +133,30 @@ def test_what_a_receiver_keeps_stays_as_it_is(ends):
     assert [each[5].item() for each in kept] == list(range(10))
 
 
+def test_what_was_borrowed_is_lent_on_without_a_copy_and_given_back_at_the_end(ends, tmp_path):
+    link, queue, codec, _, receiver = ends()
+    last = Codec(tmp_path, "l")
+    put(link, codec, Message(TORCH, torch.arange(2.0**16)))
+    arrive(receiver, queue, 1)
+    queue._codec._passes_on = True
+    got = queue.take()
+    sealed = queue._codec.seal(got.with_head(HEAD), 1, on_host=True)
+    assert queue._codec._lender.used == 4096  # flags alone
+    end, _ = last.open(last.arrived(0, sealed.meta, sealed.parts))
+    assert torch.equal(end.payload, torch.arange(2.0**16))
+    queue.links[0].finish()
+    queue._codec.done(sealed)
+    del got, sealed
+    for _ in range(2):
+        codec._lender.collect(), queue._codec._lender.collect()
+        link._trim()
+    assert codec._lender.used > 4096  # the last one still looks at it
+    del end
+    queue._codec._lender.collect(), codec._lender.collect()
+    assert (codec._lender.used, queue._codec._lender.used) == (0, 0)
+    last.close()
+
+
 def test_a_sender_waits_for_room_and_is_told_of_it(ends):
     link, queue, codec, _, receiver = ends(depth=2)
     put(link, codec, Message(PICKLED, 1))

@@ -99,9 +99,9 @@ def test_the_data_stays_on_the_card(cards, devices, crossing, colocate):
     count = len(images)
     assert [now - then for now, then in zip(copies(cards), before, strict=True)] == [count, count, crossing * count]
     # and the trace says in which process
-    traces = {each.pid: Counter(record.act for record in each.records) for each in tracing.read_run(cards)}
     places = [pids[each.name] for each in graph.nodes]
     if not colocate:
+        traces = {each.pid: Counter(record.act for record in each.records) for each in tracing.read_run(cards)}
         assert [traces[pid]["copy to card"] for pid in places] == [count, 0, 0, 0]
         assert [traces[pid]["copy from card"] for pid in places] == [0, 0, 0, count]
         assert [traces[pid]["copy between cards"] for pid in places] == (

@@ -22,6 +22,9 @@ __all__ = ["INLINE", "Codec", "Sealed"]
 INLINE = 8 * 1024
 """Bytes of an array, tensor or the user's own type from which on it lies in shared memory."""
 
+_Place = tuple[BlockKey | None, BlockKey | None]
+"""Where bytes lie, and the block whose flags say that they were given back; None for both: in the message."""
+
 _NONE, _BYTES, _ARRAY, _HOST_TENSOR, _PICKLE, _ON_CARD = range(6)
 
 
@@ -70,9 +73,12 @@ class Codec:
     Args:
         folder: where shared memory lies.
         name: of the process.
+        passes_on: whether what was borrowed is lent on without a copy. For stages, whose functions have returned; a
+            program may change what it has fed.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, passes_on: bool = False) -> None:
+        self._passes_on = passes_on
         self._lender = Lender(folder, name)
         self._borrower = Borrower(folder)
         self._on_card: Any = None  # made when the first tensor on a card is met: the driver never needs it
@@ -112,9 +118,11 @@ class Codec:
         elif kind == TENSOR and payload.dtype.kind in "biufc":
             if not payload.flags.c_contiguous:
                 payload = payload.copy()
-            return (_ARRAY, payload.dtype.str, payload.shape, self._bytes(memoryview(payload.reshape(-1)), sealed))
+            place = self._borrowed(payload, payload.__array_interface__["data"][0], payload.nbytes, sealed)
+            place = place or self._bytes(memoryview(payload.reshape(-1)), sealed)
+            return (_ARRAY, payload.dtype.str, payload.shape, *place)
         elif kind not in (TENSOR, PICKLED):
-            return (_BYTES, self._bytes(memoryview(payload), sealed))
+            return (_BYTES, *self._bytes(memoryview(payload), sealed))
         packed = pack(payload, self._lender)
         sealed.blocks += [Block(*key) for key in packed.blocks()]
         if packed.data is not None:
@@ -135,29 +143,44 @@ class Codec:
 
         tensor = tensor.resolve_conj().resolve_neg().contiguous()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-        return (_HOST_TENSOR, dtype, tuple(tensor.shape), self._bytes(memoryview(raw), sealed))
+        size = tensor.numel() * tensor.element_size()
+        place = self._borrowed(tensor, tensor.data_ptr(), size, sealed)
+        if place is None:
+            raw = tensor.reshape(-1).view(torch.uint8).numpy() if size else b""
+            place = self._bytes(memoryview(raw), sealed)
+        return (_HOST_TENSOR, dtype, tuple(tensor.shape), *place)
 
-    def _bytes(self, raw: memoryview, sealed: Sealed) -> BlockKey | None:
-        """Put bytes into the message, or into a block."""
+    def _borrowed(self, value: Any, address: int, size: int, sealed: Sealed) -> _Place | None:
+        """Lend on what was borrowed: where it lies, and a block for its flags alone; None for memory of our own."""
+        found = self._borrower.locate(address, size) if self._passes_on and size >= INLINE else None
+        if found is None:
+            return None
+        flags, _ = self._lender.new(1)
+        sealed.blocks.append(flags)
+        sealed.kept, sealed.size = value, size
+        return found, (flags.segment, flags.offset, flags.size)
+
+    def _bytes(self, raw: memoryview, sealed: Sealed) -> _Place:
+        """Put bytes into the message, or into a block: the block, twice, since its flags are its own."""
         size = raw.nbytes
         sealed.size += size
         if size and raw.format != "B":
             raw = raw.cast("B")
         if size < INLINE:
             sealed.parts.append(bytes(raw))
-            return None
+            return None, None
         block, room = self._lender.new(size)
         room[:] = raw
         sealed.blocks.append(block)
-        return block.segment, block.offset, block.size
+        key = block.segment, block.offset, block.size
+        return key, key
 
     def done(self, sealed: Sealed) -> None:
         """One of those that keep a message needs it no more."""
         sealed.windows -= 1
         if sealed.windows <= 0:
             if sealed.blocks:
-                self._lender.lent(sealed.blocks, sealed.receivers)
+                self._lender.lent(sealed.blocks, sealed.receivers, None if sealed.shared else sealed.kept)
                 sealed.blocks = []
             if sealed.shared:
                 self._cards().lent(sealed.kept)
@@ -210,8 +233,8 @@ class Codec:
             parts = list(sealed.parts)
             data = parts.pop(0) if form[1] else None
             return unpack(data, form[2], parts, self._borrower, self._giver(sealed.place))
-        key = form[-1]
-        raw = sealed.parts[0] if key is None else self._borrower.array(key, sealed.place)
+        key = form[-2]
+        raw = sealed.parts[0] if key is None else self._borrower.array(key, form[-1], sealed.place)
         if what == _BYTES:
             return memoryview(raw)
         if what == _ARRAY:

@@ -37,7 +37,7 @@ class Lender(Arena):
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder, f"memory-{name}", keep=128 * 2**20)
         self._flags: dict[tuple[str, int], memoryview] = {}
-        self._out: deque[tuple[Block, int]] = deque()
+        self._out: deque[tuple[Block, int, Any]] = deque()
         self._guard = threading.Lock()
 
     def new(self, size: int) -> tuple[Block, memoryview]:
@@ -52,10 +52,10 @@ class Lender(Arena):
         self._flags.pop((block.segment, block.offset), None)
         super().free(Block(block.segment, block.offset - RECEIVERS, block.size + RECEIVERS))
 
-    def lent(self, blocks: Sequence[Block], receivers: int) -> None:
-        """Take blocks back once so many receivers have given them back."""
+    def lent(self, blocks: Sequence[Block], receivers: int, kept: Any = None) -> None:
+        """Take blocks back once so many receivers have given them back, and keep something alive until then."""
         with self._guard:
-            self._out += [(block, receivers) for block in blocks]
+            self._out += [(block, receivers, kept) for block in blocks]
 
     def give_back(self, block: Block, place: int) -> None:
         """Give a block back for a receiver that cannot."""
@@ -67,14 +67,14 @@ class Lender(Arena):
         """Take back what has been given back, the oldest first."""
         with self._guard:
             for _ in range(min(_LOOK, len(self._out))):
-                block, receivers = self._out.popleft()
+                block, receivers, kept = self._out.popleft()
                 flags = self._flags.get((block.segment, block.offset))
                 if flags is None:
                     continue
                 if all(flags[:receivers]):
                     self.free(block)
                 else:
-                    self._out.append((block, receivers))
+                    self._out.append((block, receivers, kept))
 
     def close(self) -> None:
         """Remove the files; what is mapped stays readable until it is let go."""
@@ -92,6 +92,8 @@ class _Mapped:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self.bytes: Any = numpy.frombuffer(mmap.mmap(file, os.fstat(file).st_size), numpy.uint8)
+            self.begin = int(self.bytes.__array_interface__["data"][0])
+            self.end = self.begin + self.bytes.size
         finally:
             os.close(file)
 
@@ -111,14 +113,26 @@ class Borrower(Reader):
         weakref.finalize(piece, unused).atexit = False
         return memoryview(piece).toreadonly()
 
-    def array(self, key: BlockKey, place: int) -> Any:
-        """The bytes of a block as an array of numpy, which is given back with its last view."""
+    def array(self, key: BlockKey, flags: BlockKey, place: int) -> Any:
+        """The bytes of a block as an array of numpy, which is given back with its last view.
+
+        Args:
+            key: the block, or any piece of a segment.
+            flags: the block in front of which it is said that it was given back.
+            place: which of its receivers this process is.
+        """
         segment, offset, size = key
-        mapped = self._segment(segment)
-        piece = mapped.bytes[offset : offset + size]
-        holder = _Holder(piece)
-        weakref.finalize(holder, _set, mapped, offset - RECEIVERS + place).atexit = False
+        holder = _Holder(self._segment(segment).bytes[offset : offset + size])
+        weakref.finalize(holder, _set, self._segment(flags[0]), flags[1] - RECEIVERS + place).atexit = False
         return holder.array()
+
+    def locate(self, address: int, size: int) -> BlockKey | None:
+        """Where bytes of this process lie in memory that it has borrowed; None where they do not."""
+        with self._guard:
+            for name, mapped in self._segments.items():
+                if mapped.begin <= address and address + size <= mapped.end:
+                    return name, address - mapped.begin, size
+        return None
 
     def give_back(self, place: int, key: BlockKey) -> None:
         """A receiver uses a block no more."""

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
 import pickle
 import shutil
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from toprope.flow.edge import InLink, InQueue, OutLink, Page
 from toprope.flow.edge_codec import Codec, Sealed
 from toprope.flow.edge_hub import Hub, Kind, Peer
 from toprope.flow.exceptions import (
-    DATA_NOT_ALIGNED,
     FAILED,
-    MODEL_EXECUTE_TIMEOUT,
     PARAM_INVALID,
-    QUEUE_EMPTY,
     QUEUE_FULL,
     SUCCESS,
-    USER_RAISE_EXCEPTION,
 )
-from toprope.flow.gather import Align, Gather, Order, Source
 from toprope.flow.graph import DEPTH, Plan
 from toprope.flow.metrics import EdgeMetrics, Pages
+from toprope.flow.run_fetch import Fetched, Fetcher
 from toprope.flow.run_hosts import Hosts, end_session, ensure_session
 from toprope.flow.run_place import place
 from toprope.flow.stage_plan import DRIVER
@@ -44,31 +38,8 @@ __all__ = ["Fetched", "Runner", "end_session"]
 interrupts.protect(__file__)
 
 _LARGEST_ID = 2**64 - 1
-_SETTLE = 1.0
-"""Seconds without news after which a graph that cannot go on has nothing left to fetch."""
-
-_LONG = 60.0
-"""Seconds of waiting after which the log says what is waited for."""
-
 _numbers = itertools.count(1)
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
-_log = logging.getLogger("toprope")
-
-
-class Fetched(NamedTuple):
-    """What `Runner.fetch` gives.
-
-    Attributes:
-        messages: one for each place that was asked for; none where there is no result.
-        head: what travels with them.
-        code: 0, or what is wrong.
-        errors: why messages have failed.
-    """
-
-    messages: list[Message]
-    head: Head
-    code: int
-    errors: list[Failure]
 
 
 class Runner:
@@ -84,14 +55,11 @@ class Runner:
         self._options = options or RunOptions()
         self._hub: Hub | None = None
         self._feeding = threading.Lock()
-        self._fetching = threading.Lock()
         self._ids = [0] * len(plan.inputs)
-        self._events: deque[Head] = deque()
-        self._given_up: set[int] = set()
-        self._gathers: dict[tuple[tuple[int, ...], bool], Gather] = {}
         self._broken: Failure | None = None
-        self._broken_since = 0.0
         self._closed = False
+        self._folder = Path()
+        self._hold: int | None = None
         self._traces: dict[int, list[tuple[str, int, int, int]]] = {}
 
     # Beginning
@@ -107,11 +75,12 @@ class Runner:
         try:
             placed = place(self._plan, self._options, self._folder)
             self._codec = Codec(self._folder, DRIVER)
-            self._hub = Hub(self._folder, DRIVER, self._handle, self._lost)
             self._hosts = Hosts(placed, self._options, self._folder, self._moved, self._break)
-            self._hub.check = self._hosts.check_deadlines
-            self._queues = [InQueue(self._hub, self._codec, DEPTH) for _ in self._plan.fetched]
-            self._is_scattered = placed.is_scattered
+            hub = Hub(self._folder, DRIVER, self._handle, self._lost)
+            queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
+            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._hosts.explain)
+            hub.check = self._hosts.check_deadlines
+            self._hub = hub
             self._pages = Pages(self._folder, self._plan)
             self._links = [
                 [
@@ -218,84 +187,10 @@ class Runner:
     # Fetching
 
     def fetch(self, places: Sequence[int] | None = None, timeout_ms: int = -1, *, aligned: bool = False) -> Fetched:
-        """The next results.
-
-        Args:
-            places: of which outputs, as places in `Plan.fetched`; None for all.
-            timeout_ms: how long to wait; -1 for ever, 0 not at all.
-            aligned: whether results are put together by their transactions, as the options say.
-
-        Returns:
-            Messages with code 0, or with the code of those that failed. Without messages: 545601 where the time is
-            over, 207013 where it was 0, 345103 where a function gave the transaction up, 4294967295 where the graph
-            has ended or cannot go on. 345104 with what there is of an incomplete group.
-        """
-        if timeout_ms < -1 or self._hub is None or self._closed:
+        """The next results, see `Fetcher.fetch`."""
+        if self._hub is None:
             return Fetched([], Head(), FAILED, [])
-        hub = self._hub
-        until = time.monotonic() + (0.002 if not timeout_ms else timeout_ms / 1000) if timeout_ms >= 0 else None
-        if not hub.wait(lambda: self._fetching.acquire(blocking=False), until):
-            return Fetched([], Head(), MODEL_EXECUTE_TIMEOUT if timeout_ms else QUEUE_EMPTY, [])
-        try:
-            gather = self._gather(tuple(range(len(self._queues))) if places is None else tuple(places), aligned)
-            while True:
-                found = self._wait_for_result(gather, until)
-                if not found:
-                    return Fetched([], Head(), MODEL_EXECUTE_TIMEOUT if timeout_ms else QUEUE_EMPTY, [])
-                if self._events:
-                    return Fetched([], self._events.popleft(), USER_RAISE_EXCEPTION, [])
-                if not gather.is_ready():
-                    return Fetched([], Head(), FAILED, [self._broken] if self._broken is not None else [])
-                group = gather.take()
-                for queue in self._queues:
-                    for link in queue.links:
-                        link.finish()
-                head = group.messages[0].head
-                if head.transaction_id not in self._given_up:
-                    return _fetched(group.messages, head, group.is_complete)
-        finally:
-            self._fetching.release()
-
-    def _wait_for_result(self, gather: Gather, until: float | None) -> bool:
-        assert self._hub is not None
-        began = time.monotonic()
-
-        def is_there() -> bool:
-            return bool(self._events) or gather.is_ready() or self._has_ended()
-
-        warned = False
-        while True:
-            due = gather.due()
-            turn = began + _LONG if until is None else until
-            if self._hub.wait(is_there, turn if due is None else min(due, turn)):
-                return True
-            now = time.monotonic()
-            if until is not None and now >= until:
-                return is_there()
-            if not warned and now - began >= _LONG:
-                warned = True
-                _log.warning("fetch has waited for %.0f s: %s", now - began, self._hosts.explain())
-            began = now if warned else began
-
-    def _has_ended(self) -> bool:
-        """Whether no more can come."""
-        if self._closed:
-            return True
-        return self._broken is not None and time.monotonic() - self._broken_since > _SETTLE
-
-    def _gather(self, places: tuple[int, ...], aligned: bool) -> Gather:
-        options = self._options
-        found = self._gathers.get((places, aligned))
-        if found is None:
-            sources = [Source(self._queues[place]) for place in places]
-            if aligned and options.align and len(places) > 1:
-                found = Align(sources, options.align, options.align_timeout_ms, options.align_drop)
-            elif self._is_scattered and not options.n_mapping and len(places) > 1:
-                found = Align(sources, 1024, -1, False)
-            else:
-                found = Order(sources)
-            self._gathers[places, aligned] = found
-        return found
+        return self._results.fetch(places, timeout_ms, aligned=aligned)
 
     # Messages of the stages
 
@@ -306,21 +201,17 @@ class Runner:
             link = peer.links.get(key)
             if link is not None:
                 link.queue.add(link, place, tuple(meta), message.parts)
-                if self._broken is not None:
-                    self._broken_since = time.monotonic()
+                self._results.arrived()
         elif kind == Kind.LINK:
             *key, name = message.meta
-            queue = self._queues[self._plan.edges[key[0]].input]
+            queue = self._results.queues[self._plan.edges[key[0]].input]
             link = InLink(Page(self._folder / name, new=False), peer, queue)
             queue.links = [*(each for each in queue.links if not each.peer.gone), link]
             peer.links[key[0], key[1], key[2]] = link
         elif kind == Kind.EXCEPTION:
             code, context, node, *fields = message.meta
             head = Head(*fields)
-            if head.transaction_id not in self._given_up:
-                self._given_up.add(head.transaction_id)
-                self._events.append(head)
-                assert self._hub is not None
+            if self._results.give_up(head) and self._hub is not None:
                 self._hub.tell_all(Kind.CAUGHT, (head.transaction_id, code, context, node))
         elif kind == Kind.TRACED:
             self._traces[message.meta] = pickle.loads(message.parts[0])
@@ -346,8 +237,8 @@ class Runner:
 
     def _break(self, failure: Failure) -> None:
         """The graph cannot go on."""
-        self._broken_since = time.monotonic()
         self._broken = failure
+        self._results.end(failure)
         if self._hub is not None:
             self._hub.wake()
 
@@ -402,15 +293,14 @@ class Runner:
 
         def is_quiet() -> bool:
             nonlocal before
-            for queue in self._queues:
+            for queue in self._results.queues:
                 queue.absorb()
-                for link in queue.links:
-                    link.finish()
+            self._results.finish()
             sent = self._pages.quiet([DRIVER, *self._hosts.names()])
             before, last = sent, before
-            return (sent >= 0 and sent == last) or self._has_ended()
+            return (sent >= 0 and sent == last) or self._results.has_ended()
 
-        with self._fetching:
+        with self._results.lock:
             return self._hub.wait(is_quiet, until) and self._broken is None
 
     def close(self) -> None:
@@ -421,13 +311,14 @@ class Runner:
         _runners.discard(self)
         hub = self._hub
         if hub is not None:
+            self._results.closed = True
             hub.wake()
             hub.tell_all(Kind.CLOSE)
-            if hasattr(self, "_hosts"):
-                self._hosts.close()
+            self._hosts.close()
             hub.close()
             self._codec.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder.name:
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._hold is not None:
             os.close(self._hold)
 
@@ -437,14 +328,6 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _fetched(messages: list[Message], head: Head, is_complete: bool) -> Fetched:
-    failed = [each for each in messages if each.failed]
-    if failed:
-        return Fetched(messages, failed[0].head, failed[0].ret_code, [each.payload for each in failed])
-    code = next((each.ret_code for each in messages if each.ret_code), SUCCESS) if is_complete else DATA_NOT_ALIGNED
-    return Fetched(messages, head, code, [])
 
 
 def _folder() -> tuple[Path, int | None]:

@@ -69,7 +69,7 @@ class Host:
         folder = Path(plan.folder)
         self._hub = Hub(folder, plan.name, self._handle, self._lost)
         self._hub.check = self._check
-        self._codec = Codec(folder, plan.name)
+        self._codec = Codec(folder, plan.name, passes_on=True)
         self._stopping = False
         self._stages = {
             (each.node, each.context.instance_id): Stage(each, self._hub, self._codec) for each in plan.stages
