@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -208,7 +209,8 @@ class Processes:
     def _new(self) -> Process:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = Process(next(self._numbers), Channel(ours, on_full=lambda: self._overflows(process)))
+            number = next(self._numbers)
+            process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
             try:
                 self._starter.ask(process.number, theirs.fileno())
             except YRRuntimeError:
@@ -224,6 +226,7 @@ class Processes:
     def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
         """Read for the caller until its object is there or the time is over. Held: the channel's `reading`."""
         until = None if timeout is None else time.monotonic() + timeout
+        self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
         while not entry.done and not process.closed:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -240,18 +243,23 @@ class Processes:
         if process.buried:
             self._close(process)
         elif not process.closed:
-            try:
-                self._epoll.modify(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
-            except (OSError, ValueError):
-                pass  # it was closed in this moment
+            self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _watch(self, process: Process, events: int) -> None:
+        try:
+            self._epoll.modify(process.channel, events)
+        except (OSError, ValueError):
+            pass  # it was closed in this moment
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Do something later, in the listening thread."""
         return self._timers.after(seconds, action)
 
-    def _overflows(self, process: Process) -> None:
-        self._full.append(process)
-        self._wake()
+    def _overflows(self, number: int) -> None:
+        process = self._all.get(number)
+        if process is not None:
+            self._full.append(process)
+            self._wake()
 
     def _unlisten(self, process: Process) -> None:
         self._listened.pop(process.channel.fileno(), None)
