@@ -4,6 +4,7 @@ YRError
 ├── YRRuntimeError (RuntimeError)
 │   ├── YRTimeoutError (TimeoutError)     a wait is over
 │   │   └── GetTimeoutError
+│   ├── MissingInstanceError (TimeoutError)  there is no instance of a name, not in time either
 │   ├── YRInvokeError                     the user's code raised; also is the class of what it raised
 │   └── YRequestError                     an instance or a call could not be brought about
 ├── YRValueError (ValueError)
@@ -24,6 +25,7 @@ __all__ = [
     "CODES",
     "CancelError",
     "GetTimeoutError",
+    "MissingInstanceError",
     "YRError",
     "YRInvokeError",
     "YRRuntimeError",
@@ -123,6 +125,22 @@ class YRTimeoutError(YRRuntimeError, TimeoutError):
 
 class GetTimeoutError(YRTimeoutError):
     """A call to a worker took too long."""
+
+
+class MissingInstanceError(YRRuntimeError, TimeoutError):
+    """There is no instance of a name, and none came in time.
+
+    Args:
+        id: namespace and name.
+    """
+
+    def __init__(self, id: str) -> None:
+        what = f"failed to get instance: {id} by name, there is none of that name"
+        super().__init__(what, CODES["instance not found"])
+        self.id = id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.id,)
 
 
 class YRequestError(YRRuntimeError):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
+from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError
 from toprope.functions.ledger import Grant
+from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
@@ -50,6 +51,7 @@ class Instances:
                 return id  # the vendor answers with the instance of that name
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
+            remarks.detached(id, options)
             self.appeared.notify_all()
             error = self._check(instance)
             if error is not None:
@@ -67,6 +69,7 @@ class Instances:
             instance.late = session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
         self.serve()
         if instance.state is State.WAITING:
+            remarks.never(f"instance {instance.id}", session.services, instance, instance.request)
             session.pools.make_room()
 
     def serve(self) -> None:
@@ -305,9 +308,7 @@ class Instances:
         id = f"{namespace or self._namespace()}-{name}"
         with self._session.lock:
             if not self.appeared.wait_for(lambda: self.is_alive(id), timeout):
-                raise YRRuntimeError(
-                    f"failed to get instance: {id} by name, there is none of that name", CODES["instance not found"]
-                )
+                raise MissingInstanceError(id)
             return id, self._by_id[id].code
 
     def named(self) -> list[tuple[str, str]]:

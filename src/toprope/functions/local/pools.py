@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
 from toprope.functions.ledger import Grant
+from toprope.functions.local import remarks
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
 from toprope.functions.local.timers import Timer
@@ -44,6 +45,7 @@ class Pool:
         idle: workers without a call.
         workers: all of them, on their way ones too.
         asked: requests for resources on their way.
+        remarked: whether the log has been told that there is too little here.
         ledger: where their resources come from.
         error: what calls raise since that is gone.
     """
@@ -54,6 +56,7 @@ class Pool:
     idle: deque[Process] = field(default_factory=deque)
     workers: dict[Process, Grant] = field(default_factory=dict)
     asked: list[Asking] = field(default_factory=list)
+    remarked: bool = False
     ledger: str = ""
     error: BaseException | None = None
 
@@ -142,6 +145,9 @@ class Pools:
                 asking.late = session.processes.after(limit / 1000, late)
         session.services.serve_ledger()
         if pool.asked:
+            if not pool.remarked:
+                pool.remarked = True
+                remarks.never("a function", session.services, pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.groups import BUNDLE
-from toprope.functions.ledger import Grant, Ledger, Node
+from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
@@ -142,13 +142,17 @@ class Services:
 
     def shortage_of(self, asker: Asker, request: Request) -> str:
         """Why somebody has not got resources."""
+        return self.shortage_for(asker, request).text
+
+    def shortage_for(self, asker: Asker, request: Request) -> Shortage:
+        """What somebody is short of."""
         options: InvokeOptions = asker.options  # type: ignore[attr-defined]
-        return self.ledger_of(asker).shortage(request, self.filter(options)).text
+        return self.ledger_of(asker).shortage(request, self.filter(options))
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
         """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""
         request = asker.request if request is None else request
-        shortage = self.ledger_of(asker).shortage(request, self.filter(asker.options))
+        shortage = self.shortage_for(asker, request)
         return CODES["resource config" if shortage.is_affinity else "resource not enough"]
 
     def shortage(self, instance: Instance) -> str:
@@ -259,7 +263,7 @@ class Services:
         ledger = self._session.ledger
         return [
             {
-                "id": node.id, "status": 0, "capacity": _amounts(node), "allocatable": _amounts(ledger.free(node.id)),
+                "id": node.id, "status": 0, "capacity": _amounts(node), "allocatable": _free(node, ledger),
                 "labels": dict(node.labels),
             }
             for node in ledger.nodes
@@ -307,6 +311,11 @@ class Services:
 def _host(node: str) -> str:
     """The host of a node: bundles are called host/number."""
     return node.partition("/")[0]
+
+
+def _free(node: Node, ledger: Ledger) -> dict[str, float]:
+    """What is free of each thing that the node has, 0 too."""
+    return dict.fromkeys(_amounts(node), 0) | _amounts(ledger.free(node.id))
 
 
 def _amounts(node: Node) -> dict[str, float]:

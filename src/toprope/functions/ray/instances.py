@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRequestError, YRError, YRRuntimeError, fresh
+from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRError, YRRuntimeError, fresh
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import NAMESPACE
@@ -236,9 +236,7 @@ class Instances:
         until = time.monotonic() + timeout
         while not self.is_alive(id):
             if time.monotonic() >= until:
-                raise YRRuntimeError(
-                    f"failed to get instance: {id} by name, there is none of that name", CODES["instance not found"]
-                )
+                raise MissingInstanceError(id)
             time.sleep(0.05)
         record = self.record(id)
         if record.code is None:
