@@ -226,6 +226,7 @@ class Processes:
     def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
         """Read for the caller until its object is there or the time is over. Held: the channel's `reading`."""
         until = None if timeout is None else time.monotonic() + timeout
+        self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
         while not entry.done and not process.closed:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -242,10 +243,13 @@ class Processes:
         if process.buried:
             self._close(process)
         elif not process.closed:
-            try:
-                self._epoll.modify(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
-            except (OSError, ValueError):
-                pass  # it was closed in this moment
+            self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _watch(self, process: Process, events: int) -> None:
+        try:
+            self._epoll.modify(process.channel, events)
+        except (OSError, ValueError):
+            pass  # it was closed in this moment
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Do something later, in the listening thread."""
