@@ -1,6 +1,7 @@
 """Messages over a socket, and what is to happen later."""
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -86,6 +87,31 @@ def test_a_message_that_arrives_in_pieces_is_one(parts, step):
     _close()
 
 
+def test_a_message_has_as_many_parts_as_it_needs():
+    """A list of 70,000 small arrays could not be sent once: the header counted to 65,535."""
+    ours, theirs = pair()
+    parts = [bytes([number % 256]) for number in range(70_000)]
+    thread = threading.Thread(target=lambda: ours.send(3, 4, None, parts))
+    thread.start()
+    assert receive(theirs, 1)[0].parts == parts
+    thread.join()
+
+
+def test_a_large_message_in_many_pieces_is_looked_at_once():
+    """With every piece that came, all that had come was copied and looked at again once: 100 MB took half a minute."""
+    collector, _ = pair()
+    size = 60 * 2**20
+    head = wire._HEADER.pack(3, 1, 1, 4) + b"N" + size.to_bytes(8, "little")
+    begin = time.process_time()
+    got = collector._parse(memoryview(head))
+    piece = memoryview(bytes(65536))
+    for _ in range(size // 65536):
+        assert got == []
+        got = collector._parse(piece)
+    assert [len(each.parts[0]) for each in got] == [size]
+    assert time.process_time() - begin < 5
+
+
 def test_the_end_is_told_after_everything_that_was_sent_before():
     ours, theirs = pair()
     ours.send(1, 1, None)
@@ -162,6 +188,46 @@ def test_no_other_process_gets_a_descriptor_by_accident():
     ours, theirs = pair()
     assert not os.get_inheritable(ours.fileno())
     assert not os.get_inheritable(theirs.fileno())
+
+
+def test_a_reader_that_waits_is_woken_by_the_end():
+    """A thread that waited for a worker whose socket was closed under it waited for ever once."""
+    ours, theirs = pair()
+    told = []
+
+    def read():
+        try:
+            ours.receive(60)
+        except Closed:
+            told.append(1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.05)
+    ours.end()
+    thread.join(5)
+    assert told == [1]
+    theirs.close()
+
+
+def test_a_message_that_is_cut_off_is_the_last_one():
+    """An error of a signal's handler in the middle of a message made the next one its rest once."""
+    ours, theirs = pair()
+
+    def handler(number, frame):
+        raise SystemExit
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # the socket has long been full then
+        with pytest.raises(SystemExit):
+            ours.send(3, 4, None, [bytes(20_000_000)])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(Closed):
+        ours.send(3, 5, None)
+    with pytest.raises(Closed):
+        theirs.receive(10)
 
 
 # Timers
