@@ -223,8 +223,12 @@ class Requests:
             self._answer_value(process, number, entry.value)
 
     def _answer(self, process: Process, number: int, result: Any) -> None:
-        value, _ = self._session.values.pack(result)
-        self._answer_value(process, number, value)
+        try:
+            value, _ = self._session.values.pack(result)
+        except Exception as error:  # the store is full; who asks is told, and not who brought the news
+            self._answer_error(process, number, error)
+        else:
+            self._answer_value(process, number, value)
 
     def _answer_error(self, process: Process, number: int, error: BaseException) -> None:
         if number:
