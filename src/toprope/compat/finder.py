@@ -86,6 +86,7 @@ FACADES: dict[str, Facade] = {
         Facade("apt_model", "apt_model"),
         Facade("device_utils", "device_utils.py"),
         Facade("yr", "yr"),
+        Facade("dataflow", "dataflow"),
     )
 }
 """Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""

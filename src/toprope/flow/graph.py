@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from toprope.flow.data_type import TensorDesc
 from toprope.flow.exceptions import DfException
+
+if TYPE_CHECKING:
+    from toprope.flow.stage_spec import StageSpec
 
 __all__ = ["CountBatch", "Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "TimeBatch", "forget_names", "plan"]
 
@@ -152,12 +155,15 @@ class FlowNode:
         if len(inputs) != self.input_num:
             raise DfException(f"{self.name} has {self.input_num} inputs, got {len(inputs)}")
         for each in inputs:
-            if not isinstance(each, FlowData | FlowOutput):
-                raise DfException(f"an input of {self.name} must be FlowData or FlowOutput, got {type(each).__name__}")
-            if isinstance(each, FlowOutput) and each.node is self:
-                raise DfException(f"{self.name} cannot take its own output")
+            self._check_input(each)
         self.inputs = inputs
         return self.outputs()
+
+    def _check_input(self, each: Any) -> None:
+        if not isinstance(each, FlowData | FlowOutput):
+            raise DfException(f"an input of {self.name} must be FlowData or FlowOutput, got {type(each).__name__}")
+        if isinstance(each, FlowOutput) and each.node is self:
+            raise DfException(f"{self.name} cannot take its own output")
 
     def outputs(self) -> Any:
         """Its outputs: None, one FlowOutput, or a tuple of them."""
@@ -252,6 +258,47 @@ class FlowNode:
             _aliases.add(name)
         self.alias = name
         return self
+
+    def stage_spec(self) -> StageSpec:
+        """What the stage is, with the places of this node.
+
+        Raises:
+            DfException: the process point has other inputs or outputs than the node.
+        """
+        from toprope.flow.stage_spec import StageFunction
+
+        spec: StageSpec = self.point.stage_spec()
+        functions = spec.functions or (
+            StageFunction("run", tuple(range(self.input_num)), tuple(range(self.output_num))),
+        )
+        inward = self._places(self.input_maps, self.input_num)
+        outward = self._places(self.output_maps, self.output_num)
+        try:
+            functions = tuple(
+                replace(
+                    each,
+                    inputs=tuple(inward[index] for index in each.inputs),
+                    outputs=tuple(outward[index] for index in each.outputs),
+                )
+                for each in functions
+            )
+        except KeyError as error:
+            raise DfException(
+                f"{self.name} has {self.input_num} inputs and {self.output_num} outputs, its process point uses number "
+                f"{error.args[0]}"
+            ) from None
+        return replace(spec, name=self.name, functions=functions)
+
+    def _places(self, maps: dict[int, _Mapped], count: int) -> dict[int, int]:
+        """For each port of the process point the place of the node."""
+        free = [index for index in range(count) if index not in {each.index for each in maps.values()}]
+        unmapped = [place for place in range(count) if place not in maps]
+        found = {each.index: place for place, each in maps.items()}
+        for place in unmapped:  # the same number where that is free
+            index = place if place in free else free[0]
+            free.remove(index)
+            found[index] = place
+        return found
 
     @property
     def deploy_name(self) -> str:

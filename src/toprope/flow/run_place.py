@@ -57,7 +57,7 @@ class _Placer:
         self._plan = plan
         self._options = options
         self._folder = folder
-        self._specs: list[StageSpec] = [node.point.stage_spec() for node in plan.nodes]
+        self._specs: list[StageSpec] = [node.stage_spec() for node in plan.nodes]
         self._deploys = [options.deploy.get(node.deploy_name, Deploy((options.device_index,))) for node in plan.nodes]
         self._groups = self._neighbours() if options.colocate else list(range(len(plan.nodes)))
 

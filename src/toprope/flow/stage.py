@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Stage:
         self.device = _device(plan) if spec.kind == "npu" else None
         if self.device is not None:
             self.device.set_current()
-        made = pickle.loads(spec.code)(plan.context)
+        where = "" if self.device is None else str(self.device.torch_device)
+        made = pickle.loads(spec.code)(replace(plan.context, device=where))
         self.made: StageObject = made
         self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
         self.outlets: list[Outlet] = []

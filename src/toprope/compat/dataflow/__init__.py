@@ -1,0 +1,8 @@
+"""toprope's stand-in for `dataflow`, the DataFlow Python API: toprope.flow under its other name."""
+
+from toprope import flow
+from toprope.flow import *  # noqa: F403 - the names are those of the room's door
+
+from . import dataflow, flow_func
+
+__all__ = [*flow.__all__, "dataflow", "flow_func"]

@@ -1,0 +1,1 @@
+"""Tools that are started with `python -m dataflow.tools...`."""

@@ -1,0 +1,67 @@
+"""How outputs are spread over the instances of what follows; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from toprope.flow.exceptions import UDF_PARAM_INVALID, DfException
+
+__all__ = ["AffinityPolicy", "BalanceConfig"]
+
+_MOST = 65536
+
+
+class AffinityPolicy(IntEnum):
+    """What of a matrix of data goes to one instance."""
+
+    NO_AFFINITY = 0
+    """Each element anywhere."""
+
+    ROW_AFFINITY = 1
+    """A row together."""
+
+    COL_AFFINITY = 2
+    """A column together."""
+
+
+class BalanceConfig:
+    """A matrix that outputs are elements of.
+
+    Args:
+        row_num, col_num: its size.
+        affinity_policy: what of it goes to one instance.
+
+    Raises:
+        DfException: the size is 0 or above 65536 elements (164000).
+    """
+
+    def __init__(
+        self, row_num: int, col_num: int, affinity_policy: AffinityPolicy = AffinityPolicy.NO_AFFINITY
+    ) -> None:
+        if not (row_num > 0 and col_num > 0 and row_num * col_num <= _MOST):
+            raise DfException(f"a matrix of {row_num} x {col_num} must have 1 to {_MOST} elements", UDF_PARAM_INVALID)
+        self.row_num = row_num
+        self.col_num = col_num
+        self.affinity_policy = AffinityPolicy(affinity_policy)
+        self._positions: list[tuple[int, int]] = []
+
+    def set_data_pos(self, positions: Sequence[tuple[int, int]]) -> None:
+        """Say which elements the outputs are: a row and a column for each.
+
+        Raises:
+            DfException: one is outside (164000).
+        """
+        for row, col in positions:
+            if not (0 <= row < self.row_num and 0 <= col < self.col_num):
+                raise DfException(f"({row}, {col}) is outside {self.row_num} x {self.col_num}", UDF_PARAM_INVALID)
+        self._positions = list(positions)
+
+    def labels(self) -> list[tuple[int, int]]:
+        """For each position its data label, and its route label, by which an instance is chosen."""
+        found = []
+        for row, col in self._positions:
+            position = row * self.col_num + col
+            route = {AffinityPolicy.ROW_AFFINITY: row, AffinityPolicy.COL_AFFINITY: col}
+            found.append((position + 1, 1 + route.get(self.affinity_policy, position)))
+        return found

@@ -1,0 +1,442 @@
+"""A graph that is fed and fetched from."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toprope.flow import convert, session
+from toprope.flow.exceptions import FAILED, INNER_ERROR, PARAM_INVALID, SUCCESS, DfException
+from toprope.flow.graph import FlowData, FlowOutput, Plan, plan
+from toprope.flow.graph_options import card, check_key, deploys, is_compile_only
+from toprope.flow.info import FlowFlag, FlowInfo
+from toprope.flow.result import FlowResult
+from toprope.flow.session import logger
+from toprope.flow.stage_spec import EMPTY, Head, Message, RunOptions
+from toprope.flow.tensor import Tensor
+
+if TYPE_CHECKING:
+    from toprope.flow.futures import Futures
+    from toprope.flow.metrics import EdgeMetrics
+    from toprope.flow.run import Fetched, Runner
+
+__all__ = ["FlowGraph"]
+
+_MOST_GROUPS, _LONGEST_ALIGN = 1024, 600_000
+
+
+class FlowGraph:
+    """A graph.
+
+    Args:
+        outputs: what is fetched, in this order; an output may stand there several times.
+        graph_options: options by their names, beside those of `init`.
+        name: its name.
+        graphpp_builder_async: not needed here: nothing is compiled.
+        colocate: whether neighbouring stages run as threads of one process. Not in the reference, as what follows.
+        restarts: how often a stage whose process has died is started again.
+        deadline_ms: how long a stage may work on one input; it fails then, and the stage is started again. 0: no limit.
+        trace: whether what the stages do is kept, for `trace`.
+
+    Raises:
+        DfException: outputs are no list of FlowOutput, `init` was not called (145001), or the nodes cannot be a graph.
+    """
+
+    def __init__(
+        self, outputs: list[FlowOutput], graph_options: dict[str, str] | None = None, name: str | None = None,
+        graphpp_builder_async: bool = False, *, colocate: bool = False, restarts: int = 1, deadline_ms: int = 0,
+        trace: bool = False,
+    ) -> None:  # fmt: skip
+        if not isinstance(outputs, list | tuple) or not all(isinstance(each, FlowOutput) for each in outputs):
+            raise DfException(f"outputs must be a list of FlowOutput, got {outputs!r}")
+        session.check(graph_options or {})
+        self._options = {**session.options(), **(graph_options or {})}
+        self.name = name or "FlowGraph"
+        self._plan = plan(outputs)
+        self._run = RunOptions(colocate=colocate, restarts=restarts, deadline_ms=deadline_ms, trace=trace)
+        self._strict = session.is_strict(self._options)
+        self._lock = threading.Lock()
+        self._runner: Runner | None = None
+        self._futures: Futures | None = None
+        self._fed = self._closed = False
+        self._last_error: BaseException | None = None
+        session.note(self)
+
+    @property
+    def plan(self) -> Plan:
+        """What the graph runs."""
+        return self._plan
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was fed."""
+        return self._fed
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the last call returned 4294967295; None where none did."""
+        broken = self._runner.error if self._runner is not None else None
+        return convert.failure_error(broken, 0) if broken is not None else self._last_error
+
+    # How it runs
+
+    def set_contains_n_mapping_node(self, contains_n_mapping_node: bool) -> None:
+        """Say whether some stage does not make one output of one input; custom transaction ids are heeded then.
+
+        Raises:
+            DfException: the graph was fed, or it is no bool.
+        """
+        self._check_not_fed("set_contains_n_mapping_node")
+        if not isinstance(contains_n_mapping_node, bool):
+            raise DfException(f"contains_n_mapping_node must be a bool, got {contains_n_mapping_node!r}")
+        self._run = replace(self._run, n_mapping=contains_n_mapping_node)
+
+    def set_inputs_align_attrs(
+        self, align_max_cache_num: int, align_timeout: int, dropout_when_not_align: bool = False
+    ) -> None:
+        """Put inputs of stages, and what is fetched, together by their transactions.
+
+        Args:
+            align_max_cache_num: most groups that wait for what is missing, 0 to 1024; 0 for no alignment.
+            align_timeout: milliseconds that a group waits, 1 to 600000; -1 for ever.
+            dropout_when_not_align: whether an incomplete group is dropped; else it is handed on (345104).
+
+        Raises:
+            DfException: the graph was fed, or a value cannot be.
+        """
+        self._check_not_fed("set_inputs_align_attrs")
+        if type(align_max_cache_num) is not int or not 0 <= align_max_cache_num <= _MOST_GROUPS:
+            raise DfException(f"align_max_cache_num must be 0 to {_MOST_GROUPS}, got {align_max_cache_num!r}")
+        if type(align_timeout) is not int or (align_timeout != -1 and not 1 <= align_timeout <= _LONGEST_ALIGN):
+            raise DfException(f"align_timeout must be -1 or 1 to {_LONGEST_ALIGN}, got {align_timeout!r}")
+        if not isinstance(dropout_when_not_align, bool):
+            raise DfException(f"dropout_when_not_align must be a bool, got {dropout_when_not_align!r}")
+        self._run = replace(
+            self._run, align=align_max_cache_num, align_timeout_ms=align_timeout, align_drop=dropout_when_not_align
+        )
+
+    def set_exception_catch(self, enable: bool = False) -> None:
+        """Say whether `raise_exception` of a function is told to all stages, and to `fetch_data`; needs alignment.
+
+        Raises:
+            DfException: the graph was fed, or it is no bool.
+        """
+        self._check_not_fed("set_exception_catch")
+        if not isinstance(enable, bool):
+            raise DfException(f"enable must be a bool, got {enable!r}")
+        self._run = replace(self._run, exception_catch=enable)
+
+    def _check_not_fed(self, name: str) -> None:
+        if self._fed:
+            raise DfException(f"can not call {name} after feed data")
+
+    def run_options(self) -> RunOptions:
+        """How it runs.
+
+        Raises:
+            DfException: an option or the deploy file cannot be.
+        """
+        check_key(self._options)
+        nodes = self._plan.nodes
+        streams = any(each.stream_input for node in nodes for each in getattr(node.point, "functions", ()))
+        batches = any(mapped.attrs for node in nodes for mapped in node.input_maps.values())
+        return replace(
+            self._run,
+            deploy=deploys(self._options, [node.deploy_name for node in nodes], strict=self._strict),
+            device_index=card(self._options),
+            n_mapping=self._run.n_mapping or streams or batches or self._run.exception_catch,
+        )
+
+    def _started(self) -> Runner | None:
+        """The running graph; None where it cannot run, which is logged."""
+        with self._lock:
+            if self._runner is None and not self._closed and self._last_error is None:
+                from toprope.flow.run import Runner
+
+                try:
+                    runner = Runner(self._plan, self.run_options())
+                    runner.start()
+                except Exception as error:
+                    self._last_error = error
+                    logger.error("%s cannot run: %s", self.name, error)
+                    return None
+                self._runner = runner
+                weakref.finalize(self, runner.close)
+        return self._runner if not self._closed else None
+
+    # Feeding
+
+    def feed_data(
+        self, feed_dict: Mapping[FlowData, Any], flow_info: FlowInfo | None = None, timeout: int = -1,
+        partial_inputs: bool = False,
+    ) -> int:  # fmt: skip
+        """Feed tensors.
+
+        Args:
+            feed_dict: what numpy can convert, by input. Empty where flow_info ends the sequence (EOS).
+            flow_info: what travels with them.
+            timeout: milliseconds to wait for room; -1 for ever.
+            partial_inputs: whether inputs may be left out.
+
+        Returns:
+            0; 145000 and its kind for wrong arguments, 207014 where there is no room, 4294967295 where the graph
+            cannot run; the log says why.
+        """
+
+        def messages() -> dict[int, Message]:
+            if flow_info is not None and not isinstance(flow_info, FlowInfo):
+                raise DfException(f"flow_info must be a FlowInfo, got {type(flow_info).__name__}")
+            head = convert.head_of(flow_info)
+            if isinstance(feed_dict, Mapping) and not feed_dict and head.flags & FlowFlag.DATA_FLOW_FLAG_EOS:
+                return {place: Message(EMPTY, None, replace(head)) for place in range(len(self._plan.inputs))}
+            values = convert.values_of(self._plan, feed_dict, partial_inputs)
+            return {
+                place: convert.tensor_message(data, value, replace(head)) for place, (data, value) in values.items()
+            }
+
+        return self._feed(messages, timeout, partial_inputs)
+
+    def feed(self, feed_dict: Mapping[FlowData, Any], timeout: int = -1, partial_inputs: bool = False) -> int:
+        """Feed any values: Tensor, None, torch.Tensor on the CPU, registered classes, what pickle takes.
+
+        Args and returns as of `feed_data`.
+
+        Raises:
+            TypeError: a torch.Tensor that is not on the CPU.
+            Whatever a serializer raises.
+        """
+        return self._feed(lambda: self._any_messages(feed_dict, partial_inputs), timeout, partial_inputs)
+
+    def _any_messages(self, feed_dict: Any, partial: bool) -> dict[int, Message]:
+        values = convert.values_of(self._plan, feed_dict, partial)
+        return {place: convert.any_message(data, value, Head()) for place, (data, value) in values.items()}
+
+    def _feed(self, make: Callable[[], dict[int, Message]], timeout: Any, partial: Any) -> int:
+        try:
+            if type(timeout) is not int or not isinstance(partial, bool):
+                raise DfException(f"timeout must be an int and partial_inputs a bool, got {timeout!r}, {partial!r}")
+            messages = make()
+        except DfException as error:
+            logger.error("feeding %s: %s", self.name, error.message)
+            return error.error_code
+        self._fed = True
+        if is_compile_only(self._options):
+            return SUCCESS
+        runner = self._started()
+        return FAILED if runner is None else runner.feed(messages, timeout, partial=partial)
+
+    # Fetching
+
+    def fetch_data(self, indexes: list[int] | None = None, timeout: int = -1) -> tuple[list[Tensor], FlowInfo, int]:
+        """The next result, as tensors; an empty one (such as the end of the sequence) adds none.
+
+        Args:
+            indexes: which outputs; None for all.
+            timeout: milliseconds to wait; -1 for ever, 0 not at all.
+
+        Returns:
+            The tensors, what travels with them, and a code: 0; 545601 where the time is over, 207013 where it was 0,
+            564000 and its kind where the input has failed, 345103 where a function gave it up, 345104 where something
+            of it is missing, 4294967295 where the graph cannot run.
+        """
+        found = self._fetch(indexes, timeout, aligned=True)
+        if isinstance(found, int):
+            return [], FlowInfo(), found
+        messages, fetched = found
+        try:
+            tensors = [convert.tensor_of(each) for each in messages] if _has_data(fetched) else []
+        except DfException as error:
+            logger.error("fetching from %s: %s", self.name, error.message)
+            return [], convert.info_of(fetched.head), error.error_code
+        return [each for each in tensors if each is not None], convert.info_of(fetched.head), fetched.code
+
+    def fetch(self, indexes: list[int] | None = None, timeout: int = -1) -> tuple[list[Any], int]:
+        """The next result: values as the last stages made them, and a code. As `fetch_data`."""
+        found = self._fetch(indexes, timeout, aligned=not self._strict)
+        if isinstance(found, int):
+            return [], found
+        result = self._result(*found)
+        if self._strict and result.code and result.error is not None:
+            return [], PARAM_INVALID
+        return result.values, result.code
+
+    def fetch_result(self, indexes: list[int] | None = None, timeout: int = -1) -> FlowResult:
+        """The next result, with the user's own exception where the input has failed. Not in the reference.
+
+        Args as of `fetch_data`.
+        """
+        found = self._fetch(indexes, timeout, aligned=True)
+        if isinstance(found, int):
+            return FlowResult([], FlowInfo(), found, self.error if found == FAILED else None)
+        return self._result(*found)
+
+    def _result(self, messages: list[Message], fetched: Fetched) -> FlowResult:
+        info = convert.info_of(fetched.head)
+        if fetched.errors:
+            error = convert.failure_error(fetched.errors[0], fetched.head.transaction_id)
+            return FlowResult([], info, fetched.code, error)
+        if not _has_data(fetched):
+            return FlowResult([], info, fetched.code)
+        try:
+            return FlowResult([convert.value_of(each) for each in messages], info, fetched.code)
+        except DfException as error:
+            logger.error("fetching from %s: %s", self.name, error.message)
+            return FlowResult([], info, error.error_code, error)
+        except Exception as error:  # of a deserializer
+            logger.error("fetching from %s: %r", self.name, error)
+            return FlowResult([], info, INNER_ERROR, error)
+
+    def _fetch(self, indexes: Any, timeout: Any, *, aligned: bool) -> int | tuple[list[Message], Fetched]:
+        """What was asked for in the user's order, or a code."""
+        try:
+            places = self._places(indexes)
+            if type(timeout) is not int:
+                raise DfException(f"timeout must be an int, got {timeout!r}")
+            if self._futures is not None:
+                raise DfException("results of a graph that submit() was called of go to their futures")
+        except DfException as error:
+            logger.error("fetching from %s: %s", self.name, error.message)
+            return error.error_code
+        runner = self._runner
+        if runner is None or self._closed:
+            return FAILED
+        unique = sorted(set(places))
+        fetched = runner.fetch(unique, timeout, aligned=aligned)
+        if not fetched.messages:
+            return [], fetched
+        return [fetched.messages[unique.index(place)] for place in places], fetched
+
+    def _places(self, indexes: Any) -> list[int]:
+        order = list(self._plan.order)
+        if indexes is None:
+            return order
+        if not isinstance(indexes, list | tuple) or not all(type(each) is int for each in indexes):
+            raise DfException(f"indexes must be a list of int, got {indexes!r}")
+        if not indexes:
+            return sorted(order) if self._strict else order
+        least = -len(order) if self._strict else 0
+        if not all(least <= each < len(order) for each in indexes):
+            raise DfException(f"indexes must be 0 to {len(order) - 1}, got {indexes!r}")
+        return [order[each] for each in indexes]
+
+    # Beyond the reference
+
+    def submit(
+        self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None
+    ) -> Future[list[Any]]:
+        """Feed values, and have a future of what comes out: the list of values, or the user's own exception.
+
+        From the first call on, results go to the futures alone, and `fetch` returns 145000. For asyncio:
+        `await asyncio.wrap_future(graph.submit(...))`. A future that is cancelled or late leaves the others as they
+        are; what comes of its input is dropped.
+
+        Args:
+            feed_dict: values by input, all of them.
+            flow_info: what travels with them.
+            deadline: seconds from now after which the future fails with TimeoutError; None for none.
+
+        Raises:
+            DfException: wrong arguments, the graph cannot run, or it has stages with other numbers of outputs than
+                inputs, so that no result belongs to one input.
+        """
+        from toprope.flow.futures import Futures
+
+        head = convert.head_of(flow_info)
+        values = convert.values_of(self._plan, feed_dict, False)
+        messages = {place: convert.any_message(data, value, replace(head)) for place, (data, value) in values.items()}
+        self._fed = True
+        runner = self._started()
+        if runner is None:
+            raise DfException(f"{self.name} cannot run: {self.error or 'it is closed'}", FAILED)
+        options = self.run_options()
+        if options.n_mapping:
+            raise DfException("submit needs a graph that makes one result of each input: use feed and fetch")
+        with self._lock:
+            if self._futures is None:
+                is_ordered = all(len(each.devices) == 1 for each in options.deploy.values())
+                self._futures = Futures(runner, self._plan, self._result, is_ordered)
+        return self._futures.submit(messages, deadline)
+
+    async def results(self, count: int | None = None) -> AsyncIterator[FlowResult]:
+        """The results as they come, for `async for`: so many, or until the end of the sequence or of the graph.
+
+        Args:
+            count: how many; None for no such end.
+        """
+        import asyncio
+
+        while count is None or count > 0:
+            result = await asyncio.to_thread(self.fetch_result, None, 100)
+            if result.is_late:
+                continue
+            yield result
+            count = None if count is None else count - 1
+            if result.info.flow_flags & FlowFlag.DATA_FLOW_FLAG_EOS or result.code in (FAILED, PARAM_INVALID):
+                return
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until everything that was fed has come out; it can be fetched afterwards.
+
+        Args:
+            timeout: seconds; None for ever.
+
+        Returns:
+            Whether it has.
+        """
+        if self._futures is not None:
+            return self._futures.drain(timeout)
+        return self._runner is None or self._runner.drain(timeout)
+
+    def close(self) -> None:
+        """End the graph: what is under way is lost, its futures fail, nothing is left behind."""
+        with self._lock:
+            self._closed = True
+            runner, self._runner = self._runner, None
+        if self._futures is not None:
+            self._futures.close()
+        if runner is not None:
+            runner.close()
+
+    def metrics(self) -> list[EdgeMetrics]:
+        """The figures of all edges; none before the graph runs."""
+        return [] if self._runner is None else self._runner.metrics()
+
+    def trace(self, path: str | Path | None = None) -> dict[str, Any]:
+        """What the stages did, in Chrome's format; of a graph that was made with trace=True.
+
+        Args:
+            path: where to write it too; None for nowhere.
+        """
+        found = {"traceEvents": []} if self._runner is None else self._runner.trace()
+        if path is not None:
+            Path(path).write_text(json.dumps(found), encoding="utf-8")
+        return found
+
+    def picture(self, path: str | Path | None = None) -> str:
+        """The graph as SVG, with the figures of its edges once it runs.
+
+        Args:
+            path: where to write it too; None for nowhere.
+        """
+        from toprope.flow.picture import svg
+
+        text = svg(self._plan, self.metrics(), self.name)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def __enter__(self) -> FlowGraph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _has_data(fetched: Fetched) -> bool:
+    return bool(fetched.messages) and not fetched.errors

@@ -1,0 +1,58 @@
+"""What a stage may ask about where it runs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from toprope.flow.session import logger
+from toprope.flow.stage_spec import StageContext
+
+__all__ = ["get_running_device_id", "get_running_instance_id", "get_running_instance_num"]
+
+_process: StageContext | None = None  # for threads that the user's code has started
+_thread = threading.local()
+
+
+def enter(context: StageContext) -> None:
+    """This thread belongs to a stage."""
+    global _process
+    _process = _thread.context = context
+
+
+def inside(context: StageContext, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a stage: it knows where it runs, whichever thread calls it."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        _thread.context = context
+        return function(*args)
+
+    return call
+
+
+def _context(name: str) -> StageContext | None:
+    found = getattr(_thread, "context", None) or _process
+    if found is None:
+        logger.error("%s can only be asked in a stage", name)
+    return found
+
+
+def get_running_device_id() -> int | None:
+    """The card of the stage; 0 where it is shown only its own. None outside stages, with an error in the log."""
+    found = _context("get_running_device_id")
+    return None if found is None else found.device_id
+
+
+def get_running_instance_id() -> int | None:
+    """Which of the stage's instances this is. None outside stages, with an error in the log."""
+    found = _context("get_running_instance_id")
+    return None if found is None else found.instance_id
+
+
+def get_running_instance_num() -> int | None:
+    """How many instances the stage has. None outside stages, with an error in the log."""
+    found = _context("get_running_instance_num")
+    return None if found is None else found.instance_num
