@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import traceback
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,7 @@ class _Base:
             self._attach()
             on_terminate(lambda: self.end(making.grace))
             target = pickle.loads(making.blob)
-            if context.was_current_actor_reconstructed:
+            if _is_brought_back(context):
                 self.instance = self._restored()
             else:
                 arguments, keywords = ray.get(packed[0]) if packed else ((), {})
@@ -243,6 +244,13 @@ class AsyncHost(_Base):
     async def ready(self) -> bool:
         """Answer, once it is made."""
         return True
+
+
+def _is_brought_back(context: Any) -> bool:
+    """Whether Ray has started this actor before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
+        return bool(context.was_current_actor_reconstructed)
 
 
 def _leave() -> None:

@@ -244,11 +244,24 @@ class RayBackend(Backend):
                     self, Entry(record.run.remote(method, 1, len(refs), *arguments, *refs, **keywords), instance)
                 )
             if returns is None:
+                self.check_streams()
                 stream = record.stream.remote(method, len(refs), *arguments, *refs, **keywords)
                 return self.items(stream, instance)
             several = record.handle.run.options(num_returns=returns)
             made = several.remote(method, returns, len(refs), *arguments, *refs, **keywords)
         return self.several(made, returns, instance)
+
+    def check_streams(self) -> None:
+        """Refuse generators where Ray cannot have them.
+
+        Raises:
+            NotImplementedError: the session goes by Ray's client.
+        """
+        if self.ray.util.client.ray.is_connected():
+            raise NotImplementedError(
+                "generators are not part of Ray's client (ray://): run the program on a node of the cluster, with its "
+                "address as host:port"
+            )
 
     def several(self, made: Any, returns: int, instance: str = "") -> Any:
         """The references of a call that returns several values, or none."""

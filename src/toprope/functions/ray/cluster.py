@@ -182,7 +182,12 @@ def _processes(address: str) -> list[psutil.Process]:
             session = named[0] if named else session
     if not session:
         return []
-    own = [process for process, words in found if any(session in word for word in words)]
+    own = [
+        process
+        for process, words in found
+        # Ray's server for clients names no session
+        if any(session in word or word == f"--address={address}" for word in words)
+    ]
     started = [child for process in own if process.is_running() for child in process.children(recursive=True)]
     return list(dict.fromkeys([*own, *started]))
 

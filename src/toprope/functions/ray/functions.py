@@ -78,6 +78,8 @@ class Functions:
     ) -> Any:
         """Call a function; results as for `Backend.invoke`."""
         backend = self._backend
+        if returns is None:
+            backend.check_streams()
         try:
             pool = self._pool(options)
         except InvalidRequestError as error:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Groups"]
 
 _LOOK = 0.25
-_DEAD = 4
 
 
 @dataclass(eq=False)
@@ -170,7 +169,7 @@ class Groups:
             self._end(group, YRequestError(text, CODES["group exit together"], 22))
 
     def _is_gone(self, record: Record) -> bool:
-        return record.error is not None or record.handle._get_local_state() == _DEAD
+        return record.error is not None or self._backend.instances.has_ended(record)
 
     def _fail(self, group: _Group, why: str) -> None:
         group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])

@@ -224,7 +224,18 @@ class Instances:
         record = self.record(id)
         if record.error is not None:
             return False
-        return record.handle is None or record.handle._get_local_state() != _DEAD
+        return record.handle is None or not self.has_ended(record)
+
+    def has_ended(self, record: Record) -> bool:
+        """Whether the actor of an instance has ended, as far as Ray has told."""
+        local = getattr(record.handle, "_get_local_state", None)
+        if local is not None:
+            return bool(local() == _DEAD)
+        try:  # Ray's client
+            self._backend.ray.get_actor(record.id, NAMESPACE)
+        except ValueError:
+            return True
+        return False
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
         """The id and class of a named instance; waits for one to appear.
@@ -284,7 +295,7 @@ class Instances:
         self.fail(record, error)
         if handle is not None:
             until = time.monotonic() + _GONE
-            while handle._get_local_state() not in (_DEAD, None) and time.monotonic() < until:
+            while not self.has_ended(record) and time.monotonic() < until:
                 time.sleep(0.01)
 
     def end_all(self, error: BaseException) -> None:
@@ -298,7 +309,7 @@ class Instances:
         asked = [self._backend.manager.placed.remote(each.id) for each in records]
         dones, longest = [], 0.0
         for record, placed in zip(records, ray.get(asked, timeout=30), strict=True):
-            if placed is not None and record.handle is not None and record.handle._get_local_state() != _DEAD:
+            if placed is not None and record.handle is not None and not self.has_ended(record):
                 dones.append(record.handle.shutdown.remote(placed.grace))
                 longest = max(longest, placed.grace)
         if dones:

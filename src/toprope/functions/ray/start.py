@@ -94,6 +94,14 @@ def _connect(ray: Any, config: Config, address: str) -> None:
     if is_ours:
         use_token()
     try:
+        if running.startswith("ray://"):
+            ray.init(
+                address=running,
+                namespace=NAMESPACE,
+                log_to_driver=config.log_to_driver,
+                runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
+            )
+            return
         if running:
             ray.init(address=running, **common)
             return
@@ -111,15 +119,16 @@ def _connect(ray: Any, config: Config, address: str) -> None:
                 include_dashboard=False,
                 **common,
             )
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{address} needs what is not installed: {error}.", do="pip install 'ray[client]'"
-        ) from error
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:
+        do = "start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER"
         raise EnvironmentProblem(
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
-            do="start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER",
+            do="pip install 'ray[client]'" if "ray[client]" in str(error) else do,
         ) from error
+
+
+def _python_path() -> str:
+    return os.pathsep.join(each for each in sys.path if each)
 
 
 def _object_store(config: Config) -> int | None:
