@@ -8,6 +8,7 @@ import toprope
 from toprope.cli.cores_text import place, program_text
 from toprope.cores.findings import RULES, Level
 from toprope.cores.model import OpId, Program
+from toprope.cores.words import cores_text
 
 if TYPE_CHECKING:
     from toprope.cores.check import Result
@@ -39,7 +40,7 @@ def sarif(program: Program, result: Result, files: list[str]) -> dict[str, Any]:
         text = f"Deadlock possible on {program_text(program)}." + (f" {told}" if told else f" {result.proof}")
         if result.mend is not None:
             mend = result.mend
-            text += f" Safe with {mend.op} limited to {mend.cube} cube and {mend.vector} vector cores."
+            text += f" Safe with {mend.op} limited to {cores_text((mend.cube, mend.vector))}."
         results.append(_result("deadlock", "error", text, seen, cycle, files))
     elif result.verdict == "unknown":
         results.append(_result("undecided", "warning", f"Not decided: {result.proof}", program, (), files))

@@ -63,8 +63,14 @@ def _verdict(program: Program, result: Result, colour: bool) -> Iterator[str]:
     if result.verdict == "safe":
         known = not any(each.rule == "unknown-cores" for each in result.findings)
         far = "" if known else ", as far as cores are known"
+        others = {name: verdict for name, verdict in result.weaker.items() if verdict != "safe"}
+        if others:  # an operator that lacks one kind of core may keep idle ones of the other kind from the rest
+            how = f"where cores are handed out one by one ({result.discipline})"
         yield f"{_paint(f'safe {how}{far}', _GREEN if known else _YELLOW, colour)}: {what}"
         yield f"proven by: {result.proof}"
+        if others:
+            told = ", ".join(f"{name} {verdict}" for name, verdict in sorted(others.items()))
+            yield f"with other ways to hand out cores: {told}"
         return
     if result.verdict == "unknown":
         yield f"{_paint('not decided', _YELLOW, colour)}: {what}"
