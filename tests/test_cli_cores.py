@@ -1,5 +1,6 @@
 """`toprope cores`: each exit status, each form of the answer, bad input as one error, and the check of a run."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -169,7 +170,7 @@ def test_html_has_picture_and_report(toprope: Any, tmp_path: Path) -> None:
 def test_unknown_ends_with_3(toprope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     program = record.read(FIGURE)
     unknown = Result(Verdict.UNKNOWN, Discipline.D0, "S1 does not hold; pip install 'toprope[plan]'")
-    monkeypatch.setattr("toprope.cores.check.check", lambda *_, **__: unknown)
+    monkeypatch.setattr(importlib.import_module("toprope.cores.check"), "check", lambda *_, **__: unknown)
     status, out, _ = toprope("check", FIGURE)
     assert status == 3
     assert out.startswith("not decided: 2 cards")
