@@ -117,15 +117,15 @@ def test_seeded_rounds_of_faults(capfd):
         lost = 0
         for id, value, code in found:
             if id == end:
-                assert (value, code) == (None, 0) or kill
+                assert (value, code) == (None, 0) or kill or (hang and colocate)
             elif hang is None and id % 10 == 3:
                 assert code in (FLOW_FUNC_FAILED,), (seed, id, code)
             elif hang == id:
                 assert code == MODEL_EXECUTE_TIMEOUT, (seed, id, code)
                 assert "deadline" in str(value.error)
-            elif code:
-                assert kill, (seed, id, value)
-                assert "SIGKILL" in str(value.error)
+            elif code:  # stages of one process go together, with what is between them
+                assert kill or (hang and colocate), (seed, id, value)
+                assert ("SIGKILL" if kill else "deadline") in str(value.error)
                 lost += 1
             else:
                 assert value == id + 1

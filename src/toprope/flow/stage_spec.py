@@ -239,7 +239,8 @@ class RunOptions:
         align_timeout_ms: how long a group waits; -1 for ever.
         align_drop: whether a group that stays incomplete is dropped; else it is delivered as it is.
         exception_catch: whether `raise_exception` of a function is told to all stages and to `fetch`.
-        colocate: whether neighbouring stages run as threads of one process, and pass messages by reference.
+        colocate: whether neighbouring stages run as threads of one process, and pass messages by reference. Should the
+            process die, what is under way in any of them fails.
         restarts: how often a stage whose process has died is started again.
         deadline_ms: how long a stage may work on one input; 0 for no limit. One that takes longer is ended and started
             again, and the input fails.
