@@ -117,8 +117,9 @@ def _check_sizes(program: Any, descs: Sequence[TensorDesc]) -> None:
     found = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     for place, (name, desc) in enumerate(zip(names, descs, strict=True)):
         for axis, side in enumerate(desc.shape):
-            if side < 0 and isinstance(found[name].shape[axis], int):
-                fixed = found[name].shape[axis]
+            size = found[name].shape[axis]
+            fixed = size if isinstance(size, int) else size.node.maybe_as_int()  # one that was fixed later is of ours
+            if side < 0 and fixed is not None:
                 raise DfException(
                     f"axis {axis} of input {place} cannot be any: the model is fixed to {fixed} there; say so in "
                     "input_descs, or write the model for any size"
