@@ -120,26 +120,24 @@ def ref(value, error=None):
 
 def test_references_are_found_in_lists_tuples_and_dictionaries_and_come_back_in_their_places():
     deep = {"a": [1, (ref(1), "x")], "b": ref(2)}
-    arguments, keywords, found = refs.lift((ref(0), deep, [1, 2]), {"key": [ref(3)]}, top=True)
-    assert arguments[0] == "ray 0"  # Ray resolves arguments itself
-    assert found == ["ray 1", "ray 2", "ray 3"]
-    assert refs.lower(arguments[1], "bcd") == {"a": [1, ("b", "x")], "b": "c"}
-    assert refs.lower(keywords, "bcd") == {"key": ["d"]}
-    assert refs.lift((ref(0),), {}, top=False)[2] == ["ray 0"]
+    arguments, keywords, found = refs.lift((ref(0), deep, [1, 2]), {"key": [ref(3)]})
+    assert found == ["ray 0", "ray 1", "ray 2", "ray 3"]
+    assert refs.lower(arguments, "abcd") == ("a", {"a": [1, ("b", "x")], "b": "c"}, [1, 2])
+    assert refs.lower(keywords, "abcd") == {"key": ["d"]}
 
 
 def test_what_has_no_references_is_left_as_it_is():
     arguments = ([1, [2]], {"a": (3,)})
-    lifted, _, found = refs.lift(arguments, {}, top=True)
+    lifted, _, found = refs.lift(arguments, {})
     assert all(new is old for new, old in zip(lifted, arguments, strict=True))
     assert not found
     endless = []
     endless.append(endless)
-    assert refs.lift((endless,), {}, top=True)[0][0] is endless
+    assert refs.lift((endless,), {})[0][0] is endless
 
 
 def test_an_argument_that_has_failed_fails_the_call():
     error = ValueError("why")
     with pytest.raises(refs.FailedArgumentError) as caught:
-        refs.lift(([ref(1, error)],), {}, top=True)
+        refs.lift(([ref(1, error)],), {})
     assert caught.value.entry.error is error

@@ -140,12 +140,11 @@ class _Base:
 
         ray.get(self.making.manager.save.remote(self.making.id, self.checkpoint()))
 
-    def method(self, name: str, lifted: int, rest: Any, keywords: Any) -> tuple[Any, Any, Any]:
-        """A method with its arguments."""
-        if lifted:
-            values, rest = rest[len(rest) - lifted :], rest[: len(rest) - lifted]
-            rest, keywords = lower(rest, values), lower(keywords, values)
-        return getattr(self.instance, name), rest, keywords
+    def method(self, name: str, arguments: Any, keywords: Any, values: Any) -> tuple[Any, Any, Any]:
+        """A method with its arguments, the objects in their slots."""
+        if values:
+            arguments, keywords = lower(arguments, values), lower(keywords, values)
+        return getattr(self.instance, name), arguments, keywords
 
     def end(self, grace: float) -> None:
         """Call the user's hook, once."""
@@ -169,21 +168,22 @@ class _Base:
 class Host(_Base):
     """An instance without coroutines: its calls run one after the other, or in threads."""
 
-    def run(self, name: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
-        """Call a method."""
+    def run(self, call: tuple[str, int, Any, Any], /, *values: Any) -> Any:
+        """Call a method: its name, the values that are wanted, its arguments, and the objects that they refer to."""
         try:
-            function, rest, keywords = self.method(name, lifted, rest, keywords)
-            return result_of(function(*rest, **keywords), returns)
+            name, returns, arguments, keywords = call
+            function, arguments, keywords = self.method(name, arguments, keywords, values)
+            return result_of(function(*arguments, **keywords), returns)
         except Exception as error:
             raise self._failure(error) from None
         except SystemExit:
             _leave()
 
-    def stream(self, name: str, lifted: int, /, *rest: Any, **keywords: Any) -> Iterator[Any]:
-        """Call a generator method."""
+    def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> Iterator[Any]:
+        """Call a generator method: its name, its arguments, and the objects that they refer to."""
         try:
-            function, rest, keywords = self.method(name, lifted, rest, keywords)
-            for each in function(*rest, **keywords):
+            function, arguments, keywords = self.method(*call, values)
+            for each in function(*arguments, **keywords):
                 know_tensors()
                 yield each
         except Exception as error:
@@ -201,11 +201,12 @@ class Host(_Base):
 class AsyncHost(_Base):
     """An instance with coroutines: its calls run in an event loop."""
 
-    async def run(self, name: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
-        """Call a method."""
+    async def run(self, call: tuple[str, int, Any, Any], /, *values: Any) -> Any:
+        """Call a method: its name, the values that are wanted, its arguments, and the objects that they refer to."""
         try:
-            function, rest, keywords = self.method(name, lifted, rest, keywords)
-            result = function(*rest, **keywords)
+            name, returns, arguments, keywords = call
+            function, arguments, keywords = self.method(name, arguments, keywords, values)
+            result = function(*arguments, **keywords)
             if inspect.isawaitable(result):
                 result = await result
             return result_of(result, returns)
@@ -214,11 +215,11 @@ class AsyncHost(_Base):
         except SystemExit:
             _leave()
 
-    async def stream(self, name: str, lifted: int, /, *rest: Any, **keywords: Any) -> AsyncIterator[Any]:
-        """Call a generator method."""
+    async def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> AsyncIterator[Any]:
+        """Call a generator method: its name, its arguments, and the objects that they refer to."""
         try:
-            function, rest, keywords = self.method(name, lifted, rest, keywords)
-            result = function(*rest, **keywords)
+            function, arguments, keywords = self.method(*call, values)
+            result = function(*arguments, **keywords)
             if inspect.isasyncgen(result):
                 async for each in result:
                     know_tensors()

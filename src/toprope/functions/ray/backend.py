@@ -235,20 +235,17 @@ class RayBackend(Backend):
             return self.failed(record.error, returns, instance)
         know_tensors()
         try:
-            arguments, keywords, refs = lift(arguments, keywords, top=True)
+            lifted, named, refs = lift(arguments, keywords)
         except FailedArgumentError as failed:
             return self.failed(failed.entry.error, returns, instance)
-        with as_arguments():
+        with as_arguments:
             if returns == 1:
-                return ObjectRef(
-                    self, Entry(record.run.remote(method, 1, len(refs), *arguments, *refs, **keywords), instance)
-                )
+                return ObjectRef(self, Entry(record.run.remote((method, 1, lifted, named), *refs), instance))
             if returns is None:
                 self.check_streams()
-                stream = record.stream.remote(method, len(refs), *arguments, *refs, **keywords)
-                return self.items(stream, instance)
+                return self.items(record.stream.remote((method, lifted, named), *refs), instance)
             several = record.handle.run.options(num_returns=returns)
-            made = several.remote(method, returns, len(refs), *arguments, *refs, **keywords)
+            made = several.remote((method, returns, lifted, named), *refs)
         return self.several(made, returns, instance)
 
     def check_streams(self) -> None:

@@ -88,11 +88,11 @@ class Functions:
             return backend.failed(error, returns)
         know_tensors()
         try:
-            lifted = lift(arguments, keywords, top=pool.setup is None)
+            lifted = lift(arguments, keywords)
         except FailedArgumentError as failed:
             return backend.failed(failed.entry.error, returns)
         key, shipped = self._shipped(code)
-        with as_arguments():
+        with as_arguments:
             made = self._call(pool, key, shipped, lifted, returns)
         if returns is None:
             return backend.items(made)
@@ -113,9 +113,9 @@ class Functions:
             function = function.options(num_returns=returns)
         count = () if returns is None else (returns,)
         if pool.setup is None:
-            return function.remote(key, shipped, pool.name, *count, len(refs), *arguments, *refs, **keywords)
+            return function.remote((key, shipped, pool.name, *count, arguments, keywords), *refs)
         packed = [self._backend.ray.put((arguments, keywords))] if arguments or keywords else []
-        return function.remote(key, shipped, pool.name, *count, pool.setup, packed, refs)
+        return function.remote((key, shipped, pool.name, *count, pool.setup, packed, refs))
 
     def _shipped(self, code: Code) -> tuple[str, list[Any]]:
         """A function's key, and Ray's reference to it in a list, which Ray leaves alone."""

@@ -133,11 +133,11 @@ class Instances:
         backend, options, code = self._backend, record.options, record.code
         assert code is not None
         ray = backend.ray
-        arguments, keywords, refs = lift(*record.arguments, top=False)
+        arguments, keywords, refs = lift(*record.arguments)
         packed: list[Any] = []
         if arguments or keywords:
             know_tensors()
-            with as_arguments():
+            with as_arguments:
                 packed.append(ray.put((arguments, keywords)))
         lives = max(0, options.recover_retry_times)
         making = Making(

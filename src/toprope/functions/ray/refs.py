@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toprope.functions import current
@@ -65,26 +64,24 @@ class Slot:
 
 
 def lift(
-    arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, top: bool
-) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """Arguments of which Ray resolves every reference before the call begins.
+    arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Any]]:
+    """Arguments with slots for their references, which Ray is given beside them: it resolves them before the call.
 
     Args:
         arguments, keywords: of a call.
-        top: whether Ray resolves those that are arguments themselves; otherwise they get slots like all others.
 
     Returns:
-        The arguments, and the references that are to be handed over beside them.
+        The arguments, and Ray's references in the order of the slots.
 
     Raises:
         FailedArgumentError: one of them is known to have failed.
     """
     refs: list[Any] = []
     if not any(each.__class__ in _SEARCHED for each in (*arguments, *keywords.values())):
-        return arguments, dict(keywords), refs
-    move = _at_top if top else _inside
-    lifted = tuple([move(each, refs, _DEEP) for each in arguments])
-    return lifted, {name: move(each, refs, _DEEP) for name, each in keywords.items()}, refs
+        return arguments, keywords, refs
+    lifted = tuple([_inside(each, refs, _DEEP) for each in arguments])
+    return lifted, {name: _inside(each, refs, _DEEP) for name, each in keywords.items()}, refs
 
 
 def lower(value: Any, values: Sequence[Any], deep: int = _DEEP + 1) -> Any:
@@ -97,10 +94,6 @@ def lower(value: Any, values: Sequence[Any], deep: int = _DEEP + 1) -> Any:
     if deep and kind is dict and len(value) <= _MOST:
         return {name: lower(each, values, deep - 1) for name, each in value.items()}
     return value
-
-
-def _at_top(value: Any, refs: list[Any], deep: int) -> Any:
-    return _ray_ref(value) if value.__class__ is ObjectRef else _inside(value, refs, deep)
 
 
 def _inside(value: Any, refs: list[Any], deep: int) -> Any:
@@ -132,14 +125,18 @@ class _Context(threading.local):
 _context = _Context()
 
 
-@contextmanager
-def as_arguments() -> Iterator[None]:
+class _AsArguments:
     """References that are pickled meanwhile arrive as their objects."""
-    _context.arguments = True
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        _context.arguments = True
+
+    def __exit__(self, *error: object) -> None:
         _context.arguments = False
+
+
+as_arguments = _AsArguments()
+"""References that are pickled while it is entered arrive as their objects."""
 
 
 def reduce_ref(entry: Entry) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from toprope.functions.ray.attach import attached
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.process import Setup, prepare, result_of
+from toprope.functions.ray.process import prepare, result_of
 from toprope.functions.ray.refs import lower
 from toprope.functions.ray.tensors import know_tensors
 
@@ -22,65 +22,68 @@ _TELL = 0.5
 _loaded: dict[str, Any] = {}
 
 
-def run(key: str, code: list[Any], pool: str, returns: int, lifted: int, /, *rest: Any, **keywords: Any) -> Any:
+def run(call: tuple[Any, ...], /, *values: Any) -> Any:
     """Call a function.
 
     Args:
-        key: names it.
-        code: Ray's reference to its pickle, in a list.
-        pool: names the options of the call.
-        returns: values that the caller wants.
-        lifted: how many of the last arguments belong into slots of the others.
-        rest, keywords: the arguments.
+        call: its key, Ray's reference to its pickle in a list, the name of the options, the values that are wanted,
+            and the arguments.
+        values: the objects that the arguments refer to.
     """
+    key, code, pool, returns, arguments, keywords = call
     with _pulse(pool):
         try:
-            function, arguments, named = _prepared(key, code, lifted, rest, keywords)
-            return result_of(function(*arguments, **named), returns)
+            function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
+            return result_of(function(*arguments, **keywords), returns)
         except Exception as error:
             raise RaisedError.of(error) from None
 
 
-def stream(key: str, code: list[Any], pool: str, lifted: int, /, *rest: Any, **keywords: Any) -> Iterator[Any]:
-    """Call a generator function; arguments as for `run`."""
+def stream(call: tuple[Any, ...], /, *values: Any) -> Iterator[Any]:
+    """Call a generator function; arguments as for `run`, but for the number of values."""
+    key, code, pool, arguments, keywords = call
     with _pulse(pool):
         try:
-            function, arguments, named = _prepared(key, code, lifted, rest, keywords)
-            yield from _items(function(*arguments, **named))
+            function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
+            yield from _items(function(*arguments, **keywords))
         except Exception as error:
             raise RaisedError.of(error) from None
 
 
-def run_apart(key: str, code: list[Any], pool: str, returns: int, setup: Setup, packed: list[Any], refs: list[Any],
-              /) -> Any:  # fmt: skip
-    """Call a function in a process of its own, which is set up before anything of the user's is unpickled."""
-    with _pulse(pool):
-        try:
-            prepare(setup)
-            function, arguments, named = _unpacked(key, code, packed, refs)
-            return result_of(function(*arguments, **named), returns)
-        except Exception as error:
-            raise RaisedError.of(error) from None
+def run_apart(call: tuple[Any, ...], /) -> Any:
+    """Call a function in a process of its own, which is set up before anything of the user's is unpickled.
 
-
-def stream_apart(key: str, code: list[Any], pool: str, setup: Setup, packed: list[Any], refs: list[Any],
-                 /) -> Iterator[Any]:  # fmt: skip
-    """Call a generator function in a process of its own."""
+    Args:
+        call: as for `run`, but in place of the arguments how the process is set up, and Ray's references to the
+            arguments and to the objects that they refer to, in lists.
+    """
+    key, code, pool, returns, setup, packed, refs = call
     with _pulse(pool):
         try:
             prepare(setup)
-            function, arguments, named = _unpacked(key, code, packed, refs)
-            yield from _items(function(*arguments, **named))
+            function, arguments, keywords = _unpacked(key, code, packed, refs)
+            return result_of(function(*arguments, **keywords), returns)
         except Exception as error:
             raise RaisedError.of(error) from None
 
 
-def _prepared(key: str, code: list[Any], lifted: int, rest: Any, keywords: Any) -> tuple[Any, Any, Any]:
+def stream_apart(call: tuple[Any, ...], /) -> Iterator[Any]:
+    """Call a generator function in a process of its own; arguments as for `run_apart`."""
+    key, code, pool, setup, packed, refs = call
+    with _pulse(pool):
+        try:
+            prepare(setup)
+            function, arguments, keywords = _unpacked(key, code, packed, refs)
+            yield from _items(function(*arguments, **keywords))
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+
+def _prepared(key: str, code: list[Any], arguments: Any, keywords: Any, values: Any) -> tuple[Any, Any, Any]:
     attached()
-    if lifted:
-        values, rest = rest[len(rest) - lifted :], rest[: len(rest) - lifted]
-        rest, keywords = lower(rest, values), lower(keywords, values)
-    return _code(key, code), rest, keywords
+    if values:
+        arguments, keywords = lower(arguments, values), lower(keywords, values)
+    return _code(key, code), arguments, keywords
 
 
 def _unpacked(key: str, code: list[Any], packed: list[Any], refs: list[Any]) -> tuple[Any, Any, Any]:
