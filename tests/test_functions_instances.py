@@ -309,7 +309,7 @@ def test_state_is_of_instances_alone():
 # Ends
 
 
-@pytest.mark.parametrize("how", [None, 0, 3])
+@pytest.mark.parametrize("how", [None, 3])
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_instance_that_leaves_is_gone_and_calls_no_hook(tmp_path, how, concurrency):
     one = Life.options(opt(1, concurrency=concurrency)).invoke(str(tmp_path / "a"))

@@ -370,6 +370,9 @@ class Coroutines:
     async def fail(self):
         raise KeyError("async")
 
+    async def leave(self):
+        yr.exit()
+
     def plain(self):
         return self.most
 
@@ -397,6 +400,15 @@ def test_coroutines_overlap_await_and_raise(thing, tmp_path):
         assert yr.get(one.plain.invoke()) == 30
         yr.get(one.at_end.invoke(str(tmp_path / "ended")))
     assert (tmp_path / "ended").exists()
+
+
+def test_a_coroutine_that_leaves_ends_its_instance():
+    one = Coroutines.invoke()
+    with ended(one):
+        with pytest.raises(yr.YRError):
+            one.leave.invoke().get(20)
+        with pytest.raises(yr.YRequestError, match="exit status 0"):
+            one.plain.invoke().get(20)
 
 
 def test_few_coroutines_at_once_where_that_was_said():
@@ -756,6 +768,6 @@ def test_instances_that_come_and_go_leave_nothing(count):
     assert until(empty)
     assert until(lambda: len(backend.processes._all) <= before[3] + 1)
     assert descriptors(os.getpid()) <= before[0] + 4
-    assert resident(os.getpid()) < before[1] + 16 * 2**20
+    assert resident(os.getpid()) < before[1] + 8 * 2**20
     assert threading.active_count() <= before[2] + 1
     assert len(backend.instances._by_id) < 1000

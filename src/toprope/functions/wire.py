@@ -197,6 +197,7 @@ class Channel:
     def close(self) -> None:
         """Close this end. Not while another thread reads it: see `end`."""
         self.socket.close()
+        self._chunk, self._view = bytearray(), memoryview(b"")
 
     def _read(self, timeout: float | None) -> int:
         """Bytes read into the chunk; -1 where the time is over."""

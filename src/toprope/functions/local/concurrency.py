@@ -39,6 +39,8 @@ class Threads:
             self._pool.submit(self._run, message)
 
     def _run(self, message: Message) -> None:
+        if self._worker.leaving:
+            return
         try:
             self._worker.run_here(message)
             self._worker.tell()
@@ -76,6 +78,8 @@ class Loop:
         worker = self._worker
         try:
             async with self._room:
+                if worker.leaving:
+                    return
                 function, arguments, keywords, returns = worker.prepare(message)
                 result = function(*arguments, **keywords)
                 if inspect.isawaitable(result):
@@ -92,6 +96,7 @@ class Loop:
         except Closed:
             os._exit(1)
         except BaseException as error:
+            worker.leaving = worker.leaving or isinstance(error, SystemExit)
             worker.fail(message.number, error)
             if isinstance(error, SystemExit):
                 _leave(error)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instances"]
 
+_NONE = InvokeOptions()
 REMEMBERED = 500
 """Instances that have ended whose calls are still told how; later those are simply not there."""
 
@@ -257,6 +258,7 @@ class Instances:
             instance.grant = None
         instance.gone.set()
         self._session.services.member_freed(instance)
+        instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
             oldest = self._dead.popleft()

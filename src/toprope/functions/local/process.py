@@ -123,6 +123,7 @@ class Process:
         buried: whether what it held has been freed.
         stopping: whether it was asked to end.
         deadline: ends it by force; None while there is none.
+        burial: frees what it held where the zygote does not tell how it ended; None while its socket is open.
         idle_since: when it last had nothing to do.
         recycling: ends it if it has had nothing to do for long; None while there is none.
         waits: requests of it whose answers it waits for, which others have to bring about.
@@ -145,6 +146,7 @@ class Process:
         self.buried = False
         self.stopping = False
         self.deadline: Timer | None = None
+        self.burial: Timer | None = None
         self.idle_since = 0.0
         self.recycling: Timer | None = None
         self.waits = 0

@@ -114,7 +114,7 @@ class Processes:
             if process.exit is None and not self._closing:
                 # how it ended is on its way from the zygote; a process that only closed its socket has to go
                 self.kill(process)
-                self.after(EXIT_NEWS, lambda: self._buried(process))
+                process.burial = self.after(EXIT_NEWS, lambda: self._buried(process))
             else:
                 self._buried(process)
 
@@ -129,8 +129,9 @@ class Processes:
             process.lent.clear()
             process.held.clear()
             process.buried = True
-            if process.deadline is not None:
-                process.deadline.cancel()
+            for timer in (process.deadline, process.burial, process.recycling):
+                if timer is not None:
+                    timer.cancel()
             self._close(process)
             if not self._owned.get(process.number):
                 self._sweep(process.number)

@@ -57,6 +57,7 @@ class Worker:
         self.run: Callable[[Message], None] = self.run_here
         self.reading_thread: threading.Thread | None = None
         self.stopped = False
+        self.leaving = False  # whether a call has asked for the end: no other begins
         self.always_reads = False  # whether the main thread runs no calls
         self.news = News()
 
@@ -121,6 +122,7 @@ class Worker:
         except Closed:
             raise
         except BaseException as error:
+            self.leaving = self.leaving or isinstance(error, SystemExit)
             self.fail(message.number, error)
             if isinstance(error, SystemExit):
                 raise
