@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,8 @@ FOREIGN = ("ASCEND_", "CUDA_", "YR_NOSET_", "TOPROPE_S", "TOPROPE_D", "TOPROPE_R
 
 
 def skip_without(kind: str) -> None:
-    if kind == "ray" and importlib.util.find_spec("toprope.functions.ray") is None:
-        pytest.skip("the Ray backend is not there yet")
+    if kind == "ray" and importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'toprope[cluster]'")
 
 
 @contextlib.contextmanager
@@ -33,7 +34,8 @@ def session(kind: str = "local", /, config: yr.Config | None = None, **variables
             del os.environ[name]
     os.environ.update({"TOPROPE_SIM": CARDS, **variables})
     config = config or yr.Config(num_cpus=16, custom_resources={"ssd": 5})
-    config.server_address = "" if kind == "local" else "ray"
+    if kind == "ray":
+        config.server_address, config.deployment_config = "ray", SimpleNamespace(datamem=200)
     try:
         yr.init(config)
         yield

@@ -51,7 +51,7 @@ def prepare(setup: Setup) -> None:
         name = VISIBLE[vendor]
         if not ids:
             if os.environ.get(name) == "":
-                del os.environ[name]  # Ray before 2.55: who asks for none sees none; with us who asks for none sees all
+                del os.environ[name]  # an older Ray hides all cards from those who ask for none
             continue
         shown = ",".join(map(str, ids))
         if f"YR_NOSET_{name}" in os.environ:
