@@ -441,8 +441,6 @@ def test_25_options_stay_with_functions_and_not_with_instances(backend):
 
 
 def test_25_bundles_that_are_to_lie_on_two_nodes_never_do_on_one(backend):
-    if backend == "ray":
-        pytest.skip("its cluster may have two nodes: held by the tests of the Ray backend")
     group = yr.create_resource_group([{"CPU": 500}, {"CPU": 500}], "apart", "STRICT_SPREAD")
     try:
         with pytest.raises(yr.YRError):
