@@ -51,7 +51,8 @@ def test_a_file_names_the_cards_of_each_instance():
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"deploy_info": 3}', '{"deploy_info": [{}]}', '{"deploy_info": [5]}', entry("a", "0:0:0"),
-     entry([1], "0:0:0"), entry(["a", "a"], "0:0:0"), entry(["a"], "1:0:0"), entry(["a"], "0:1:0"), entry(["b"], "0:0:0")],
+     entry([1], "0:0:0"), entry(["a", "a"], "0:0:0"), entry(["a"], "1:0:0"),
+     entry(["a"], "0:1:0"), entry(["b"], "0:0:0")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_is_refused(text):
     with pytest.raises(DfException):

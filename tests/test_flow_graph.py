@@ -176,7 +176,7 @@ def test_feeding_returns_codes():
 
 
 def test_settings_come_before_feeding_and_within_their_bounds():
-    a, b, graph = two_inputs()
+    a, _, graph = two_inputs()
     for values in ((-1, -1), (1025, -1), (1, 0), (1, -2), (1, 600_001), (1, -1, 5), ("1", -1)):
         assert code(graph.set_inputs_align_attrs, *values) == 145000
     assert code(graph.set_contains_n_mapping_node, 1) == code(graph.set_exception_catch, 1) == 145000
@@ -221,7 +221,10 @@ def test_a_graph_that_cannot_run_says_why(tmp_path):
     )
     assert graph.feed({a: 1}, partial_inputs=True) == 4294967295
     assert "does not have n" in str(graph.error)
-    assert graph.fetch_result().error is None or graph.fetch_result().code == 4294967295
+    result = graph.fetch_result()
+    assert (result.code, result.error) == (4294967295, graph.error)
+    with pytest.raises(df.DfException, match="does not have n"):
+        result.get()
 
 
 def test_the_deploy_template_lists_alias_or_name(tmp_path):

@@ -31,7 +31,7 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
     frames = error.__traceback__
     while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
         frames = frames.tb_next  # how we called it is of no interest
-    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, frames))
     return Failure(error.with_traceback(None), text, stage, code)
 
 
@@ -179,12 +179,12 @@ class Python:
         return payload.to(self._device)
 
     def _send(self, result: Any, head: Head, send: Callable[[int, Message], None]) -> None:
-        for index, value in self._results(result):
-            if self._device is None:
-                kind, payload = self._made.wrap(value)
-            else:
-                kind, payload = TORCH, self._checked(value)
+        # all of them are looked at before the first goes out: what belongs together comes whole or fails whole
+        for index, kind, payload in [(index, *self._wrapped(value)) for index, value in self._results(result)]:
             send(index, Message(kind, payload, head))
+
+    def _wrapped(self, value: Any) -> tuple[int, Any]:
+        return self._made.wrap(value) if self._device is None else (TORCH, self._checked(value))
 
     def _results(self, result: Any) -> Iterator[tuple[int, Any]]:
         if not self._count:

@@ -135,6 +135,7 @@ class Loop:
         self._gather: Gather = Align(sources, *plan.align) if plan.align and len(sources) > 1 else Order(sources)
         self._call = Python(function, stage.made, stage.device) if plan.spec.kind != "messages" else None
         self._counts = [0] * len(function.outputs)
+        self._sent = [0] * len(function.outputs)  # of this activation
         self._head = Head()
         self._exceptions: deque[tuple[int, int, int]] = deque()
         self._given_up: deque[int] = deque(maxlen=_REMEMBERED)
@@ -196,6 +197,7 @@ class Loop:
         status, began = self._status, time.monotonic_ns()
         status[1] = began
         status[0] = head.transaction_id
+        self._sent = [0] * len(self._outlets)
         try:
             if self._call is not None:
                 self._call.run(messages, self._send)
@@ -214,8 +216,11 @@ class Loop:
         found = failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
-        for outlet in self._outlets:
-            outlet.send(Message(FAILURE, found, head, found.code))
+        # an output whose data of this input is out already gets no failure beside it: pairs would drift apart
+        least = min(self._sent, default=0)
+        for outlet, count in zip(self._outlets, self._sent, strict=True):
+            if count == least and (least == 0 or self._call is not None):
+                outlet.send(Message(FAILURE, found, head, found.code))
 
     def _send(self, index: int, message: Message) -> None:
         # while it waits for room it is not at work on the input
@@ -223,6 +228,7 @@ class Loop:
         transaction, status[0] = status[0], 0
         try:
             self._outlets[index].send(message)
+            self._sent[index] += 1
         finally:
             status[1] = time.monotonic_ns()
             status[0] = transaction
