@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from toprope import functions as yr
-from toprope.functions import current
+from toprope.functions import current, wire
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,8 +21,11 @@ from functions_world import Thing, add, ended, fail, numbers, session, sleep, un
 
 @pytest.fixture(scope="module", autouse=True)
 def _session():
-    with session("local", yr.Config(num_cpus=16, recycle_time=1)):
-        yield
+    """Its sockets to workers hold little, as on most machines, so that they are full now and then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BUFFER", 32 * 1024)
+        with session("local", yr.Config(num_cpus=16, recycle_time=1)):
+            yield
 
 
 @pytest.fixture(scope="module")
