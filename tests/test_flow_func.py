@@ -105,12 +105,8 @@ def test_parameters_of_all_types(name, value):
     assert get("p") == (0, value)
     assert get("no such")[0] == 164001
     assert get("other")[0] == 164002
-    assert [params.get_name(), params.get_input_num(), params.get_output_num(), params.get_work_path()] == [
-        "n",
-        1,
-        2,
-        "/w",
-    ]
+    assert (params.get_name(), params.get_work_path()) == ("n", "/w")
+    assert (params.get_input_num(), params.get_output_num()) == (1, 2)
     assert params.get_running_device_id() == 3
     assert (params.get_running_instance_id(), params.get_running_instance_num()) == (1, 2)
 
