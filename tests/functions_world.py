@@ -12,7 +12,8 @@ import pytest
 
 from toprope import functions as yr
 
-BACKENDS = ["local", "ray"]
+BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.soak)]
+"""On Ray, which takes minutes for its many processes, `make soak` runs what is parametrised by them."""
 CARDS = "910B4x2"
 MODEL = "NPU/910B4"
 ANY = "NPU/.+/count"
