@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Parts of ../shared/contract that must hold (see .ci/run).
-CONTRACT_PARTS = sim device cores functions
+CONTRACT_PARTS = sim device cores functions flow
 
 BIN = .venv/bin
 READY = .venv/.ready
