@@ -129,8 +129,8 @@ def test_a_configuration_that_cannot_be_is_refused(values):
 def test_a_configuration_is_a_configuration_and_an_address_one_that_is_known():
     with pytest.raises(TypeError, match="invalid type for 'conf'"):
         yr.init({"num_cpus": 1})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"invalid server_address, actual: 10\.0\.0\.1:31222"):
-        yr.init(Config(server_address="10.0.0.1:31222"))
+    with pytest.raises(ValueError, match=r"invalid server_address, actual: tcp://10\.0\.0\.1"):
+        yr.init(Config(server_address="tcp://10.0.0.1"))
 
 
 def test_labels_are_compared_as_the_operator_says():
