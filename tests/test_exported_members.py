@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -75,7 +76,9 @@ def test_exports(found, name):
 
 def order(name):
     kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
-    return kind, name
+    # ruff takes digits together as a number: INT8 stands before INT16
+    parts = re.split(r"(\d+)", name)
+    return kind, [(int(part) if part.isdigit() else -1, part) for part in parts]
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if door(name).exists()])

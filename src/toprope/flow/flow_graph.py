@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.flow import convert, session
 from toprope.flow.exceptions import FAILED, INNER_ERROR, PARAM_INVALID, SUCCESS, DfException
-from toprope.flow.graph import FlowData, FlowOutput, Plan, plan
-from toprope.flow.graph_options import card, check_key, deploys, is_compile_only
+from toprope.flow.graph import FlowData, FlowOutput, plan
+from toprope.flow.graph_options import is_compile_only
+from toprope.flow.graph_settings import GraphSettings
 from toprope.flow.info import FlowFlag, FlowInfo
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FlowGraph"]
 
-_MOST_GROUPS, _LONGEST_ALIGN = 1024, 600_000
 
-
-class FlowGraph:
+class FlowGraph(GraphSettings):
     """A graph.
 
     Args:
@@ -56,102 +55,22 @@ class FlowGraph:
         if not isinstance(outputs, list | tuple) or not all(isinstance(each, FlowOutput) for each in outputs):
             raise DfException(f"outputs must be a list of FlowOutput, got {outputs!r}")
         session.check(graph_options or {})
-        self._options = {**session.options(), **(graph_options or {})}
+        options = {**session.options(), **(graph_options or {})}
+        run = RunOptions(colocate=colocate, restarts=restarts, deadline_ms=deadline_ms, trace=trace)
+        super().__init__(plan(outputs), options, run, session.is_strict(options))
         self.name = name or "FlowGraph"
-        self._plan = plan(outputs)
-        self._run = RunOptions(colocate=colocate, restarts=restarts, deadline_ms=deadline_ms, trace=trace)
-        self._strict = session.is_strict(self._options)
         self._lock = threading.Lock()
         self._runner: Runner | None = None
         self._futures: Futures | None = None
-        self._fed = self._closed = False
+        self._closed = False
         self._last_error: BaseException | None = None
         session.note(self)
-
-    @property
-    def plan(self) -> Plan:
-        """What the graph runs."""
-        return self._plan
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was fed."""
-        return self._fed
 
     @property
     def error(self) -> BaseException | None:
         """Why the last call returned 4294967295; None where none did."""
         broken = self._runner.error if self._runner is not None else None
         return convert.failure_error(broken, 0) if broken is not None else self._last_error
-
-    # How it runs
-
-    def set_contains_n_mapping_node(self, contains_n_mapping_node: bool) -> None:
-        """Say whether some stage does not make one output of one input; custom transaction ids are heeded then.
-
-        Raises:
-            DfException: the graph was fed, or it is no bool.
-        """
-        self._check_not_fed("set_contains_n_mapping_node")
-        if not isinstance(contains_n_mapping_node, bool):
-            raise DfException(f"contains_n_mapping_node must be a bool, got {contains_n_mapping_node!r}")
-        self._run = replace(self._run, n_mapping=contains_n_mapping_node)
-
-    def set_inputs_align_attrs(
-        self, align_max_cache_num: int, align_timeout: int, dropout_when_not_align: bool = False
-    ) -> None:
-        """Put inputs of stages, and what is fetched, together by their transactions.
-
-        Args:
-            align_max_cache_num: most groups that wait for what is missing, 0 to 1024; 0 for no alignment.
-            align_timeout: milliseconds that a group waits, 1 to 600000; -1 for ever.
-            dropout_when_not_align: whether an incomplete group is dropped; else it is handed on (345104).
-
-        Raises:
-            DfException: the graph was fed, or a value cannot be.
-        """
-        self._check_not_fed("set_inputs_align_attrs")
-        if type(align_max_cache_num) is not int or not 0 <= align_max_cache_num <= _MOST_GROUPS:
-            raise DfException(f"align_max_cache_num must be 0 to {_MOST_GROUPS}, got {align_max_cache_num!r}")
-        if type(align_timeout) is not int or (align_timeout != -1 and not 1 <= align_timeout <= _LONGEST_ALIGN):
-            raise DfException(f"align_timeout must be -1 or 1 to {_LONGEST_ALIGN}, got {align_timeout!r}")
-        if not isinstance(dropout_when_not_align, bool):
-            raise DfException(f"dropout_when_not_align must be a bool, got {dropout_when_not_align!r}")
-        self._run = replace(
-            self._run, align=align_max_cache_num, align_timeout_ms=align_timeout, align_drop=dropout_when_not_align
-        )
-
-    def set_exception_catch(self, enable: bool = False) -> None:
-        """Say whether `raise_exception` of a function is told to all stages, and to `fetch_data`; needs alignment.
-
-        Raises:
-            DfException: the graph was fed, or it is no bool.
-        """
-        self._check_not_fed("set_exception_catch")
-        if not isinstance(enable, bool):
-            raise DfException(f"enable must be a bool, got {enable!r}")
-        self._run = replace(self._run, exception_catch=enable)
-
-    def _check_not_fed(self, name: str) -> None:
-        if self._fed:
-            raise DfException(f"can not call {name} after feed data")
-
-    def run_options(self) -> RunOptions:
-        """How it runs.
-
-        Raises:
-            DfException: an option or the deploy file cannot be.
-        """
-        check_key(self._options)
-        nodes = self._plan.nodes
-        streams = any(each.stream_input for node in nodes for each in getattr(node.point, "functions", ()))
-        batches = any(mapped.attrs for node in nodes for mapped in node.input_maps.values())
-        return replace(
-            self._run,
-            deploy=deploys(self._options, [node.deploy_name for node in nodes], strict=self._strict),
-            device_index=card(self._options),
-            n_mapping=self._run.n_mapping or streams or batches or self._run.exception_catch,
-        )
 
     def _started(self) -> Runner | None:
         """The running graph; None where it cannot run, which is logged."""

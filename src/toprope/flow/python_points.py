@@ -278,27 +278,29 @@ def actor_fnode(cls: type, options: Options, args: tuple[Any, ...], kwargs: dict
     """A node whose stage makes an object of a class."""
     functions = method_functions(cls, options)
     node = _named(ActorNode(f"{cls.__name__}_fnode", functions), options)
-    code = _pickled(functools.partial(_make_actor, cls, args, kwargs, tuple(each.name for each in functions), options))
+    names = tuple(each.name for each in functions)
+    moves = options.kind == "npu" and not is_strict()
+    code = _pickled(functools.partial(_make_actor, cls, args, kwargs, names, moves))
     node.add_process_point(PythonPoint(cls.__name__, options, functions, code, workspace(node)))
     return node
 
 
 def _make_actor(
-    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], options: Options,
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], moves: bool,
     context: StageContext,
 ) -> StageObject:  # fmt: skip
     running.enter(context)
-    made_ = local(cls, *args, **kwargs)
-    if options.kind == "npu":
-        made_ = _onto(made_, context)
-    return stage_object(context, {name: getattr(made_, name) for name in names})
+    made = local(cls, *args, **kwargs)
+    if moves:
+        made = _onto(made, context)
+    return stage_object(context, {name: getattr(made, name) for name in names})
 
 
 def _onto(model: Any, context: StageContext) -> Any:
     """A model whose weights are on the host, moved to the stage's device, where its inputs are."""
     import torch
 
-    if not isinstance(model, torch.nn.Module) or not context.device or is_strict():
+    if not isinstance(model, torch.nn.Module) or not context.device:
         return model
     held = [*model.parameters(), *model.buffers()]
     return model.to(context.device) if all(each.device.type == "cpu" for each in held) else model

@@ -147,7 +147,7 @@ class StageSpec:
             "messages": with one `Activation` (toprope.flow.stage_calls), which has the messages and sends others; the
             result is a code.
         code: pickle of a function that is given the `StageContext` and returns a `StageObject`.
-        functions: what it runs.
+        functions: what it runs; empty for one, "run", of all inputs and outputs of its node.
         resources: "num_cpus", "memory" (MB), as far as the user gave them. "num_npus" is not charged.
         env_hook: pickle of a function without arguments that runs before `code` is unpickled.
         visible_device: whether the process is shown only its own card.
