@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toprope.collectives import collective_kind, hccl_minimum
 from toprope.cores import Card, Collective, Communicator, OpId, Program, record
 from toprope.cores import findings as module
 from toprope.cores.findings import RULES, Level, findings, unknown_cores
 from toprope.cores.model import Op, Stream
-from toprope.cores.operators import collective_kind, hccl_minimum
 from toprope.cores.order import Graph
 from toprope.cores.overlap import Overlap
 
@@ -179,7 +179,7 @@ def test_the_data_say_where_they_come_from() -> None:
     for row in tomllib.loads((FOLDER / "operators.toml").read_text())["operator"]:
         assert set(row) == {"kind", "sync_all", "source"}
         assert row["source"].startswith("https://")
-    hccl = tomllib.loads((FOLDER / "hccl.toml").read_text())
+    hccl = tomllib.loads((FOLDER.parent / "collectives.toml").read_text())
     for row in hccl["minimum"]:
         assert (
             {"chips", "collective", "least", "source"}

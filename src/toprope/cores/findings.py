@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, product
 
+from toprope.collectives import collective_kind, hccl_minimum
 from toprope.cores.model import Collective, Cores, OpId, Program
-from toprope.cores.operators import collective_kind, hccl_minimum
 from toprope.cores.order import Graph, cycle
 from toprope.cores.overlap import Overlap
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from toprope.collectives import hccl_minimum
 from toprope.cores.model import Cores, Op, OpId, Program, Stream
-from toprope.cores.operators import hccl_minimum
 from toprope.cores.order import Graph
 from toprope.cores.plan import Plan, plan
 from toprope.cores.plan_order import Chain, longest_chain, never_together, order_of

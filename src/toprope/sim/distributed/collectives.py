@@ -78,6 +78,8 @@ def _run(
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     staging = Staging(hccl.settle)
+    if options is not None and members.on_vector_cores():
+        _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
     note = members.begin(name, hccl, results, message_between, is_message=options is None)
     works = start(staging)
     if note is not None:
@@ -93,6 +95,14 @@ def _run(
     work = HcclWork(works, staging.finish(), results)
     hccl.under_way = work.ended
     return work
+
+
+def _compare_cores(backend: Any, hccl: Any, cores: int) -> None:
+    """Let every rank know the others' limits, as HCCL does; the comparison is made when all of them have come."""
+    mine = torch.tensor([cores], dtype=torch.int64)
+    all_ranks = [torch.zeros(1, dtype=torch.int64) for _ in range(hccl.members.size)]
+    work = _gloo.allgather(backend, [all_ranks], [mine], _c10d.AllgatherOptions())
+    work.get_future().then(lambda _: members.tell_differences(hccl, [int(each) for each in all_ranks]))
 
 
 def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) -> Any:

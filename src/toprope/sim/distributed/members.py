@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,10 +14,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from toprope.collectives import hccl_minimum
+from toprope.sim.installation import installed
 from toprope.sim.native import native
 from toprope.sim.tracing import is_tracing
 
-__all__ = ["Members", "begin"]
+__all__ = ["Members", "begin", "check_cores", "on_vector_cores", "tell_differences"]
+
+_log = logging.getLogger("toprope")
 
 _LONGEST_NAME = 24
 """A communicator's name shares 47 bytes of a trace with the word "hcom", a rank and the number of ranks."""
@@ -39,6 +44,8 @@ class Members:
             told = hashlib.sha1(f"{name} {list(ranks)}".encode(), usedforsecurity=False).hexdigest()[:8]
             self.name = f"{self.name[: _LONGEST_NAME - 9]}-{told}"
         self.rank, self.size = rank, size
+        self.differs: set[int] = set()
+        """Ranks that were said to have another limit of vector cores than this process."""
         self._collectives = count()
         self._messages: defaultdict[tuple[int, int], count[int]] = defaultdict(count)
 
@@ -87,9 +94,56 @@ def begin(
     return note
 
 
+def check_cores(name: str, hccl: Any, results: Any) -> int:
+    """Vector cores that a collective may take; 0 where others than the vector cores do its work.
+
+    Raises:
+        RuntimeError: they are fewer than HCCL's documented minimum.
+    """
+    card = _card(results)
+    cores = _vector_cores(card)
+    if on_vector_cores():
+        spec = installed()
+        minimum = None if spec is None else hccl_minimum(name, spec.chip, hccl.members.size)
+        if minimum is not None and cores < minimum.cores:
+            raise RuntimeError(
+                f"HCCL function error: {name}, HCCL_E_PARA: {cores} vector cores are fewer than the {minimum.cores} "
+                f"that it needs at least on {hccl.members.size} ranks of a {spec.chip if spec else ''} "
+                "(HCCL_OP_EXPANSION_MODE=AIV). Raise the limit of the stream that it is called on."
+            )
+    return cores
+
+
+def tell_differences(hccl: Any, cores: Sequence[int]) -> None:
+    """Warn of each rank whose limit of vector cores is another than this one's, once.
+
+    Args:
+        hccl: the backend.
+        cores: vector cores of every rank.
+    """
+    members = hccl.members
+    for rank, number in enumerate(cores):
+        if number != cores[members.rank] and rank not in members.differs:
+            members.differs.add(rank)
+            _log.warning(
+                "op information aivCoreLimit check fail: rank %d may use %d vector cores and rank %d %d; all ranks of "
+                "a collective should have the same limit", members.rank, cores[members.rank], rank, number,
+            )  # fmt: skip
+
+
+def on_vector_cores() -> bool:
+    """Whether collectives run on vector cores: what HCCL_OP_EXPANSION_MODE=AIV asks for."""
+    return os.environ.get("HCCL_OP_EXPANSION_MODE", "").upper() == "AIV"
+
+
+def _card(results: Any) -> int:
+    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
+    return int(tensors[0].device.index if tensors else native().current_device())
+
+
 def _vector_cores(card: int) -> int:
     """Vector cores that HCCL may take: the caller's limit where they do the work (AIV), else none."""
-    if os.environ.get("HCCL_OP_EXPANSION_MODE", "").upper() != "AIV":
+    if not on_vector_cores():
         return 0
     limits = (ctypes.c_int * 2)()
     native().limits_here(card, limits)

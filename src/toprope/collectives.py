@@ -1,0 +1,61 @@
+"""HCCL's collectives: which there are, and the vector cores that each needs; the data are in collectives.toml."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from toprope import chips
+from toprope.errors import UnknownChipError
+
+__all__ = ["Minimum", "collective_kind", "hccl_minimum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """Vector cores that HCCL recommends for a collective.
+
+    Attributes:
+        cores: how many at least.
+        source: the page that says so.
+    """
+
+    cores: int
+    source: str
+
+
+@cache
+def collective_kind(name: str) -> str:
+    """Which collective a name speaks of: "allreduce" for "hcom_allReduce__606_0_1"; empty where it is not known."""
+    letters = "".join(letter for letter in name.casefold() if letter.isalpha())
+    return next((kind for kind in _read()["kinds"] if kind in letters), "")
+
+
+def hccl_minimum(name: str, chip: str, ranks: int) -> Minimum | None:
+    """Vector cores that HCCL recommends for a collective on vector cores; None where no source says.
+
+    Args:
+        name: the collective's name, such as "AllReduce".
+        chip: the chip of its cards.
+        ranks: cards of its communicator.
+    """
+    try:
+        family = chips.get(chip).family if chip else ""
+    except UnknownChipError:
+        return None
+    data = _read()
+    for row in data["minimum"]:
+        if row["chips"] == family and collective_kind(name) in row["collective"]:
+            cores = max(row["least"], math.ceil(ranks / row["ranks"]) if "ranks" in row else 0)
+            return Minimum(cores + (cores % 2 if row.get("even", False) else 0), data["sources"][row["source"]])
+    return None
+
+
+@cache
+def _read() -> dict[str, Any]:
+    import tomllib  # not needed by those who only import the names
+
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
