@@ -57,7 +57,7 @@ def test_collectives_say_which_of_which_communicator_they_are(group: Any, monkey
     tensor, stream = torch.ones(8).npu(), torch.npu.Stream()
     other = dist.new_group([0])
     dist.all_reduce(tensor)  # counted, though nobody traces
-    torch.npu.set_stream_limit(stream, 20, 16)
+    torch.npu.set_stream_limit(stream, 20, 24)
     with toprope.sim.trace() as trace:
         dist.broadcast(tensor, 0)
         dist.all_reduce(tensor, group=other)
@@ -69,7 +69,7 @@ def test_collectives_say_which_of_which_communicator_they_are(group: Any, monkey
     assert [(each.rank, each.ranks, each.sequence) for each in found] == [(0, 1, 1), (0, 1, 0), (0, 1, 2)]
     assert found[0].communicator == found[2].communicator != found[1].communicator
     assert [(each.kind, each.vector_cores, each.stream) for each in found] == [
-        ("COMMUNICATION", 0, 0), ("COMMUNICATION", 0, 0), ("AI_VECTOR_CORE", 16, stream.stream_id),
+        ("COMMUNICATION", 0, 0), ("COMMUNICATION", 0, 0), ("AI_VECTOR_CORE", 24, stream.stream_id),
     ]  # fmt: skip
 
 
