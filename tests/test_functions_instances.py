@@ -571,3 +571,14 @@ def test_after_its_end_a_session_is_of_no_use_and_a_new_one_is(tmp_path):
     with pytest.raises(yr.YRequestError, match="not found"):
         yr.get(one.pid.invoke())
     assert current.backend().job_id
+
+
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_sigterm_ends_an_instance_wherever_it_is_in_its_work(tmp_path, concurrency):
+    """Right after an answer a worker is still at work: the end was lost there, or waited for a thread for ever."""
+    for number in range(12):
+        one = Life.options(opt(concurrency=concurrency)).invoke(str(tmp_path / str(number)))
+        with ended(one):
+            os.kill(yr.get(one.pid.invoke()), signal.SIGTERM)
+            with pytest.raises(yr.YRequestError, match="exit status 143"):
+                yr.get(one.pid.invoke(), 10)

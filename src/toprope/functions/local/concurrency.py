@@ -36,7 +36,8 @@ class Threads:
         if message.kind == Kind.STOP:
             self._worker.run_here(message)
         else:
-            self._pool.submit(self._run, message)
+            # a thread that has begun and is not noted yet would never be told of the end
+            self._worker.undisturbed(lambda: self._pool.submit(self._run, message))
 
     def _run(self, message: Message) -> None:
         if self._worker.leaving:
@@ -72,7 +73,7 @@ class Loop:
             else:
                 self._worker.run_here(message)
         else:
-            asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
+            self._worker.undisturbed(lambda: asyncio.run_coroutine_threadsafe(self._run(message), self._loop))
 
     async def _run(self, message: Message) -> None:
         worker = self._worker

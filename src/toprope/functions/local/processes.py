@@ -32,6 +32,9 @@ __all__ = ["Processes"]
 WARM = 2
 """Processes that wait for work, so that an instance need not wait for one."""
 
+LAST_MOMENT = 0.2
+"""Seconds in which a process whose socket has closed may still end by itself."""
+
 EXIT_NEWS = 2.0
 """Seconds that the news how a process ended may come after its socket has closed."""
 
@@ -113,7 +116,9 @@ class Processes:
                 self._warm.remove(process)
             if process.exit is None and not self._closing:
                 # how it ended is on its way from the zygote; a process that only closed its socket has to go
-                self.kill(process)
+                if process.deadline is not None:
+                    process.deadline.cancel()
+                process.deadline = self.after(LAST_MOMENT, lambda: self.kill(process))
                 process.burial = self.after(EXIT_NEWS, lambda: self._buried(process))
             else:
                 self._buried(process)
@@ -347,6 +352,7 @@ class Processes:
                 process.channel.reading.release()
         self.lost(process)
         self._buried(process)
+        self._close(process)  # it may have been buried while it was read here
 
     def _zygote_gone(self) -> None:
         """The zygote was killed, and all workers with it: others may be started by a new one."""

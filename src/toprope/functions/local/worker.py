@@ -9,7 +9,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -38,6 +37,8 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
         worker.serve()
     except Closed:
         pass
+    if worker.terminated:
+        raise SystemExit(128 + worker.terminated)  # it may have been raised where the socket was, and lost to Closed
 
 
 class Worker:
@@ -55,8 +56,9 @@ class Worker:
         self.let_go: deque[BlockKey] = deque()
         self.relay = Relay(self)
         self.run: Callable[[Message], None] = self.run_here
-        self.reading_thread: threading.Thread | None = None
         self.stopped = False
+        self.terminated = 0  # the signal that ended it
+        self._deferring = False
         self.leaving = False  # whether a call has asked for the end: no other begins
         self.always_reads = False  # whether the main thread runs no calls
         self.news = News()
@@ -254,9 +256,22 @@ class Worker:
 
     def on_terminate(self, number: int, frame: Any) -> None:
         """SIGTERM: the hook, then the end."""
+        self.terminated = number
+        if self._deferring:
+            return
         if not self.stopped:
             self.run(Message(Kind.STOP, 0, 30.0, []))
         raise SystemExit(128 + number)
+
+    def undisturbed(self, action: Callable[[], object]) -> None:
+        """Do what SIGTERM must not cut short; one that comes meanwhile is heeded afterwards."""
+        self._deferring = True
+        try:
+            action()
+        finally:
+            self._deferring = False
+        if self.terminated:
+            self.on_terminate(self.terminated, None)
 
 
 def _split(result: Any, returns: int) -> list[Any]:
