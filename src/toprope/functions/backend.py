@@ -45,6 +45,18 @@ class Code:
             self._blob = dumps(self.target)
         return self._blob
 
+    def identify(self, blob: bytes | None = None) -> str:
+        """The key by which workers know it, the same for the same pickle.
+
+        Args:
+            blob: its pickle where that is not `blob()`.
+        """
+        if not self.key:
+            import hashlib
+
+            self.key = hashlib.sha256(self.blob() if blob is None else blob).hexdigest()
+        return self.key
+
 
 class Backend(ABC):
     """Runs functions and instances. Every wait has a limit, and says what it waited for when it is over."""

@@ -35,6 +35,7 @@ __all__ = [
     "YRequestError",
     "fresh",
     "invoke_error",
+    "said",
 ]
 
 CODES = {
@@ -252,6 +253,13 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
         return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
     except TypeError:  # a class that cannot be a base beside another
         return YRInvokeError
+
+
+def said(error: BaseException) -> str:
+    """An error in one line: without the traceback, and without its code, which another code is to follow."""
+    if isinstance(error, YRInvokeError):
+        return f"{type(error.origin).__name__}: {error.origin}"
+    return error.message if isinstance(error, YRError) else str(error)
 
 
 def fresh(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from toprope.functions.backend import Backend
 
-__all__ = ["Entry", "ObjectRef", "Value"]
+__all__ = ["Entry", "ObjectRef", "Value", "given", "parted"]
 
 
 class Value:
@@ -236,6 +236,17 @@ def _soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(action)
     except RuntimeError:
         pass  # the loop has ended
+
+
+def given(refs: list[ObjectRef], returns: int | None) -> Any:
+    """What the caller of a call with so many values is given: None for none, its reference for one, else the list."""
+    return None if not refs else refs[0] if returns == 1 else refs
+
+
+def parted(refs: Sequence[ObjectRef], ready: Sequence[int]) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """The references at these places, and the others; both in their order."""
+    chosen = set(ready)
+    return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
 
 
 def _meant(index: int) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
 from toprope.functions.groups import check_strategy
 from toprope.functions.ledger import Grant
 from toprope.functions.objects import Entry, ObjectRef
@@ -68,7 +68,7 @@ class Group:
         """A member has ended, by itself or because it was told to."""
         self.running.discard(instance.id)
         if crashed and self.stage in (Stage.WAITING, Stage.STARTING):
-            self.groups.fail(self, f"instance {instance.id}: {_said(error)}")
+            self.groups.fail(self, f"instance {instance.id}: {said(error)}")
         elif crashed and self.stage is Stage.GATHERING:
             self.error = self.error or error
         elif crashed and self.stage is Stage.RUNNING and self.options.same_lifecycle:
@@ -127,7 +127,7 @@ class Groups:
             raise YRequestError(f"group {name} cannot be started: {why}", CODES["group schedule failed"])
         group.options, group.stage = options, Stage.WAITING
         if group.error is not None:
-            self.fail(group, _said(group.error))
+            self.fail(group, said(group.error))
             return ObjectRef(self._session, group.ready)
         session, services = self._session, self._session.services
         try:
@@ -135,7 +135,7 @@ class Groups:
             if len(ledgers) > 1:
                 raise YRRuntimeError("its members take their resources from different resource groups")
         except YRRuntimeError as error:
-            self.fail(group, _said(error))
+            self.fail(group, said(error))
             return ObjectRef(session, group.ready)
         (ledger,) = ledgers
         numbers = services.ledger(ledger).ask_together(
@@ -234,10 +234,3 @@ class Groups:
             short = dict.fromkeys(each.text for each in found if each.reasons)
             why = "\n".join(short) or f"its {len(group.members)} members do not fit together"
             self.fail(group, f"it cannot be scheduled within {group.options.timeout} s. {why}")
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line: without the traceback, and without its code, which another code is to follow."""
-    if isinstance(error, YRInvokeError):
-        return f"{type(error.origin).__name__}: {error.origin}"
-    return error.message if isinstance(error, YRError) else str(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Backend, Code
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
-from toprope.functions.objects import ObjectRef
+from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
 from toprope.functions.wire import Closed, Kind, Message
@@ -136,8 +136,7 @@ class Relay(Backend):
         """The references whose objects are there, and the others."""
         number = self._ask("wait", [self.id(ref) for ref in refs], count, timeout)
         ready: list[int] = self._result(number, None if timeout is None else timeout + 5)
-        chosen = set(ready)
-        return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
+        return parted(refs, ready)
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
         """Cancel the calls that make these objects."""
@@ -256,8 +255,7 @@ class Relay(Backend):
         self._send(what, 0, packed, (target, returns, numbers))
         if returns is None:
             return self._items(numbers[0])
-        refs = [self.ref(number) for number in numbers]
-        return None if not refs else refs[0] if returns == 1 else refs
+        return given([self.ref(number) for number in numbers], returns)
 
     def _items(self, stream: int) -> Iterator[ObjectRef]:
         ended = False
@@ -274,15 +272,11 @@ class Relay(Backend):
 
     def _code(self, code: Code) -> str:
         """The key of a function or class, which the driver is told once."""
-        blob = code.blob()
-        if not code.key:
-            import hashlib
-
-            code.key = hashlib.sha256(blob).hexdigest()
-        if code.key not in self._sent_codes:
-            self._sent_codes.add(code.key)
-            self._worker.channel.send(Kind.CODE, 0, (code.key, code.name, code.is_async), [blob])
-        return code.key
+        key = code.identify()
+        if key not in self._sent_codes:
+            self._sent_codes.add(key)
+            self._worker.channel.send(Kind.CODE, 0, (key, code.name, code.is_async), [code.blob()])
+        return key
 
     def _ask(self, operation: str, *arguments: Any) -> int:
         number = next(self._numbers)

@@ -35,7 +35,6 @@ class _Group:
         numbers: of the requests for them.
         grants: the bundles that it has, by these numbers.
         ready: done when it has all bundles.
-        removed: whether it gives everything back as soon as nobody uses it.
     """
 
     name: str
@@ -45,7 +44,6 @@ class _Group:
     numbers: tuple[int, ...] = ()
     grants: dict[int, Grant] = field(default_factory=dict)
     ready: Entry = field(default_factory=Entry)
-    removed: bool = False
 
 
 class ResourceGroups:
@@ -118,7 +116,6 @@ class ResourceGroups:
             raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
         session = self._session
         error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
-        group.removed = True
         if not group.ready.done:
             for number in group.numbers:
                 session.services.forget("", number)

@@ -26,7 +26,7 @@ from toprope.functions.local.requests import Requests
 from toprope.functions.local.services import Services
 from toprope.functions.local.traffic import Traffic
 from toprope.functions.local.values import Values
-from toprope.functions.objects import Entry, ObjectRef
+from toprope.functions.objects import Entry, ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.wire import Kind
 
@@ -89,12 +89,10 @@ class Session(Backend):
 
     def expose(self, entry: Entry, to: Process) -> int:
         """The number by which a worker may know an object, which it then holds."""
-        if not entry.number:
-            entry.number = next(self._object_numbers)
-            self.objects[entry.number] = entry
-        held = to.held.setdefault(entry.number, [entry, 0])
+        number = self._number(entry)
+        held = to.held.setdefault(number, [entry, 0])
         held[1] += 1
-        return entry.number
+        return number
 
     def adopt(self, entry: Entry, number: int, owner: Process) -> None:
         """A worker has made up a number for an object that it asks for, and holds it."""
@@ -176,9 +174,7 @@ class Session(Backend):
         finally:
             for ref in refs:
                 ref._entry.forget(release)
-        ready = [place for place, ref in enumerate(refs) if ref._entry.done][:count]
-        chosen = set(ready)
-        return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
+        return parted(refs, [place for place, ref in enumerate(refs) if ref._entry.done][:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
         """Cancel the calls of functions that make these objects; those of instances are not heeded."""
@@ -195,12 +191,15 @@ class Session(Backend):
 
     def object_id(self, entry: Entry) -> str:
         """A name for an object."""
+        with self.lock:
+            return f"{self._number(entry):016x}"
+
+    def _number(self, entry: Entry) -> int:
+        """The number of an object, which it is given when it is first asked for."""
         if not entry.number:
-            with self.lock:
-                if not entry.number:
-                    entry.number = next(self._object_numbers)
-                    self.objects[entry.number] = entry
-        return f"{entry.number:016x}"
+            entry.number = next(self._object_numbers)
+            self.objects[entry.number] = entry
+        return entry.number
 
     # Functions and instances
 
@@ -243,8 +242,7 @@ class Session(Backend):
         """What the caller of a call is given."""
         if call.stream is not None:
             return self._items(call.stream)
-        refs = [ObjectRef(self, entry) for entry in call.entries]
-        return None if not refs else refs[0] if call.returns == 1 else refs
+        return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
 
     def _items(self, stream: Stream) -> Iterator[ObjectRef]:
         while True:
@@ -259,12 +257,9 @@ class Session(Backend):
 
     def know(self, code: Code) -> str:
         """The key of a function or class, by which workers know it."""
-        if not code.key:
-            import hashlib
-
-            code.key = hashlib.sha256(code.blob()).hexdigest()
-        self.codes.setdefault(code.key, code)
-        return code.key
+        key = code.identify()
+        self.codes.setdefault(key, code)
+        return key
 
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import weakref
@@ -11,7 +10,7 @@ from typing import Any
 
 from toprope.functions.backend import Backend, Code
 from toprope.functions.exceptions import CODES, YRRuntimeError, fresh
-from toprope.functions.objects import ObjectRef
+from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
 from toprope.functions.ray.attach import NAMESPACE, manager_name
@@ -94,9 +93,7 @@ class RayBackend(Backend):
 
     def key(self, code: Code) -> str:
         """The key of a function, by which workers know it."""
-        if not code.key:
-            code.key = hashlib.sha256(self.blob(code)).hexdigest()
-        return code.key
+        return code.key or code.identify(self.blob(code))
 
     def check(self) -> None:
         """Refuse work once the session has ended.
@@ -163,9 +160,7 @@ class RayBackend(Backend):
             if open_ and len(done) < count:
                 ready, _ = self.ray.wait(list(open_), num_returns=wanted, timeout=limit, fetch_local=False)
                 done.update(open_[each] for each in ready)
-        chosen = sorted(done)[:count]
-        left = set(range(len(refs))) - set(chosen)
-        return [refs[place] for place in chosen], [refs[place] for place in sorted(left)]
+        return parted(refs, sorted(done)[:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
         """Cancel the calls of functions that make these objects; those of instances are not heeded."""
@@ -264,8 +259,8 @@ class RayBackend(Backend):
         """The references of a call that returns several values, or none."""
         if not returns:
             return None
-        refs = [ObjectRef(self, Entry(each, instance)) for each in (made if isinstance(made, list) else [made])]
-        return refs[0] if returns == 1 else refs
+        made = made if isinstance(made, list) else [made]
+        return given([ObjectRef(self, Entry(each, instance)) for each in made], returns)
 
     def items(self, stream: Any, instance: str = "") -> Iterator[ObjectRef]:
         """The references of a generator's items."""
@@ -277,7 +272,7 @@ class RayBackend(Backend):
         refs = [ObjectRef(self, Entry(None, instance, error)) for _ in range(1 if returns is None else returns)]
         if returns is None:
             return iter(refs)
-        return None if not refs else refs[0] if returns == 1 else refs
+        return given(refs, returns)
 
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
 from toprope.functions.groups import check_strategy
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
@@ -89,7 +89,7 @@ class Groups:
         self._backend.tell("begin_anew", group.key)
         wrong = next((each.error for each in group.members if each.error is not None), None)
         if wrong is not None:
-            self._fail(group, _said(wrong))
+            self._fail(group, said(wrong))
         else:
             self._launch(group, strategy, bundle_size)
         return self._ready(group)
@@ -132,7 +132,7 @@ class Groups:
             backend.instances.launch(each, {**asked, "scheduling_strategy": where})
         wrong = next((each.error for each in members if each.error is not None), None)
         if wrong is not None:
-            self._fail(group, _said(wrong))
+            self._fail(group, said(wrong))
             return
         group.answers = [each.handle.ready.remote() for each in members]
         group.ready = _all_there(backend).remote(*group.answers)
@@ -163,7 +163,7 @@ class Groups:
         why = self._backend.instances.why_ended(gone.id)
         there, _ = self._backend.ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
         if len(there) < len(group.answers) or why is not None:
-            self._fail(group, f"instance {gone.id}: {_said(why) if why is not None else 'its process is gone'}")
+            self._fail(group, f"instance {gone.id}: {said(why) if why is not None else 'its process is gone'}")
         elif group.options.same_lifecycle:
             text = f"instance {gone.id} of group {group.name} has exited, and the members of the group end together"
             self._end(group, YRequestError(text, CODES["group exit together"], 22))
@@ -193,10 +193,3 @@ def _all_there(backend: RayBackend) -> Any:
 
 def _nothing(*answers: bool) -> bool:
     return True
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line: without the traceback, and without its code, which another code is to follow."""
-    if isinstance(error, YRInvokeError):
-        return f"{type(error.origin).__name__}: {error.origin}"
-    return error.message if isinstance(error, YRError) else str(error)

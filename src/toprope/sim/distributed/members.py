@@ -81,8 +81,8 @@ def begin(
     if not is_tracing():
         return None
     library = native()
-    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
-    card = tensors[0].device.index if tensors else library.current_device()
+    tensors = _on_cards(results)
+    card = _card(tensors)
     size = sum(tensor.nbytes for tensor in tensors)
     stream, began, vector = library.current_stream(card), library.now_ns(), _vector_cores(card)
 
@@ -95,22 +95,21 @@ def begin(
 
 
 def check_cores(name: str, hccl: Any, results: Any) -> int:
-    """Vector cores that a collective may take; 0 where others than the vector cores do its work.
+    """Vector cores that a collective which runs on them may take.
 
     Raises:
         RuntimeError: they are fewer than HCCL's documented minimum.
     """
-    card = _card(results)
-    cores = _vector_cores(card)
-    if on_vector_cores():
-        spec = installed()
-        minimum = None if spec is None else hccl_minimum(name, spec.chip, hccl.members.size)
-        if minimum is not None and cores < minimum.cores:
-            raise RuntimeError(
-                f"HCCL function error: {name}, HCCL_E_PARA: {cores} vector cores are fewer than the {minimum.cores} "
-                f"that it needs at least on {hccl.members.size} ranks of a {spec.chip if spec else ''} "
-                "(HCCL_OP_EXPANSION_MODE=AIV). Raise the limit of the stream that it is called on."
-            )
+    cores = _vector_cores(_card(_on_cards(results)))
+    spec = installed()
+    assert spec is not None  # there is a card, or nobody could call a collective on it
+    minimum = hccl_minimum(name, spec.chip, hccl.members.size)
+    if minimum is not None and cores < minimum.cores:
+        raise RuntimeError(
+            f"HCCL function error: {name}, HCCL_E_PARA: {cores} vector cores are fewer than the {minimum.cores} "
+            f"that it needs at least on {hccl.members.size} ranks of a {spec.chip} "
+            "(HCCL_OP_EXPANSION_MODE=AIV). Raise the limit of the stream that it is called on."
+        )
     return cores
 
 
@@ -136,8 +135,11 @@ def on_vector_cores() -> bool:
     return os.environ.get("HCCL_OP_EXPANSION_MODE", "").upper() == "AIV"
 
 
-def _card(results: Any) -> int:
-    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
+def _on_cards(results: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.device.type == "npu"]
+
+
+def _card(tensors: list[Tensor]) -> int:
     return int(tensors[0].device.index if tensors else native().current_device())
 
 
