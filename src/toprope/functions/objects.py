@@ -7,46 +7,64 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.serial import BlockKey, local
+from toprope.functions.serial import BlockKey, Packed, local
 
 if TYPE_CHECKING:
     import asyncio
 
     from toprope.functions.backend import Backend
 
-__all__ = ["Entry", "ObjectRef", "Value", "given", "parted"]
+__all__ = ["Entry", "ObjectRef", "SharedValue", "Value", "given", "parted"]
 
 
 class Value:
-    """A pickled value and the shared memory that it lies in, which is given back when nobody knows the value any more.
+    """A pickled value.
 
     Attributes:
         data, spec, parts: as `serial.Packed` has them.
         refs: the objects that references in it mean.
-        owner: number of the process whose shared memory it lies in; 0 is the driver.
     """
 
-    __slots__ = ("_gone", "data", "owner", "parts", "refs", "spec")
+    __slots__ = ("data", "parts", "refs", "spec")
 
     def __init__(
         self,
         data: bytes | None,
-        spec: tuple[BlockKey | None, ...],
-        parts: Sequence[bytes],
-        refs: list[Any],
-        owner: int,
-        gone: Callable[[int, tuple[BlockKey | None, ...]], None],
+        spec: tuple[BlockKey | None, ...] = (),
+        parts: Sequence[bytes] = (),
+        refs: Sequence[Any] = (),
     ) -> None:
         self.data = data
         self.spec = spec
         self.parts = parts
         self.refs = refs
-        self.owner = owner
+
+
+class SharedValue(Value):
+    """A value that lies in shared memory, which is given back when nobody knows the value any more.
+
+    Args:
+        packed: the value.
+        refs: the objects that references in it mean.
+        owner: number of the process whose shared memory it lies in; 0 is the driver.
+        gone: told of the memory at the end.
+    """
+
+    __slots__ = ("_gone", "_owner")
+
+    def __init__(
+        self,
+        packed: Packed,
+        refs: Sequence[Any],
+        owner: int,
+        gone: Callable[[int, tuple[BlockKey | None, ...]], None],
+    ) -> None:
+        super().__init__(packed.data, packed.spec, packed.parts, refs)
+        self._owner = owner
         self._gone = gone
 
     def __del__(self) -> None:
-        if self.spec:
-            self._gone(self.owner, self.spec)
+        self._gone(self._owner, self.spec)
 
 
 class Entry:

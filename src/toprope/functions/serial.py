@@ -23,7 +23,7 @@ from toprope.functions.arena import Arena, Block, Reader
 if TYPE_CHECKING:
     from toprope.functions.objects import ObjectRef
 
-__all__ = ["INLINE", "Packed", "dumps", "pack", "unpack"]
+__all__ = ["INLINE", "Packed", "dumps", "pack", "plain", "unpack"]
 
 INLINE = 32 * 1024
 """Bytes from which on a buffer goes through shared memory."""
@@ -90,9 +90,9 @@ def pack(value: Any, arena: Arena | None) -> Packed:
     Raises:
         Whatever pickling raises; YRRuntimeError where the object store is full.
     """
-    kind = value.__class__
-    if kind in _NUMBERS or (kind in _TEXTS and len(value) < INLINE) or (kind is tuple and _are_numbers(value)):
-        return Packed(pickle.dumps(value, 5))
+    data = plain(value)
+    if data is not None:
+        return Packed(data)
     spec: list[BlockKey | None] = []
     parts: list[bytes] = []
     taken: list[Block] = []
@@ -124,6 +124,14 @@ def pack(value: Any, arena: Arena | None) -> Packed:
         raise
     finally:
         local.refs = outer
+
+
+def plain(value: Any) -> bytes | None:
+    """The pickle of a value that is nothing but numbers or a short text, as most are; None for others."""
+    kind = value.__class__
+    if kind in _NUMBERS or (kind in _TEXTS and len(value) < INLINE) or (kind is tuple and _are_numbers(value)):
+        return pickle.dumps(value, 5)
+    return None
 
 
 def _are_numbers(value: tuple[Any, ...]) -> bool:

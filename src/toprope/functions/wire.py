@@ -2,12 +2,13 @@
 
 A message is a kind, a number, a small tuple of plain values, and parts of bytes. Whoever waits for one reads the socket
 itself: a thread between them would cost more than the message. Before it sleeps, a reader looks again for a moment,
-since waking a sleeping processor takes longer than most calls.
+since waking a sleeping processor takes longer than most calls; from a moment on it lets others have the processor.
 """
 
 from __future__ import annotations
 
 import marshal
+import os
 import select
 import socket
 import struct
@@ -18,10 +19,19 @@ from typing import Any, NamedTuple
 
 from toprope.functions.interrupts import interruptible
 
-__all__ = ["Channel", "Closed", "Kind", "Message"]
+__all__ = ["Channel", "Closed", "Kind", "Message", "Outgoing"]
 
-_HEADER = struct.Struct("<BxxxIIQ")  # kind, number of parts, bytes of the tuple, number
+_HEADER = struct.Struct("<II")  # bytes of the marshalled message, number of parts behind it
+_APART = 32 * 1024
+"""Bytes of parts from which on they stand behind the marshalled message: they would be copied once more in it."""
+
+_FORMAT = 2
+"""Of marshal: the newest that does not look for objects that occur twice."""
+
 _SPIN_NS = 60_000
+_POLITE_NS = 250_000
+"""How long a reader looks again before it sleeps, all in all; after the first part it lets others go first."""
+
 _CHUNK = 256 * 1024
 BUFFER = 4 * 2**20
 """Bytes that a socket is asked to hold; most machines allow less."""
@@ -53,6 +63,10 @@ class Message(NamedTuple):
     number: int
     meta: Any
     parts: list[bytes]
+
+
+Outgoing = tuple[int, int, Any, Sequence[bytes | memoryview]]
+"""A message to be sent: kind, number, plain values, parts."""
 
 
 class Closed(Exception):  # noqa: N818 - an event, not a fault
@@ -101,15 +115,16 @@ class Channel:
         Raises:
             Closed: the other side is gone.
         """
-        head = marshal.dumps(meta)
-        frame = _HEADER.pack(kind, len(parts), len(head), number) + head
-        if parts:
-            frame += struct.pack(f"<{len(parts)}Q", *map(len, parts)) + b"".join(parts)
+        frame = _frame(kind, number, meta, parts)
         if self._gathered is not None:
             self._gathered.append(frame)
         else:
             self._send(frame)
         return len(frame)
+
+    def send_all(self, messages: Sequence[Outgoing]) -> None:
+        """Send messages in one go. Errors as for `send`."""
+        self._send(b"".join([_frame(*message) for message in messages]))
 
     def gather(self) -> None:
         """Keep the next messages for `send_gathered`, which sends them in one go; no other thread may send."""
@@ -202,14 +217,18 @@ class Channel:
     def _read(self, timeout: float | None) -> int:
         """Bytes read into the chunk; -1 where the time is over."""
         recv_into, chunk = self.socket.recv_into, self._chunk
-        until = time.perf_counter_ns() + (_SPIN_NS if timeout is None or timeout > 0 else 0)
+        begin = time.perf_counter_ns()
+        spin = _POLITE_NS if timeout is None or timeout > 0 else 0
         try:
             while True:
                 try:
                     return recv_into(chunk, 0, socket.MSG_DONTWAIT)
                 except BlockingIOError:
-                    if time.perf_counter_ns() >= until:
+                    passed = time.perf_counter_ns() - begin
+                    if passed >= spin:
                         break
+                    if passed > _SPIN_NS:
+                        os.sched_yield()
             if timeout == 0:
                 return -1
             if not self._sleep(timeout):
@@ -237,21 +256,36 @@ class Channel:
         messages: list[Message] = []
         place, size, end = 0, len(data), _HEADER.size
         while size >= end:
-            kind, count, head, number = _HEADER.unpack_from(data, place)
+            head, count = _HEADER.unpack_from(data, place)
             at = place + _HEADER.size
             first = end = at + head + 8 * count
             if end > size:
                 break
-            lengths = struct.unpack_from(f"<{count}Q", data, at + head) if count else ()
-            end += sum(lengths)
-            if end > size:
-                break
-            parts = []
-            for length in lengths:
-                parts.append(bytes(data[first : first + length]))
-                first += length
-            messages.append(Message(kind, number, marshal.loads(data[at : at + head]), parts))
+            if count:
+                lengths = struct.unpack_from(f"<{count}Q", data, at + head)
+                end += sum(lengths)
+                if end > size:
+                    break
+            message = _new(Message, marshal.loads(data[at : at + head]))
+            if count:
+                for length in lengths:
+                    message.parts.append(bytes(data[first : first + length]))
+                    first += length
+            messages.append(message)
             place, end = first, first + _HEADER.size
         self._rest = bytearray(data[place:]) if place < size else bytearray()
         self._needed = end - place
         return messages
+
+
+_new = tuple.__new__
+
+
+def _frame(kind: int, number: int, meta: Any, parts: Sequence[bytes | memoryview]) -> bytes:
+    """A message as its bytes."""
+    if not parts or sum(map(len, parts)) < _APART:
+        head = marshal.dumps((kind, number, meta, [*parts]), _FORMAT)
+        return _HEADER.pack(len(head), 0) + head
+    head = marshal.dumps((kind, number, meta, []), _FORMAT)
+    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return b"".join([_HEADER.pack(len(head), len(parts)), head, lengths, *parts])

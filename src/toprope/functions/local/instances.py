@@ -16,6 +16,7 @@ from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
+from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import InvalidRequestError, parse
@@ -136,7 +137,7 @@ class Instances:
             checkpoint = self._session.result(call.entries[0])
             instance.saved = checkpoint if instance.saved is None else instance.saved
             instance.state = State.READY
-            instance.value, instance.refs = self._session.values.nothing(), []
+            instance.value, instance.refs = NOTHING, []
             self._session.services.started(instance)
             self.advance(instance)
 
@@ -149,7 +150,7 @@ class Instances:
             if instance is None:
                 call.fail(YRequestError(f"instance {id} not found", CODES["instance not found"]))
                 return
-            call.owner = instance_calls(self, instance)
+            call.owner = instance.calls or instance_calls(self, instance)
             if instance.error is not None:
                 call.fail(instance.error)
             elif instance.state is State.READY and not instance.queue and not call.refs:
@@ -242,7 +243,7 @@ class Instances:
         instance.state, instance.error = State.DEAD, error
         self._fail_queue(instance, error)
         self._session.services.withdraw(instance)
-        instance.value, instance.refs = self._session.values.nothing(), []
+        instance.value, instance.refs = NOTHING, []
         if instance.late is not None:
             instance.late.cancel()
         self._session.services.member_gone(instance, error, crashed=crashed)

@@ -16,6 +16,7 @@ from toprope.functions.local import remarks
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
 from toprope.functions.local.timers import Timer
+from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import InvalidRequestError, Request, parse
@@ -175,7 +176,7 @@ class Pools:
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables |= environment
         setup = ("", variables, unset, folder, session.services.python_path(), 1, False, False, None)
-        call = Call(Kind.CREATE, setup, session.values.nothing(), [], 1)
+        call = Call(Kind.CREATE, setup, NOTHING, [], 1)
         call.owner = _Owner(self, pool)
         session.send(process, call)
 

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from toprope.functions.local.timers import Timer
     from toprope.functions.options import InvokeOptions
 
-__all__ = ["Call", "Process", "Stream"]
+__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream"]
 
 WINDOW = 192
 """Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
+
+BURST = 64
+"""Calls on their way from which on more are sent several at a time: the worker has enough to do meanwhile."""
+
+SEVERAL = 32
+"""Calls that are sent at a time then."""
 
 
 class Stream:
@@ -82,7 +88,7 @@ class Call:
         self.returns = returns
         self.code = code
         self.options = options
-        self.entries = [Entry() for _ in range(returns or 0)]
+        self.entries = [Entry()] if returns == 1 else [Entry() for _ in range(returns or 0)]
         self.stream = Stream() if returns is None else None
         self.tries = options.retry_times if options is not None and kind == Kind.FUNCTION else 0
         self.cancelled = False

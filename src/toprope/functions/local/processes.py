@@ -244,6 +244,11 @@ class Processes:
                 return
             self._session.handle(process, messages)
 
+    def glance(self, process: Process) -> None:
+        """Act on what a worker has sent, where nobody else reads it. Held: the session's lock."""
+        if not process.closed and process.channel.reading.acquire(blocking=False):
+            self._read_some(process)
+
     def listen(self, process: Process) -> None:
         """Nobody reads what a process sends any more: this thread's pump does again."""
         if process.buried:
@@ -312,15 +317,18 @@ class Processes:
     def _read(self, process: Process) -> None:
         """Read what a worker has sent, where nobody else does."""
         if process.channel.reading.acquire(blocking=False):
-            try:
-                messages = process.channel.receive(0)
-                if messages:
-                    self._session.handle(process, messages)
-            except Closed:
-                self.lost(process)
-            finally:
-                process.channel.reading.release()
-            self.listen(process)
+            self._read_some(process)
+
+    def _read_some(self, process: Process) -> None:
+        try:
+            messages = process.channel.receive(0)
+            if messages:
+                self._session.handle(process, messages)
+        except Closed:
+            self.lost(process)
+        finally:
+            process.channel.reading.release()
+        self.listen(process)
 
     def _news(self) -> None:
         """Read what the zygote tells: a worker's process, or its end."""

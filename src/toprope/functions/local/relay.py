@@ -15,7 +15,7 @@ from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.wire import Closed, Kind, Message, Outgoing
 
 if TYPE_CHECKING:
     from toprope.functions.local.worker import Worker
@@ -70,15 +70,18 @@ class Relay(Backend):
         number: int = ref._entry.number
         return number
 
-    def tell(self) -> None:
-        """Tell the driver which objects are not needed here any more."""
+    def unused(self) -> list[Outgoing]:
+        """The messages that say which streams and objects are not needed here any more."""
+        messages: list[Outgoing] = []
         while self.unfinished:
-            self._send("request", 0, pack(("forget stream", (self.unfinished.popleft(),)), None), 0)
+            packed = pack(("forget stream", (self.unfinished.popleft(),)), None)
+            messages.append(self._request("request", 0, packed, 0))
         gone = []
         while self.dropped:
             gone.append(self.dropped.popleft())
         if gone:
-            self._worker.channel.send(Kind.REFS, 0, tuple(gone))
+            messages.append((Kind.REFS, 0, tuple(gone), ()))
+        return messages
 
     def answered(self, message: Message) -> None:
         """An answer has come; one that nobody waits for any more gives its memory back."""
@@ -285,10 +288,13 @@ class Relay(Backend):
         return number
 
     def _send(self, what: str, number: int, packed: Packed, extra: Any) -> None:
+        self._worker.channel.send(*self._request(what, number, packed, extra))
+
+    def _request(self, what: str, number: int, packed: Packed, extra: Any) -> Outgoing:
         refs = tuple(self.id(ref) for ref in packed.refs)
         parts = [*([packed.data] if packed.data is not None else []), *packed.parts]
         meta = (what, packed.data is not None, packed.spec, refs, extra)
-        self._worker.channel.send(Kind.REQUEST, number, meta, parts)
+        return Kind.REQUEST, number, meta, parts
 
     def _result(self, number: int, timeout: float | None) -> Any:
         from toprope.functions.local.worker import wait_for

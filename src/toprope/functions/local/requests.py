@@ -77,15 +77,15 @@ class Requests:
         elif what == "create":
             key, options = extra
             code = session.codes[key]
-            self._answer(process, number, session.instances.create(code, value, value.refs, pickle.loads(options)))
+            self._answer(process, number, session.instances.create(code, value, [*value.refs], pickle.loads(options)))
         else:
             target, returns, numbers = extra
             if what == "invoke":
                 key, given = target
                 options = pickle.loads(given)
-                call = Call(Kind.FUNCTION, key, value, value.refs, returns, session.codes[key], options)
+                call = Call(Kind.FUNCTION, key, value, [*value.refs], returns, session.codes[key], options)
             else:
-                call = Call(Kind.CALL, target[1], value, value.refs, returns)
+                call = Call(Kind.CALL, target[1], value, [*value.refs], returns)
             for entry, name in zip(call.entries, numbers, strict=False):
                 session.adopt(entry, name, process)
             if call.stream is not None:

@@ -25,7 +25,7 @@ from toprope.functions.local.processes import Processes
 from toprope.functions.local.requests import Requests
 from toprope.functions.local.services import Services
 from toprope.functions.local.traffic import Traffic
-from toprope.functions.local.values import Values
+from toprope.functions.local.values import NOTHING, Values
 from toprope.functions.objects import Entry, ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.wire import Kind
@@ -112,6 +112,7 @@ class Session(Backend):
         """The objects, in order."""
         until = None if timeout == -1 else time.monotonic() + timeout
         results: list[Any] = []
+        result = self.result
         for ref in refs:
             entry = ref._entry
             if not entry.done and not self.wait_for(entry, until):
@@ -121,7 +122,7 @@ class Session(Backend):
             elif allow_partial and entry.error is not None:
                 results.append(None)
             else:
-                results.append(self.result(entry))
+                results.append(result(entry))
         self.values.settle()
         return results
 
@@ -231,7 +232,7 @@ class Session(Backend):
         """Call a method of an instance."""
         if self.ended:
             self.check()
-        value, refs = self.values.pack((arguments, keywords))
+        value, refs = self.values.pack((arguments, keywords)) if arguments or keywords else (NOTHING, [])
         call = Call(Kind.CALL, method, value, refs, returns)
         self.instances.submit(instance, call)
         if returns == 1:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.local.process import WINDOW, Call, Process
-from toprope.functions.objects import Entry
+from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process
+from toprope.functions.objects import Entry, Value
 from toprope.functions.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
@@ -28,13 +28,28 @@ class Traffic:
         call.process = process
         for entry in call.entries:
             entry.source = process
-        if process.backlog or len(process.pending) >= WINDOW:
-            process.backlog.append(call)
-        else:
+        backlog = process.backlog
+        if not backlog and len(process.pending) < BURST:
             self._transmit(process, call)
+            return
+        backlog.append(call)  # it goes with others now, or at the latest when a result comes
+        if len(backlog) % SEVERAL == 0:
+            if len(process.pending) < WINDOW:
+                self._catch_up(process)
+            else:
+                self._session.processes.glance(process)
 
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
+        data = value.data
+        if data is not None and not call.refs and not value.spec and call.kind == Kind.CALL:
+            call.number = number = next(self._numbers)
+            process.pending[number] = call
+            try:
+                process.channel.send(Kind.CALL, number, (call.target, call.returns), (data,))
+            except Closed:
+                self._session.processes.lost(process)
+            return
         specs, parts = [], []
         if value.data is not None:
             parts.append(value.data)
@@ -68,18 +83,21 @@ class Traffic:
         """Act on what a worker has sent. Quick, and waits for nothing."""
         with self._session.lock:
             for message in messages:
-                kind = message.kind
+                kind, number, meta, given = message
                 if kind == Kind.RESULT:
-                    call = process.pending.pop(message.number, None)
+                    call = process.pending.pop(number, None)
                     if call is None:
                         continue
-                    parts = iter(message.parts)
-                    values = [
-                        self._session.values.received(has_data, spec, ids, parts, process)
-                        for has_data, spec, ids in message.meta
-                    ]
-                    for entry, value in zip(call.entries, values, strict=False):
-                        entry.finish(value)
+                    if meta is None:
+                        call.entries[0].finish(Value(given[0]))
+                    else:
+                        parts = iter(given)
+                        values = [
+                            self._session.values.received(has_data, spec, ids, parts, process)
+                            for has_data, spec, ids in meta
+                        ]
+                        for entry, value in zip(call.entries, values, strict=False):
+                            entry.finish(value)
                     self._ended(process, call, None)
                 else:
                     self._handle(process, message)

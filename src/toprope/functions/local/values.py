@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.folder import shared_folder
-from toprope.functions.objects import Entry, ObjectRef, Value
-from toprope.functions.serial import BlockKey, pack, unpack
+from toprope.functions.objects import Entry, ObjectRef, SharedValue, Value
+from toprope.functions.serial import BlockKey, Packed, pack, plain, unpack
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process
     from toprope.functions.local.session import Session
 
-__all__ = ["Values", "shared_folder"]
+__all__ = ["NOTHING", "Values", "shared_folder"]
 
 
-_NOTHING = pickle.dumps(((), {}))
+NOTHING = Value(pickle.dumps(((), {}), 5))
+"""The arguments of a call that has none."""
 
 
 class Values:
@@ -46,25 +47,27 @@ class Values:
 
     def pack(self, value: Any) -> tuple[Value, list[Entry]]:
         """A value of this process, and the objects that it refers to."""
+        data = plain(value)
+        if data is not None:
+            return Value(data), []
         packed = pack(value, self._arena)
         refs = [ref._entry for ref in packed.refs]
         if any(ref._backend is not self._session for ref in packed.refs):
             self.forget(0, packed.spec)
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
-        return Value(packed.data, packed.spec, packed.parts, refs, 0, self.forget), refs
-
-    def nothing(self) -> Value:
-        """No arguments."""
-        return Value(_NOTHING, (), (), [], 0, self.forget)
+        if not packed.spec:
+            return Value(packed.data, (), packed.parts, refs), refs
+        return SharedValue(packed, refs, 0, self.forget), refs
 
     def received(self, has_data: bool, spec: Any, ids: Sequence[int], parts: Iterator[bytes], owner: Process) -> Value:
         """A value that a worker has sent."""
         data = next(parts) if has_data else None
         inline = [next(parts) for key in spec if key is None]
         refs = [self._session.object(number, owner) for number in ids]
-        if spec:
-            self._session.processes.owns(owner.number, sum(key is not None for key in spec))
-        return Value(data, spec, inline, refs, owner.number, self.forget)
+        if not spec:
+            return Value(data, (), (), refs)
+        self._session.processes.owns(owner.number, sum(key is not None for key in spec))
+        return SharedValue(Packed(data, spec, inline), refs, owner.number, self.forget)
 
     def forget(self, owner: int, spec: tuple[BlockKey | None, ...]) -> None:
         """A value is not needed any more. May be called at any moment, in any thread, so the work is put off."""

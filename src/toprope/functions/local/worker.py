@@ -21,8 +21,8 @@ from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
-from toprope.functions.serial import BlockKey, Packed, dumps, pack, unpack
-from toprope.functions.wire import Channel, Closed, Kind, Message
+from toprope.functions.serial import BlockKey, Packed, dumps, pack, plain, unpack
+from toprope.functions.wire import Channel, Closed, Kind, Message, Outgoing
 
 __all__ = ["main"]
 
@@ -95,12 +95,18 @@ class Worker:
 
     def tell(self) -> None:
         """Tell the driver what is not used here any more."""
-        released = []
-        while self.let_go:
-            released.append(self.let_go.popleft())
-        if released:
-            self.channel.send(Kind.RELEASE, 0, tuple(released))
-        self.relay.tell()
+        news = self.unused()
+        if news:
+            self.channel.send_all(news)
+
+    def unused(self) -> list[Outgoing]:
+        """The messages that say what is not used here any more."""
+        messages: list[Outgoing] = []
+        if self.let_go:
+            messages.append((Kind.RELEASE, 0, tuple(_taken(self.let_go)), ()))
+        if self.relay.unfinished or self.relay.dropped:
+            messages += self.relay.unused()
+        return messages
 
     # Running
 
@@ -116,6 +122,10 @@ class Worker:
             function, arguments, keywords, returns = self.prepare(message)
             result = function(*arguments, **keywords)
             del arguments, keywords
+            data = plain(result) if returns == 1 else None
+            if data is not None:
+                self._send_with_news((Kind.RESULT, message.number, None, (data,)))
+                return
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
             if inspect.isasyncgen(result):
@@ -131,6 +141,10 @@ class Worker:
 
     def prepare(self, message: Message) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
         """What a message asks to be called, with its arguments."""
+        if len(message.meta) == 2:  # no shared memory and no references
+            target, returns = message.meta
+            arguments, keywords = unpack(message.parts[0], (), (), self.reader, self.let_go.append)
+            return getattr(self.instance, target), arguments, keywords, returns
         target, spec, value_specs, returns, has_data = message.meta
         arguments, keywords = self.arguments(spec, value_specs, has_data, message.parts)
         function = self.code(target) if message.kind == Kind.FUNCTION else getattr(self.instance, target)
@@ -220,8 +234,14 @@ class Worker:
             meta.append((packed.data is not None, packed.spec, tuple(self.relay.id(ref) for ref in packed.refs)))
             parts += [packed.data] if packed.data is not None else []
             parts += packed.parts
-        self.relay.tell()
-        self.channel.send(kind, number, tuple(meta), parts)
+        self._send_with_news((kind, number, tuple(meta), parts))
+
+    def _send_with_news(self, message: Outgoing) -> None:
+        """Send a message, and before it what is not used here any more: one time to wake the driver."""
+        if self.let_go or self.relay.unfinished or self.relay.dropped:
+            self.channel.send_all([*self.unused(), message])
+        else:
+            self.channel.send(*message)
 
     def pack_all(self, values: list[Any]) -> list[Packed]:
         """All of the values, or, where one cannot be sent, an error and no memory taken."""
@@ -287,6 +307,11 @@ def _split(result: Any, returns: int) -> list[Any]:
     if len(values) > returns:
         raise ValueError(f"too many values to unpack (expected {returns})")
     return values
+
+
+def _taken(queue: deque[Any]) -> list[Any]:
+    """What a queue holds, taken out of it; others may add to it meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _drain(generator: Any) -> list[Any]:
