@@ -1,6 +1,8 @@
 # What make can do here. README.md begins with the two that matter: make demo, make test.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# Tests that run at a time: most wait for processes of their own.
+TEST_PROCESSES ?= 2
 # Parts of ../shared/contract that must hold (see .ci/run).
 CONTRACT_PARTS = sim device cores functions flow
 
@@ -18,7 +20,7 @@ demo: $(READY)
 	$(BIN)/toprope run --chip 910B3 examples/digits_npu.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
 
 soak: $(READY)
 	TOPROPE_SOAK=1 $(BIN)/python -m pytest --timeout 3600

@@ -38,6 +38,12 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    # Where tests run side by side, those of a file stay together, since they share what they have started; but for the
+    # modules of the simulated card, each of which has a process of its own.
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.path.name != "test_simulated.py":
+                item.add_marker(pytest.mark.xdist_group(item.path.name))
     if not SOAK:
         for item in items:
             if item.get_closest_marker("soak"):
