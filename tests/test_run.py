@@ -433,3 +433,17 @@ def test_a_trace_of_a_program_that_loads_no_card_is_empty_and_says_so(world: Wor
     assert done.stdout == "what was there\n", "it is not touched before the program has ended"
     assert done.stderr.endswith("  trace         t.json is empty: no process loaded the card\n")
     assert json.loads((world.folder / "t.json").read_text())["traceEvents"] == []
+
+
+def test_the_log_setting_acts_in_a_program(tmp_path):
+    """TOPROPE_LOG was read and shown, and nothing acted on it."""
+    program = tmp_path / "program.py"
+    program.write_text("import logging\nlogging.getLogger('toprope').info('heard')\n")
+    heard = {}
+    for level in ("", "INFO", "ERROR"):
+        done = subprocess.run(
+            [sys.executable, "-m", "toprope", "run", "--device", "cpu", "--quiet", str(program)],
+            env={**os.environ, "TOPROPE_LOG": level}, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        heard[level] = "toprope: INFO: heard" in done.stderr
+    assert heard == {"": False, "INFO": True, "ERROR": False}

@@ -42,7 +42,7 @@ class Settings:
     """Folder for what can be made again, such as the compiled simulator."""
 
     log: str = "WARNING"
-    """Lowest level that the logger "toprope" lets through: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    """Lowest level that the logger "toprope" lets through: DEBUG, INFO, WARNING, ERROR or CRITICAL; see `apply_log`."""
 
     fallback: bool = False
     """Whether less than what was asked for is acceptable (CPU instead of a card); otherwise it is an error."""
@@ -96,6 +96,20 @@ class Settings:
         if "cache_dir" not in values:
             values["cache_dir"], origins["cache_dir"] = _default_cache_dir(environment)
         return cls(**values, origins={name: origins.get(name, "default") for name in _KNOWN})
+
+    def apply_log(self) -> None:
+        """Have the logger "toprope" let through what `log` says, to stderr where nothing else listens to it.
+
+        `toprope run` does so in the program's processes. A library has no business with its user's logging otherwise.
+        """
+        import logging
+
+        logger = logging.getLogger("toprope")
+        logger.setLevel(self.log)
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("toprope: %(levelname)s: %(message)s"))
+            logger.addHandler(handler)
 
     def show(self) -> str:
         """One line for each setting: its name, its value and where the value came from."""

@@ -108,8 +108,9 @@ def run(
 
     command = command_line(program)
     begun = deployed.read()
+    settings = Settings.load()
     choice = choose(
-        device, chip=chip, count=count, hbm=hbm, settings=Settings.load(), probe=probe,
+        device, chip=chip, count=count, hbm=hbm, settings=settings, probe=probe,
         begun=begun.sim if begun is not None else "",
     )  # fmt: skip
     if trace is not None:
@@ -117,8 +118,9 @@ def run(
     if check_cores:
         run_cores.check(choice)
     status, report = _run(
-        command, choice, trace, begun if choice.begun else None, check_cores=check_cores, as_json=as_json
-    )
+        command, choice, trace, begun if choice.begun else None, log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
+        as_json=as_json,
+    )  # fmt: skip
     if not quiet:
         try:
             sys.stderr.write(report)
@@ -134,6 +136,7 @@ def _run(
     trace: Path | None,
     begun: Deployment | None,
     *,
+    log: str,
     check_cores: bool,
     as_json: bool,
 ) -> tuple[int, str]:
@@ -158,6 +161,8 @@ def _run(
             choice, os.environ, folder, real_installed=installed_version() is not None,
             trace=trace is not None or check_cores,
         )  # fmt: skip
+        if log:
+            environment["TOPROPE_LOG"] = log
         start = time.monotonic()
         status = run_program(command, environment)
         seconds = time.monotonic() - start

@@ -175,6 +175,10 @@ def install_for_run() -> None:
     # a process that outlives the run finds the folder for counters gone
     if not os.path.isdir(os.environ.get("TOPROPE_RUN_DIR", "")):
         os.environ.pop("TOPROPE_RUN_DIR", None)
+    if os.environ.get("TOPROPE_LOG"):
+        from toprope.settings import Settings
+
+        Settings.load().apply_log()
     simulated = bool(os.environ.get("TOPROPE_SIM"))
     install(simulated_card=simulated)
     kind = os.environ.get("TOPROPE_DEVICE", "").partition(":")[0]
