@@ -31,3 +31,15 @@ class Scale:
         if code:
             return code
         return run_context.set_output(0, found[0].get_tensor().numpy() * self.factor)
+
+
+@df.npu_model
+def halved(x):
+    return x / 2
+
+
+class Classify:
+    @ff.proc_wrapper("i0,o0")
+    def classify(self, run_context, messages):
+        code, found = run_context.run_flow_model("model", messages, 20_000)
+        return code or run_context.set_output(0, found[1].get_tensor().numpy())

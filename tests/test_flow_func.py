@@ -160,30 +160,6 @@ def test_model_files_that_cannot_be_run_say_so(tmp_path, monkeypatch):
             raise graph.error
 
 
-def test_an_onnx_file_is_run_by_onnxruntime(monkeypatch):
-    """With a stand-in for onnxruntime: the extra need not be installed."""
-
-    class Session:
-        def __init__(self, path, providers):
-            assert (path, providers) == ("m.onnx", ["CPUExecutionProvider"])
-
-        def get_inputs(self):
-            return [types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b")]
-
-        def run(self, outputs, feed):
-            assert outputs is None
-            return [feed["a"] + feed["b"]]
-
-    onnxruntime = types.ModuleType("onnxruntime")
-    onnxruntime.InferenceSession = Session
-    onnxruntime.get_available_providers = lambda: ["CPUExecutionProvider"]
-    monkeypatch.setitem(sys.modules, "onnxruntime", onnxruntime)
-    run = models.load_onnx("m.onnx")
-    assert run(df.Tensor([1]), torch.tensor([2])).numpy().tolist() == [3]
-    with pytest.raises(DfException, match="2 inputs, got 1"):
-        run(1)
-
-
 def test_closures_are_run(tmp_path):
     """A function runs an exported program, and a graph of stages of its own."""
     program = torch.export.export(closures.Double(), (torch.ones(3),))

@@ -6,12 +6,15 @@ import importlib.util
 from typing import Any
 
 from toprope.flow import running
-from toprope.flow.exceptions import DfException
+from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.python_points import stage_object
 from toprope.flow.stage_spec import StageContext, StageObject
 from toprope.flow.tensor import Tensor
 
 __all__ = ["check_onnx", "load_onnx", "load_program", "onnx_stage", "program_stage"]
+
+_REMOTE = ("AzureExecutionProvider",)
+"""Providers of onnxruntime that run nothing here."""
 
 
 def program_stage(path: str, name: str, context: StageContext) -> StageObject:
@@ -62,16 +65,31 @@ def onnx_stage(path: str, context: StageContext) -> StageObject:
 
 
 def load_onnx(path: str) -> Any:
-    """An ONNX file as a function of `Tensor`s; the inputs and outputs are taken in the file's order."""
-    import onnxruntime  # type: ignore[import-not-found, unused-ignore]
+    """An ONNX file as a function of `Tensor`s; the inputs and outputs are taken in the file's order.
 
-    session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
+    Raises:
+        DfException: onnxruntime cannot load it.
+    """
+    import numpy
+    import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    options = onnxruntime.SessionOptions()
+    # its threads would keep the cores busy between two inputs, and other stages need them
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers = [each for each in onnxruntime.get_available_providers() if each not in _REMOTE]
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
+    except Exception as error:
+        raise DfException(f"onnxruntime cannot load {path}: {error}", FAILED) from error
     names = [each.name for each in session.get_inputs()]
 
     def run(*values: Any) -> Any:
         if len(values) != len(names):
             raise DfException(f"{path} has {len(names)} inputs, got {len(values)}")
         results = session.run(None, {name: _array(value) for name, value in zip(names, values, strict=True)})
+        others = [type(each).__name__ for each in results if not isinstance(each, numpy.ndarray)]
+        if others:
+            raise DfException(f"{path} has outputs that are no tensors: {', '.join(others)}")
         tensors = tuple(Tensor.over(each) for each in results)
         return tensors[0] if len(tensors) == 1 else tensors
 
