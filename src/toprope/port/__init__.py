@@ -1,0 +1,16 @@
+"""CUDA-only code becomes code that runs on NPU, CUDA and CPU: found, rewritten, reported. Imports no torch.
+
+    from toprope import port
+
+    ported = port.port(b"import torch\\nmodel.cuda()\\n")
+    print(ported.after.decode(), [finding.rule.code for finding in ported.findings])
+
+`runtime.py` is no part of the program: it is the text that `toprope port --vendor` puts into a project.
+"""
+
+from toprope.port.engine import port
+from toprope.port.finding import Finding, Ported
+from toprope.port.registry import rules
+from toprope.port.rule import Example, Family, Kind, Rule
+
+__all__ = ["Example", "Family", "Finding", "Kind", "Ported", "Rule", "port", "rules"]

@@ -1,0 +1,189 @@
+"""The port of one file: bytes in, findings and bytes out. Nothing is read or written here.
+
+A file without any of the rules' words is not parsed. Else it is parsed once and walked once; every node goes to the
+functions that are registered for it. The edits change the bytes they must and no others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection
+from functools import partial
+
+from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
+from toprope.port.file import RUNTIME, File
+from toprope.port.finding import Finding, Ported
+from toprope.port.imports import runtime_import
+from toprope.port.registry import Table, table
+from toprope.port.rule import Handler
+from toprope.port.scopes import Walk
+from toprope.port.source import Source, UnreadableError, parse
+
+__all__ = ["MOST_BYTES", "port"]
+
+MOST_BYTES = 2_000_000
+"""Files larger than this are taken for generated ones, and skipped."""
+
+
+def port(
+    data: bytes,
+    path: str = "",
+    *,
+    runtime: str = RUNTIME,
+    own_methods: frozenset[str] = frozenset(),
+    leave: Callable[[Finding], bool] | None = None,
+    assumed: dict[str, str] | None = None,
+    rules: Table | None = None,
+) -> Ported:
+    """The port of one Python file.
+
+    Args:
+        data: its bytes.
+        path: its name, for the report.
+        runtime: the module that ported code calls.
+        own_methods: names of the project's classes that have a method `cuda` of their own.
+        leave: says of a finding that it is not wanted: it is neither reported nor rewritten, only counted.
+        assumed: names that mean something although the file does not import them.
+        rules: the rules; all of them where left out.
+
+    Returns:
+        The file afterwards. One that cannot be read or parsed says so in `skipped` and stays as it is.
+    """
+    rules = table() if rules is None else rules
+    ported = Ported(path, data, data)
+    if len(data) > MOST_BYTES:
+        ported.skipped = f"it has {len(data) / 1e6:.1f} MB: taken for a generated file"
+        return ported
+    ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    if not rules.words.search(data):
+        return ported
+    try:
+        source = Source(data)
+        file = _look(source, rules, runtime, own_methods, assumed or {})
+        wanted = [finding for finding in file.findings if leave is None or not leave(finding)]
+        ported.ignored = len(file.findings) - len(wanted)
+        _settle(file, wanted)
+        text = _written(file, wanted)
+        ported.after = data if text == source.text else source.encode(text)
+    except UnreadableError as error:
+        ported.skipped, ported.lines, ported.findings = str(error), 0, []
+        return ported
+    ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
+    return ported
+
+
+def _look(source: Source, rules: Table, runtime: str, own: frozenset[str], assumed: dict[str, str]) -> File:
+    """The file with what the rules say about it."""
+    tree = source.parse()
+    try:
+        walk = Walk(tree, rules.types, assumed)
+    except RecursionError:
+        raise UnreadableError("it is nested too deeply") from None
+    file = File(source, walk, runtime, own)
+    index = 0
+    while index < len(walk.nodes):
+        node, end = walk.nodes[index]
+        index += 1
+        if file.is_done(node) or any(handler(file, node) for handler in _asked(file, rules, node)):
+            index = end
+    return file
+
+
+def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:
+    """The functions that look at a node, in their order. Written for speed: it is asked about every node."""
+    found: list[Handler] = list(rules.nodes.get(node.__class__, ()))
+    if isinstance(node, ast.Call):
+        name = file.dotted(node.func)
+        if name is not None:
+            found += rules.calls.get(name, ())
+        if isinstance(node.func, ast.Attribute):
+            found += rules.methods.get(node.func.attr, ())
+        for each in node.keywords:
+            found += [partial(_keyword, handler, each) for handler in rules.keywords.get(each.arg or "", ())]
+    elif isinstance(node, ast.Attribute | ast.Name):
+        name = file.dotted(node)
+        if name is not None:
+            found += rules.references.get(name, ())
+            found += [handler for prefix, handler in rules.below if name.startswith(prefix)]
+        if isinstance(node, ast.Attribute):
+            found += rules.attributes.get(node.attr, ())
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            found += rules.strings.get(node.value, ())
+            found += [handler for prefix, handler in rules.prefixes if node.value.startswith(prefix)]
+    elif isinstance(node, ast.Import):
+        for name in {alias.name.partition(".")[0] for alias in node.names}:
+            found += rules.modules.get(name, ())
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        found += rules.modules.get((node.module or "").partition(".")[0], ())
+    return found
+
+
+def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bool:
+    """Ask about a keyword; its call goes on to be looked at, whatever the answer."""
+    if not file.is_done(node) and not file.is_done(node.value) and handler(file, node):
+        file.done(node.value)
+    return False
+
+
+def _settle(file: File, findings: list[Finding]) -> None:
+    """Hold back edits that would take a comment away, or cross another one's."""
+    for finding in findings:
+        if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
+            finding.held_back = "a comment stands in the middle of it"
+    converted = [finding for finding in findings if finding.converted]
+    if _fits(file, [edit for finding in converted for edit in finding.edits]):
+        return
+    kept: list[Edit] = []
+    for finding in converted:
+        if _fits(file, kept + list(finding.edits)):
+            kept += finding.edits
+        else:
+            finding.held_back = "another rule changes a part of it"
+
+
+def _fits(file: File, edits: list[Edit]) -> bool:
+    try:
+        render(file.source.text, edits)
+    except OverlapError:
+        return False
+    return True
+
+
+def _written(file: File, findings: list[Finding]) -> str:
+    """The text after the edits of the findings, which are given the text of their place afterwards."""
+    text = file.source.text
+    for hold_back in (_in_fstrings, _all):
+        edits = [edit for finding in findings if finding.converted for edit in finding.edits]
+        if not edits:
+            return text
+        used = [edit.start for edit in edits if edit.says(f"{file.alias}.")]
+        if used and not file.imports_runtime:
+            edits.append(runtime_import(file, min(used)))
+        result = render(text, edits)
+        try:
+            parse(result)
+        except UnreadableError:
+            hold_back(findings)
+            continue
+        for finding in findings:
+            if finding.converted:
+                start = file.source.starts[finding.line - 1] + finding.column - 1
+                end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
+                inside = [edit for edit in edits if start <= edit.start and edit.end <= end]
+                finding.after = render(text, inside, start, end)
+        return result
+    return text
+
+
+def _in_fstrings(findings: list[Finding]) -> None:
+    # before Python 3.12 the text in the braces must not have the quotes of the string around it
+    for finding in findings:
+        if finding.converted and ('"' in finding.before or "'" in finding.before):
+            finding.held_back = "the file would no longer be Python"
+
+
+def _all(findings: list[Finding]) -> None:
+    for finding in findings:
+        if finding.converted:
+            finding.held_back = "the file would no longer be Python"

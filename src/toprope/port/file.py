@@ -1,0 +1,229 @@
+"""A file as rules see it: what names mean, what stands around a node, and how to report and rewrite a place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from toprope.port.edits import Edit
+from toprope.port.finding import Finding
+from toprope.port.rule import Rule
+from toprope.port.scopes import Binding, Scope, Walk
+from toprope.port.source import Source, UnreadableError, parse
+
+__all__ = ["RUNTIME", "File"]
+
+RUNTIME = "toprope.device.portable"
+"""The module that ported code calls, where it is not the one file of `--vendor`."""
+
+_ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
+
+
+class File:
+    """A parsed file.
+
+    Args:
+        source: its text.
+        walk: the pass over its tree.
+        runtime: the module that ported code calls.
+        own_methods: names of classes anywhere in the project that have a method `cuda` of their own.
+
+    Attributes:
+        source, walk, runtime, own_methods: as given.
+        findings: what the rules reported so far.
+        alias: the name under which this file has the runtime module.
+        imports_runtime: whether it has it already.
+    """
+
+    def __init__(
+        self, source: Source, walk: Walk, runtime: str = RUNTIME, own_methods: frozenset[str] = frozenset()
+    ) -> None:
+        self.source = source
+        self.walk = walk
+        self.runtime = runtime
+        self.own_methods = own_methods
+        self.findings: list[Finding] = []
+        self._done: set[ast.AST] = set()
+        self.alias, self.imports_runtime = self._find_alias()
+
+    def _find_alias(self) -> tuple[str, bool]:
+        for name, bindings in self.walk.module.bindings.items():
+            if all(each.imported == self.runtime for each in bindings):
+                return name, True
+        return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
+
+    # What it means
+
+    def dotted(self, node: ast.AST | None) -> str | None:
+        """The full name of what a name or attribute means: "torch.cuda" for `c` after `from torch import cuda as c`.
+
+        None where it is no import, or one of several: an object, a parameter, a name that is assigned elsewhere.
+        """
+        return None if node is None else self.walk.dotted(node)
+
+    def is_builtin(self, node: ast.AST, name: str) -> bool:
+        """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
+        return isinstance(node, ast.Name) and node.id == name and not self.scope(node).find(name)
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The scope that a node stands in."""
+        at: ast.AST | None = node
+        while at is not None:
+            found = self.walk.scopes.get(at)
+            if found is not None:
+                return found
+            at = self.walk.parents.get(at)
+        return self.walk.module
+
+    def bindings(self, node: ast.Name) -> list[Binding]:
+        """Every place of the file where the name that stands here gets a value."""
+        return self.scope(node).find(node.id)
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """The node around a node; None for the file's own statements."""
+        found = self.walk.parents.get(node)
+        return None if isinstance(found, ast.Module) else found
+
+    def ancestors(self, node: ast.AST) -> Iterable[ast.AST]:
+        """The nodes around a node, the nearest first."""
+        at = self.parent(node)
+        while at is not None:
+            yield at
+            at = self.parent(at)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that a node is part of."""
+        return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
+
+    def in_fstring(self, node: ast.AST) -> bool:
+        """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
+        return any(isinstance(each, ast.JoinedStr) for each in self.ancestors(node))
+
+    def text(self, node: ast.AST) -> str:
+        """The text of a node."""
+        start, end = self.source.span(node)
+        return self.source.text[start:end]
+
+    @staticmethod
+    def keyword(call: ast.Call, name: str) -> ast.keyword | None:
+        """The keyword of a call; None where it has none of that name."""
+        return next((each for each in call.keywords if each.arg == name), None)
+
+    @staticmethod
+    def argument(call: ast.Call, position: int | None, name: str | None) -> ast.expr | None:
+        """The argument that a call gives at a position or by a name; None where it gives none, or through a star."""
+        for each in call.keywords:
+            if name is not None and each.arg == name:
+                return each.value
+        if position is None or any(isinstance(each, ast.Starred) for each in call.args[: position + 1]):
+            return None
+        return call.args[position] if position < len(call.args) else None
+
+    # What is done about it
+
+    def done(self, node: ast.AST) -> None:
+        """Note that a node and all in it is dealt with: no other rule is asked about it."""
+        self._done.add(node)
+
+    def is_done(self, node: ast.AST) -> bool:
+        """Whether a rule has dealt with this node itself."""
+        return node in self._done
+
+    def portable(self, name: str) -> str:
+        """What ported code calls a thing of the runtime module: "portable.device"."""
+        return f"{self.alias}.{name}"
+
+    def report(
+        self, rule: Rule, node: ast.AST, message: str = "", edits: Sequence[Edit] | Edit = (), held_back: str = ""
+    ) -> Finding:
+        """Report a place, with the edits that rewrite it; without edits it is only reported.
+
+        Args:
+            rule: what it is a case of.
+            node: the place.
+            message: what a person should know about this very place; left out, the rule's title.
+            edits: what is done, from `replace` and its like.
+            held_back: why nothing is done although the rule has a rewrite.
+        """
+        start, end = self.source.span(node)
+        line, column = self.source.place(start)
+        end_line, end_column = self.source.place(end)
+        edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
+        if edits and not held_back and self.in_fstring(node) and not self._stands_there(node):
+            held_back = "its place inside the f-string is not known exactly"
+        finding = Finding(
+            rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
+        )
+        self.findings.append(finding)
+        return finding
+
+    def _stands_there(self, node: ast.AST) -> bool:
+        """Whether the text at the place of a node is that node: inside f-strings the tree may be wrong about it."""
+        try:
+            body = parse(f"({self.text(node)})").body
+        except UnreadableError:
+            return False
+        return len(body) == 1 and isinstance(body[0], ast.Expr) and ast.dump(body[0].value) == ast.dump(node)
+
+    def replace(self, node: ast.AST, *pieces: str | ast.AST) -> Edit:
+        """Put pieces in the place of a node. Pieces that are nodes inside it stay, with their own edits.
+
+        Give every kept node once, in the order in which the program evaluates them.
+        """
+        return Edit.of(self.source, *self.source.span(node), pieces)
+
+    def replace_between(self, first: ast.AST, last: ast.AST, *pieces: str | ast.AST) -> Edit:
+        """Put pieces in the place of all that stands from a node to another one."""
+        return Edit.of(self.source, self.source.span(first)[0], self.source.span(last)[1], pieces)
+
+    def rename(self, call: ast.Call, name: str) -> Edit:
+        """Let a call go to a function of the runtime module, with all its arguments as they are."""
+        return self.replace(call.func, self.portable(name))
+
+    def before(self, node: ast.AST, text: str) -> Edit:
+        """Insert text in front of a node."""
+        start, _ = self.source.span(node)
+        return Edit(start, start, (text,))
+
+    def after(self, node: ast.AST, text: str) -> Edit:
+        """Insert text behind a node."""
+        _, end = self.source.span(node)
+        return Edit(end, end, (text,))
+
+    def add_argument(self, call: ast.Call, text: str) -> Edit:
+        """Add an argument such as "device_type='npu'" behind the others of a call."""
+        given = sorted((*call.args, *call.keywords), key=lambda each: self.source.span(each))
+        if given:
+            last = given[-1]
+            start, end = self.source.span(last)
+            if end == self.source.span(call)[1]:  # f(x for x in y) needs parentheses for its argument now
+                return Edit(start + 1, end - 1, ("(", (start + 1, end - 1), f"), {text}"))
+            end = self._behind(self.source.span(last)[1], self.source.span(call)[1] - 1)
+            return Edit(end, end, (f", {text}",))
+        end = self.source.span(call)[1] - 1
+        return Edit(end, end, (text,))
+
+    def _behind(self, start: int, limit: int) -> int:
+        """The end of an argument that stands in parentheses of its own: behind them."""
+        text = self.source.text
+        end = start
+        for index in range(start, limit):
+            if text[index] == ")":
+                end = index + 1
+            elif not text[index].isspace():
+                break
+        return end
+
+    def remove_argument(self, call: ast.Call, argument: ast.expr | ast.keyword) -> Edit:
+        """Take an argument out of a call, with its comma."""
+        given = sorted((*call.args, *call.keywords), key=lambda each: self.source.span(each))
+        index = given.index(argument)
+        start, end = self.source.span(argument)
+        if index + 1 < len(given):
+            return Edit(start, self.source.span(given[index + 1])[0], ())
+        if index:
+            return Edit(self._behind(self.source.span(given[index - 1])[1], start), end, ())
+        text, close = self.source.text, self.source.span(call)[1] - 1
+        rest = text[end:close]
+        comma = rest.find(",")
+        return Edit(start, end + comma + 1 if comma >= 0 and not rest[:comma].strip() else end, ())

@@ -1,0 +1,86 @@
+"""What the port says about one place of a file, and about a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from toprope.port.edits import Edit
+from toprope.port.rule import Kind, Rule
+
+__all__ = ["Finding", "Ported"]
+
+
+@dataclass
+class Finding:
+    """One place.
+
+    Attributes:
+        rule: what it is a case of.
+        line, column: where it begins, both counted from 1, columns in characters.
+        end_line, end_column: where it ends; the column is the first that no longer belongs to it.
+        before: the text of the place.
+        edits: what is done about it; none where it is only reported.
+        message: what a person should know, as a sentence without a full stop; the rule's title where there is nothing
+            to add.
+        after: the text of the place afterwards; "" where nothing is done there.
+        held_back: why the edits were not made although the rule has some; "" where they were.
+        cell: the number of the notebook's cell, from 1; None elsewhere.
+    """
+
+    rule: Rule
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    before: str
+    edits: tuple[Edit, ...] = ()
+    message: str = ""
+    after: str = ""
+    held_back: str = ""
+    cell: int | None = None
+
+    @property
+    def converted(self) -> bool:
+        """Whether the file is changed because of it."""
+        return bool(self.edits) and not self.held_back
+
+    @property
+    def kind(self) -> Kind:
+        """P, R or N, as its rule; R where a P could not be rewritten."""
+        if self.rule.kind is Kind.PRESERVING and not self.converted and (self.edits or self.held_back):
+            return Kind.REVIEW
+        return self.rule.kind
+
+
+@dataclass
+class Ported:
+    """A file after the port looked at it.
+
+    Attributes:
+        path: the file's name as it was given.
+        before: its bytes.
+        after: its bytes afterwards; the same where nothing is changed.
+        findings: its places, in their order.
+        skipped: why it was not looked at, as a sentence without a full stop; "" where it was.
+        lines: number of its lines, 0 where it was skipped.
+        ignored: how many places a comment or an option left out.
+    """
+
+    path: str
+    before: bytes = b""
+    after: bytes = b""
+    findings: Sequence[Finding] = field(default_factory=list)
+    skipped: str = ""
+    lines: int = 0
+    ignored: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the port would write the file."""
+        return self.before != self.after
+
+    def counts(self) -> Counter[Kind]:
+        """Number of places of each kind."""
+        return Counter(finding.kind for finding in self.findings)

@@ -1,0 +1,88 @@
+"""All rules: the families of `toprope/port/rules`, and a table of who is asked about what."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from toprope.port.rule import Family, Handler, Rule
+
+__all__ = ["Table", "families", "rules", "table"]
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """The families, by name: `FAMILY` of every file in `toprope/port/rules`."""
+    package = import_module("toprope.port.rules")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    return tuple(import_module(f"toprope.port.rules.{name}").FAMILY for name in names)
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """Every rule by its code, in the order of the codes."""
+    found = [rule for family in families() for rule in family.rules]
+    return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
+
+
+class Table:
+    """Who is asked about what.
+
+    Args:
+        of: the families.
+
+    Attributes:
+        calls, references, methods, attributes, keywords, modules, strings: functions by what they look at.
+        below: functions for all names below one, the longest first.
+        drop_ins: rules and runtime names by the full names of what the runtime has with the same arguments.
+        prefixes: functions for strings with a beginning.
+        nodes: functions by the type of node.
+        words: what the bytes of a file are searched for before it is parsed.
+    """
+
+    def __init__(self, of: tuple[Family, ...]) -> None:
+        self.calls: dict[str, list[Handler]] = {}
+        self.references: dict[str, list[Handler]] = {}
+        self.methods: dict[str, list[Handler]] = {}
+        self.attributes: dict[str, list[Handler]] = {}
+        self.keywords: dict[str, list[Handler]] = {}
+        self.modules: dict[str, list[Handler]] = {}
+        self.strings: dict[str, list[Handler]] = {}
+        self.nodes: dict[type[ast.AST], list[Handler]] = {}
+        self.below: list[tuple[str, Handler]] = []
+        self.prefixes: list[tuple[str, Handler]] = []
+        kinds: dict[str, dict[Any, list[Handler]]] = {
+            "call": self.calls, "reference": self.references, "method": self.methods, "attribute": self.attributes,
+            "keyword": self.keywords, "module": self.modules, "string": self.strings, "node": self.nodes,
+        }  # fmt: skip
+        for family in of:
+            for what, key, function in family.handlers:
+                if what == "reference" and key.endswith(".*"):
+                    self.below.append((key.removesuffix("*"), function))
+                elif what == "string" and key.endswith("*"):
+                    self.prefixes.append((key.removesuffix("*"), function))
+                else:
+                    kinds[what].setdefault(key, []).append(function)
+        self.below.sort(key=lambda each: -len(each[0]))
+        self.prefixes.sort(key=lambda each: -len(each[0]))
+        self.drop_ins = {full: found for family in of for full, found in family.drop_ins.items()}
+        words = sorted({word for family in of for word in family.words}, key=lambda word: (-len(word), word))
+        self.words = re.compile(b"|".join(map(re.escape, words)) or b"(?!)")
+
+    @property
+    def types(self) -> tuple[type[ast.AST], ...]:
+        """The types of nodes that anyone asks about."""
+        wanted: set[type[ast.AST]] = {*self.nodes, ast.Call, ast.Attribute, ast.Name}
+        wanted |= {ast.Constant} if self.strings or self.prefixes else set()
+        wanted |= {ast.Import, ast.ImportFrom} if self.modules else set()
+        return tuple(sorted(wanted, key=lambda each: each.__name__))
+
+
+@cache
+def table() -> Table:
+    """The table of all families."""
+    return Table(families())
