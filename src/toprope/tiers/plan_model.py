@@ -198,16 +198,18 @@ class Load:
         group: what is loaded.
         bytes: of the tensors that are loaded, each of its true length.
         source: the tier it comes from; of a group in several tiers (tied weights), the slowest.
-        slot: the slot that it goes to.
-        after: it may begin once the use at this place has ended, the slot's last reader. Negative: a place of the step
-            before, counted from its end (-1 is its last use), so that the next step's first groups are there in time.
+        replaces: the group whose slot it takes, empty for an empty slot; while the ring is not full yet, any empty
+            slot does as well.
+        after: it may begin once the use at this place has ended, the last reader of what it replaces. Negative: a
+            place of the step before, counted from its end (-1 is its last use), so that the next step's first groups
+            are there in time.
     """
 
     use: int
     group: str
     bytes: int
     source: Tier
-    slot: int
+    replaces: str
     after: int
 
 
@@ -219,13 +221,15 @@ class Home:
         group: the group.
         what: what of it. "weights" is what of it can move: not its norms, biases, buffers and small tensors.
         tier: where.
-        bytes: how much; weights that are tied are counted with the first group that has them.
+        bytes: how much room it takes, aligned; weights that are tied are counted with the first group that has them.
+        members: of weights, the names of the tensors.
     """
 
     group: str
     what: What
     tier: Tier
     bytes: int
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,8 @@ class Plan:
         fixed: names of tensors that stay on the device though their group may not: norms, biases, buffers, tensors
             below 1 MiB, and tied weights where they are worth it.
         fixed_bytes: theirs, each memory once, aligned.
-        resident, host, disk: names of groups by where their weights lie, in the order of their first use.
+        resident, host, disk: names of groups by where what they need lies (the slowest tier counts), in the order of
+            their first use.
         resident_bytes: of the device's budget, for `fixed`, `resident` and what else stays there (`homes`), aligned.
         homes: where everything lies, by group and kind.
         slots, slot_bytes: the ring; no slots where nothing moves.
@@ -274,7 +279,8 @@ class Plan:
         working_bytes: in training, what the largest gradients and saved activations take while they are made. It is
             not in the arena; the caller's reserve is for it.
         loads: the loads of one step, in the order in which they are issued.
-        carried: slot and group of what lies in the ring when a step begins; load it before the first one.
+        carried: groups that a step finds in the ring since the step before; load them before the first one. In
+            training there are none: the optimizer changes the weights, and its tiles go through the slots.
         split: the pieces of groups that are larger than a slot can be.
         traffic: bytes over each link in a step.
         compute_seconds: of a step, if nothing had to be waited for.
@@ -302,7 +308,7 @@ class Plan:
     staging: int
     working_bytes: int
     loads: tuple[Load, ...]
-    carried: tuple[tuple[int, str], ...]
+    carried: tuple[str, ...]
     split: tuple[Part, ...]
     traffic: Traffic
     compute_seconds: float
@@ -330,6 +336,12 @@ class Plan:
     def bytes_in(self, tier: Tier, what: What | None = None) -> int:
         """Bytes that lie in a tier, of one kind or of all; without `fixed` and the ring."""
         return sum(each.bytes for each in self.homes if each.tier == tier and what in (None, each.what))
+
+    def streamed(self, group: str) -> tuple[Member, ...]:
+        """The tensors that a load of a group brings, in the order in which they lie in the slot; each memory once."""
+        stays = {*self.fixed, *(name for each in self.homes if each.tier == "device" for name in each.members)}
+        members = next(each.members for each in self.groups if each.name == group)
+        return tuple({each.key: each for each in reversed(members) if each.name not in stays}.values())[::-1]
 
     @property
     def hits(self) -> int:

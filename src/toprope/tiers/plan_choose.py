@@ -1,0 +1,282 @@
+"""Which units stay on the device, which lie on the host and on the disk, and how many slots the ring has. Pure.
+
+A cycle hits as often as possible if a fixed set stays (Belady's choice), whichever it is; so the sets differ in how
+well loads and computation take turns. A few are made, each as much as fits: spread over the order, its beginning, its
+end, the largest first; for some sizes of the slots (all that is larger stays), and for each number of slots up to the
+one that hides the longest load behind the shortest computation. The virtual clock says which is best. No set whose own
+limit is above the best time found so far is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil, inf
+
+from toprope.tiers.plan_model import Tier
+from toprope.tiers.plan_run import Placement
+from toprope.tiers.plan_units import Problem, Unit
+
+__all__ = ["LEAST_SLOTS", "MOST_SLOTS", "choose", "least_away", "least_device"]
+
+MOST_SLOTS = 8
+LEAST_SLOTS = 2
+TILE = 8 * 2**20
+"""Slots are at least as large as this, or as the largest thing that the optimizer moves, where it moves any."""
+
+_SIZES = 6  # sizes of slots that are tried
+_WORK = 20_000  # uses on the virtual clock in all
+_SWAPS = 40  # exchanges that are tried on the best
+_ENOUGH = 1.01  # times the limit: not worth a search
+
+
+def least_device(problem: Problem, slots: int = LEAST_SLOTS) -> int:
+    """The smallest budget of the device, without a reserve: what is larger than a slot stays, for the rest the ring."""
+    ring = min(sum(unit.bytes for unit in stay) + slots * size for size, stay in _sizes(problem))
+    return problem.fixed_bytes + min(ring, sum(unit.bytes for unit in problem.units))
+
+
+def least_away(problem: Problem, slots: int = LEAST_SLOTS) -> int:
+    """The fewest bytes that host and disk have to hold."""
+    total = sum(unit.bytes for unit in problem.units)
+    return min(total - sum(unit.bytes for unit in kept) for kept, _, _ in _sets(problem, slots))
+
+
+def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
+    """Sizes of slots, with what has to stay because it is larger; the largest first, 0 for no ring."""
+    tiles = [min(TILE, unit.bytes) for unit in problem.others if unit.what != "activations"]
+    tile = max(tiles, default=0)
+    loads = {sum(unit.bytes for unit in problem.needed(name)) for name in problem.groups}
+    loads |= {unit.bytes for name in problem.groups for unit in problem.needed(name)}
+    for size in sorted(loads | {0}, reverse=True):
+        stay: dict[tuple[str, str], Unit] = {}
+        for name in problem.groups:
+            rest = sorted(problem.needed(name), key=lambda unit: (unit.what != "tied", unit.bytes))
+            rest = [unit for unit in rest if (unit.what, unit.name) not in stay]
+            while sum(unit.bytes for unit in rest) > size:
+                unit = rest.pop()
+                stay[unit.what, unit.name] = unit
+        yield max(size, tile), list(stay.values())
+
+
+def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
+    """What does not stay on the device, on the host where that saves most of the disk's time; None if it cannot fit."""
+    room = problem.budgets.host - staging
+    if room < 0:
+        return None
+    tiers: dict[tuple[str, str], Tier] = {}
+    ordered = sorted(away, key=lambda unit: (-_density(unit.disk_saved, unit), unit.rank))
+    for _, some in groupby(ordered, key=lambda unit: _density(unit.disk_saved, unit)):
+        units = list(some)
+        kept = _spread(units, room)
+        room -= sum(unit.bytes for unit in kept)
+        chosen = {(unit.what, unit.name) for unit in kept}
+        for unit in units:
+            tiers[unit.what, unit.name] = "host" if (unit.what, unit.name) in chosen else "disk"
+    new = sum(unit.bytes for unit in away if tiers[unit.what, unit.name] == "disk" and _written(problem, unit))
+    on_disk = any(tier == "disk" for tier in tiers.values())
+    if on_disk and (problem.links.disk_read is None or problem.links.disk_write is None):
+        return None
+    if on_disk and (problem.budgets.disk is None or new > problem.budgets.disk):
+        return None
+    return tiers
+
+
+def _written(problem: Problem, unit: Unit) -> bool:
+    """Whether a unit on the disk takes room there that it has not already."""
+    return problem.training or not problem.stored or unit.what not in ("weights", "tied")
+
+
+def _density(saved: float, unit: Unit) -> float:
+    return round(saved / unit.bytes, 18)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    placement: Placement
+    order: tuple[float, int, int]
+
+
+def choose(problem: Problem, slots: int | None = None) -> Placement | None:
+    """The placement with the shortest step of those that are tried; None where none fits."""
+    everything = problem.units
+    if sum(unit.bytes for unit in everything) <= problem.available:
+        return Placement(problem, {(unit.what, unit.name): "device" for unit in everything}, 0, 0, 0)
+    candidates = sorted(_candidates(problem, slots), key=lambda each: each.order)
+    best: Placement | None = None
+    work = _WORK
+    for each in candidates:
+        if best is not None and (each.placement.limit >= best.predicted * 0.999 or work <= 0):
+            break
+        work -= len(problem.order)
+        if best is None or each.placement.predicted < best.predicted * 0.999:
+            best = each.placement
+    return None if best is None else _improved(best, work)
+
+
+def _candidates(problem: Problem, slots: int | None) -> Iterator[_Candidate]:
+    for kept, count, size in _sets(problem, slots):
+        for placement in _placements(problem, {(unit.what, unit.name) for unit in kept}, count, size):
+            if slots is not None or count <= _useful(placement):
+                yield _Candidate(placement, (placement.limit, count, placement.staging))
+
+
+def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int, int]]:
+    """Sets that can stay on the device, with a number of slots and their size."""
+    seen = set()
+    least = LEAST_SLOTS if slots is None else slots
+    sizes = [each for each in _sizes(problem) if _rest(problem, *each, least) >= 0]
+    for size, stay in _few(sizes):
+        for count in range(LEAST_SLOTS, MOST_SLOTS + 1) if slots is None else (slots,):
+            room = _rest(problem, size, stay, count)
+            if room < 0:
+                break
+            for pick in (_spread, _first, _last, _largest):
+                kept = [*stay, *_kept(problem, stay, room, pick)]
+                names = frozenset((unit.what, unit.name) for unit in kept)
+                if (names, count) not in seen:
+                    seen.add((names, count))
+                    yield kept, count, size
+
+
+def _rest(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
+    return problem.available - slots * size - sum(unit.bytes for unit in stay)
+
+
+def _few(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
+    """Some of the sizes, the largest and the smallest among them."""
+    if len(sizes) <= _SIZES:
+        return sizes
+    return [sizes[place * (len(sizes) - 1) // (_SIZES - 1)] for place in range(_SIZES)]
+
+
+def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, least: int) -> Iterator[Placement]:
+    """The placements with this set on the device, without and with buffers on the host for reads ahead."""
+    chosen = set(kept)
+    away = [unit for unit in problem.units if (unit.what, unit.name) not in chosen]
+    needs = [
+        sum(unit.bytes for unit in problem.needed(name) if (unit.what, unit.name) not in chosen)
+        for name in problem.groups
+    ]
+    tiles = [min(TILE, unit.bytes) for unit in away if unit.what in ("gradients", "states")]
+    size = max([*needs, *tiles])
+    if size > least:
+        return
+    on_device: dict[tuple[str, str], Tier] = dict.fromkeys(chosen, "device")
+    for staging in (0, 2):
+        tiers = _stores(problem, away, staging * size)
+        if tiers is None:
+            continue
+        placement = Placement(problem, on_device | tiers, count if size else 0, size, staging)
+        if staging and not any("disk" in sizes for sizes in placement.loaded.values()):
+            continue
+        yield placement
+
+
+def _useful(placement: Placement) -> int:
+    """Slots that hide the longest load behind the shortest computation between loads."""
+    links = placement.problem.links
+    slowest = 0.0
+    for sizes in placement.loaded.values():
+        seconds = links.host_to_device.seconds(sizes.get("host", 0))
+        if links.disk_read is not None:
+            seconds += links.disk_read.seconds(sizes.get("disk", 0))
+        slowest = max(slowest, seconds)
+    shortest = min(
+        (
+            placement.seconds(place)
+            for place, use in enumerate(placement.problem.order)
+            if use.group in placement.loaded
+        ),
+        default=inf,
+    )
+    if slowest > MOST_SLOTS * shortest:
+        return MOST_SLOTS
+    return max(LEAST_SLOTS, min(MOST_SLOTS, ceil(slowest / shortest) + 1)) if shortest else LEAST_SLOTS
+
+
+Pick = Callable[[list[Unit], int], list[Unit]]
+
+
+def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list[Unit]:
+    """What else stays, by saved seconds a byte; among equals as `pick` says."""
+    forced = {(unit.what, unit.name) for unit in stay}
+    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced]
+    kept: list[Unit] = []
+    ordered = sorted(rest, key=lambda unit: (-_density(unit.saved, unit), unit.rank))
+    for _, some in groupby(ordered, key=lambda unit: _density(unit.saved, unit)):
+        taken = pick(list(some), room)
+        room -= sum(unit.bytes for unit in taken)
+        kept += taken
+    return kept
+
+
+def _filled(units: Iterable[Unit], room: int, chosen: list[Unit]) -> list[Unit]:
+    """What was chosen, and what still fits, in this order."""
+    room -= sum(unit.bytes for unit in chosen)
+    known = {id(unit) for unit in chosen}
+    for unit in units:
+        if id(unit) not in known and unit.bytes <= room:
+            chosen.append(unit)
+            room -= unit.bytes
+    return chosen
+
+
+def _first(units: list[Unit], room: int) -> list[Unit]:
+    return _filled(units, room, [])
+
+
+def _last(units: list[Unit], room: int) -> list[Unit]:
+    return _filled(reversed(units), room, [])
+
+
+def _largest(units: list[Unit], room: int) -> list[Unit]:
+    return _filled(sorted(units, key=lambda unit: -unit.bytes), room, [])
+
+
+def _spread(units: list[Unit], room: int) -> list[Unit]:
+    """As evenly as can be: a unit is taken where its share of the room has come together."""
+    total = sum(unit.bytes for unit in units)
+    if total <= room:
+        return list(units)
+    chosen: list[Unit] = []
+    taken = passed = 0
+    for unit in units:
+        passed += unit.bytes
+        if taken + unit.bytes <= min(room, passed * room / total + unit.bytes / 2):
+            chosen.append(unit)
+            taken += unit.bytes
+    return _filled(sorted(units, key=lambda unit: -unit.bytes), room, chosen)
+
+
+def _improved(best: Placement, work: int) -> Placement:
+    """The best after exchanges of one unit that stays for others that do not, as long as one helps."""
+    tries = min(_SWAPS, work // max(1, len(best.problem.order)))
+    going = True
+    while going and tries > 0 and best.predicted > best.limit * _ENOUGH:
+        going = False
+        for changed in _exchanges(best):
+            tries -= 1
+            for placement in changed:
+                if placement.limit >= best.predicted:
+                    continue
+                if placement.predicted < best.predicted * 0.999:
+                    best, going = placement, True
+                    break
+            if going or tries <= 0:
+                break
+    return best
+
+
+def _exchanges(best: Placement) -> Iterator[Iterator[Placement]]:
+    problem = best.problem
+    stays = [unit for unit in problem.units if best.tier(unit) == "device"]
+    away = [unit for unit in problem.units if best.tier(unit) != "device"]
+    kept = {(unit.what, unit.name) for unit in stays}
+    room = problem.available - best.slots * best.slot_bytes - sum(unit.bytes for unit in stays)
+    for new in away:
+        for old in (*(each for each in stays if each.what == new.what), None):
+            if new.bytes <= room + (0 if old is None else old.bytes):
+                gone = set() if old is None else {(old.what, old.name)}
+                yield _placements(problem, (kept - gone) | {(new.what, new.name)}, best.slots, best.slot_bytes)
