@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from toprope.functions.resources import CardRequest, matches
 
-__all__ = ["STREAMS", "Card", "Use", "card_reason", "choose"]
+__all__ = ["STREAMS", "Card", "Share", "Use", "card_reason", "choose"]
 
 STREAMS = 110
 """Streams of a card that requests for a share of it by memory may take together."""
@@ -32,6 +32,31 @@ class Card:
     healthy: bool = True
 
 
+ELSEWHERE = -1
+"""Stands for the grant by which another program has a card."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a program holds of a card.
+
+    Attributes:
+        wholes: 1 where it has it all.
+        hbm: MB of its memory.
+        stream, latency: of requests for a share of it.
+        sharers: grants that have a share.
+    """
+
+    wholes: int = 0
+    hbm: int = 0
+    stream: int = 0
+    latency: int = 0
+    sharers: int = 0
+
+    def __add__(self, other: Share) -> Share:
+        return Share(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
 @dataclass
 class Use:
     """What is taken of a card.
@@ -41,6 +66,7 @@ class Use:
         hbm: MB of its memory.
         stream, latency: of requests for a share of it.
         sharers: grants that have a share.
+        elsewhere: the part of it that other programs hold.
     """
 
     whole: int | None = None
@@ -48,6 +74,26 @@ class Use:
     stream: int = 0
     latency: int = 0
     sharers: int = 0
+    elsewhere: Share = Share()
+
+    @property
+    def own(self) -> Share:
+        """What this program holds."""
+        rest = self.elsewhere
+        wholes = int(self.whole is not None and self.whole != ELSEWHERE)
+        return Share(
+            wholes, self.hbm - rest.hbm, self.stream - rest.stream, self.latency - rest.latency,
+            self.sharers - rest.sharers,
+        )  # fmt: skip
+
+    def share_with(self, elsewhere: Share) -> None:
+        """Other programs hold this of it now, instead of what they held before."""
+        own = self.own
+        self.hbm, self.stream = own.hbm + elsewhere.hbm, own.stream + elsewhere.stream
+        self.latency, self.sharers = own.latency + elsewhere.latency, own.sharers + elsewhere.sharers
+        if not own.wholes:
+            self.whole = ELSEWHERE if elsewhere.wholes else None
+        self.elsewhere = elsewhere
 
     @property
     def is_used(self) -> bool:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from toprope.errors import EnvironmentProblem, UsageError
+from toprope.functions.claims import Claims
 from toprope.functions.deploy import Deployment
 from toprope.sim import cards
 
-__all__ = ["address", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
+__all__ = ["address", "claims", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
 
 FILE = "started.json"
+HELD = "held.json"
 
 
 def read() -> Deployment | None:
@@ -33,6 +35,20 @@ def read() -> Deployment | None:
     except (OSError, ValueError, TypeError):
         return None
     return found if found.boot == _boot() else None
+
+
+def claims() -> Claims:
+    """Who holds which of the cards that were started."""
+    return Claims(_folder() / HELD, _cards())
+
+
+def _cards() -> str:
+    """Names the cards that this process sees: simulated ones by the file with their state, which runs share."""
+    try:
+        facts = os.stat(Path(os.environ.get("TOPROPE_RUN_DIR", "-")) / cards.FILE)
+    except OSError:
+        return os.environ.get("TOPROPE_SIM", "")
+    return f"{facts.st_dev} {facts.st_ino}"
 
 
 def address() -> str:
@@ -71,7 +87,8 @@ def keep(deployment: Deployment) -> Path:
 def end() -> Deployment | None:
     """Forget what was started: what it was; None for nothing."""
     found = read()
-    (_folder() / FILE).unlink(missing_ok=True)
+    for name in (FILE, HELD):
+        (_folder() / name).unlink(missing_ok=True)
     if found is not None and found.cards:
         shutil.rmtree(found.cards, ignore_errors=True)
     return found

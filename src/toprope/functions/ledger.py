@@ -8,10 +8,10 @@ less, so that none starves behind smaller ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from toprope.functions.cards import Card, Use, card_reason, choose
+from toprope.functions.cards import Card, Share, Use, card_reason, choose
 from toprope.functions.nodes import UNMET_AFFINITY, Grant, Node, Shortage
 from toprope.functions.resources import Request
 from toprope.functions.strategies import arrange
@@ -103,6 +103,23 @@ class Ledger:
         pool = self._pools[node]
         unused = tuple(card for card in pool.node.cards if card.healthy and not pool.use[card.vendor, card.id].is_used)
         return replace(pool.node, cpu=max(0, pool.cpu), memory=pool.memory, cards=unused, scalars=dict(pool.scalars))
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request has not been met."""
+        return bool(self._waiting)
+
+    def shares(self, node: str) -> dict[tuple[str, int], Share]:
+        """What is held of the cards of a node, by vendor and id; those that nobody holds are left out."""
+        pool = self._pools.get(node)
+        held = {} if pool is None else {key: use.own for key, use in pool.use.items()}
+        return {key: own for key, own in held.items() if own.wholes or own.sharers}
+
+    def held_elsewhere(self, node: str, shares: Mapping[tuple[str, int], Share]) -> None:
+        """Other programs hold this of the cards of a node, and nothing else."""
+        pool = self._pools.get(node)
+        for key, use in () if pool is None else pool.use.items():
+            use.share_with(shares.get(key, Share()))
 
     def ask(self, request: Request, on: _Filter = None, rank: _Rank = None) -> int:
         """Queue a request; `serve` grants it in its turn.

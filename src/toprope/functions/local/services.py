@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toprope.functions.affinity import Wishes, instance_labels
+from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.groups import BUNDLE
 from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
+from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
 
@@ -35,11 +37,17 @@ class Asker(Protocol):
     asked: int
 
 
+LOOK = 0.1
+"""Seconds between looks whether another program has given back what is waited for."""
+
+
 class Services:
     """The services of a session. `serve` is the only method that does not hold its lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, claims: Claims | None) -> None:
         self._session = session
+        self._claims = claims
+        self._look: Timer | None = None
         self._ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
@@ -128,12 +136,31 @@ class Services:
                 again = False
                 self._resource_groups.settle()
                 for name, ledger in list(self._ledgers.items()):
-                    for grant in ledger.serve():
+                    for grant in self._granted(ledger):
                         again = True
                         asker, granted = self._waiting.pop((name, grant.number))
                         granted(asker, grant)
         finally:
             self._serving = False
+        if self._claims is not None and self._session.ledger.is_waited_for and self._look is None:
+            self._look = self._session.processes.after(LOOK, self._look_again)
+
+    def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
+        if self._claims is None or ledger is not self._session.ledger:
+            return ledger.serve()
+        with self._claims.known(ledger, self._session.node):
+            return ledger.serve()
+
+    def _look_again(self) -> None:
+        """Another program may have given cards back."""
+        with self._session.lock:
+            self._look = None
+            self.serve_ledger()
+
+    def end(self) -> None:
+        """The session has ended: other programs may have its cards."""
+        if self._claims is not None:
+            self._claims.forget()
 
     def withdraw(self, asker: Asker) -> None:
         """Somebody does not wait for resources any more."""

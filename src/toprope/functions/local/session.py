@@ -15,6 +15,7 @@ from typing import Any
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Backend, Code
+from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.local.folder import hold
@@ -41,9 +42,17 @@ class Session(Backend):
         node: the resources of this machine.
         folder: for shared memory; it is removed at the end.
         variables: what workers have beside the variables of this process.
+        claims: what other programs hold of the node's cards; None where there are no others.
     """
 
-    def __init__(self, config: Config, node: Node, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        node: Node,
+        folder: Path,
+        variables: Mapping[str, str] | None = None,
+        claims: Claims | None = None,
+    ) -> None:
         self.config = config
         self._variables = variables or {}
         self.folder = folder
@@ -60,7 +69,8 @@ class Session(Backend):
         self.processes = Processes(self)
         self.instances = Instances(self)
         self.pools = Pools(self)
-        self.services = Services(self)
+        self.node = node.id
+        self.services = Services(self, claims)
         self.requests = Requests(self)
         self.traffic = Traffic(self)
         self.send, self.handle = self.traffic.send, self.traffic.handle
@@ -309,6 +319,7 @@ class Session(Backend):
         try:
             self.processes.close()
         finally:
+            self.services.end()
             self.values.close()
             shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed
             os.close(self.hold)

@@ -23,8 +23,10 @@ def start(config: Config) -> Backend:
     from toprope.functions.local.session import Session
     from toprope.functions.local.values import shared_folder
 
-    deployment = deployed.read() or Deployment()
-    return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set)
+    begun = deployed.read()
+    deployment = begun or Deployment()
+    claims = None if begun is None else deployed.claims()
+    return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set, claims)
 
 
 def this_node(config: Config, deployment: Deployment) -> Node:
