@@ -105,7 +105,7 @@ def problem_of(
     for group in groups:
         for member in group.members:
             users.setdefault(member.key, {})[group.name] = None
-            if member.kind != "weight" or member.bytes < small:
+            if member.kind != "weight" or member.bytes < max(small, 1):
                 staying[member.key] = member
     fixed = {member.name: member for group in groups for member in group.members if member.key in staying}
     rank: dict[str, int] = {}
