@@ -1,14 +1,36 @@
-"""Models larger than the memory of a device. So far: a stack of memory levels, on devices and on the host.
+"""Models larger than the memory of a device. So far: a stack of memory levels, on devices and on the host; the planner.
 
 from toprope.tiers import Tier, TierStack
 
 stack = TierStack([Tier.named("npu:0", 2 * 2**30), Tier.named("cpu", 8 * 2**30)])
 stack.put("activations", tensor)   # level 0; what has no room there goes to the host, nothing is dropped
 stack.access("activations")        # on the card again
+
+`toprope.tiers.plan` needs no torch, and importing this imports none.
 """
 
-from toprope.tiers.linear import TierLinear
-from toprope.tiers.stack import Reservation, TierStack
-from toprope.tiers.tier import LevelStats, StackStats, Tier, free_memory
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toprope.tiers.linear import TierLinear
+    from toprope.tiers.stack import Reservation, TierStack
+    from toprope.tiers.tier import LevelStats, StackStats, Tier, free_memory
 
 __all__ = ["LevelStats", "Reservation", "StackStats", "Tier", "TierLinear", "TierStack", "free_memory"]
+
+_HOMES = {
+    "LevelStats": "tier",
+    "Reservation": "stack",
+    "StackStats": "tier",
+    "Tier": "tier",
+    "TierLinear": "linear",
+    "TierStack": "stack",
+    "free_memory": "tier",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))
