@@ -1,0 +1,166 @@
+"""Rows 92 to 95: pinned memory, and copies that do not wait."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("data", "Pinned memory and copies", words=[b"pin_memory", b"non_blocking"])
+
+LOADER = FAMILY.rule(
+    "TR092",
+    Kind.PRESERVING,
+    "DataLoader(pin_memory=True): where there is an accelerator",
+    why="""Without one there is nothing to pin memory for, and every loader warns.""",
+    source="tried: a warning per DataLoader on the CPU",
+    examples=[
+        Example(
+            """
+            from torch.utils.data import DataLoader
+
+            loader = DataLoader(data, batch_size=8, pin_memory=True)
+            """,
+            """
+            from torch.utils.data import DataLoader
+            from toprope.device import portable
+
+            loader = DataLoader(data, batch_size=8, pin_memory=portable.is_available())
+            """,
+        ),
+        Example(
+            """
+            from torch.utils.data import DataLoader
+
+            loader = DataLoader(data, pin_memory=args.pin)
+            """,
+            reported=False,
+        ),
+        Example("buffer = allocate(pin_memory=False)", reported=False),
+    ],
+)
+
+FACTORY = FAMILY.rule(
+    "TR094a",
+    Kind.PRESERVING,
+    "torch.empty(..., pin_memory=True) and its like: where there is an accelerator",
+    why="""A factory that is asked for pinned memory raises where there is no accelerator.""",
+    source="tried: torch.empty(1, pin_memory=True) raises in a torch without CUDA",
+    examples=[
+        Example(
+            """
+            import torch
+
+            buffer = torch.empty(16, pin_memory=True)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            buffer = torch.empty(16, pin_memory=portable.is_available())
+            """,
+        ),
+    ],
+)
+_FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "tensor", "arange", "empty_like", "zeros_like")
+
+
+@FAMILY.keyword("pin_memory")
+def _pin_memory(file: File, node: ast.keyword) -> bool:
+    if not isinstance(node.value, ast.Constant) or node.value.value is not True:
+        return False
+    call = file.parent(node)
+    named = file.dotted(call.func) if isinstance(call, ast.Call) else None
+    is_factory = named is not None and named in {f"torch.{each}" for each in _FACTORIES}
+    edits = file.replace(node.value, f"{file.portable('is_available')}()")
+    file.report(FACTORY if is_factory else LOADER, node.value, edits=edits)
+    return True
+
+
+DEVICE = FAMILY.rule(
+    "TR093",
+    Kind.PRESERVING,
+    'DataLoader(pin_memory_device="cuda"): the device in use',
+    why="""It names the kind of device that memory is pinned for; on the CPU it is left empty.""",
+    source="torch.utils.data.DataLoader",
+    examples=[
+        Example(
+            """
+            from torch.utils.data import DataLoader
+
+            loader = DataLoader(data, pin_memory_device="cuda")
+            """,
+            """
+            from torch.utils.data import DataLoader
+            from toprope.device import portable
+
+            loader = DataLoader(data, pin_memory_device=portable.pin_memory_device())
+            """,
+        ),
+        Example('DataLoader(data, pin_memory_device="")', reported=False),
+    ],
+)
+
+
+@FAMILY.keyword("pin_memory_device")
+def _device(file: File, node: ast.keyword) -> bool:
+    value = node.value
+    if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] != "cuda":
+        return False
+    file.report(DEVICE, value, edits=file.replace(value, f"{file.portable('pin_memory_device')}()"))
+    return True
+
+
+PINNED = FAMILY.rule(
+    "TR094",
+    Kind.PRESERVING,
+    "x.pin_memory(): where there is an accelerator",
+    why="""A tensor's pin_memory() raises where there is none.""",
+    source="tried: RuntimeError in a torch without CUDA",
+    examples=[
+        Example(
+            """
+            import torch
+
+            batch = torch.stack(images).pin_memory().to(device, non_blocking=True)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            batch = portable.pin_memory(torch.stack(images)).to(device, non_blocking=True)
+            """,
+        ),
+        Example(
+            """
+            class Batch:
+                def pin_memory(self):
+                    self.x = self.x.pin_memory()
+                    return self
+            """,
+            """
+            from toprope.device import portable
+            class Batch:
+                def pin_memory(self):
+                    self.x = portable.pin_memory(self.x)
+                    return self
+            """,
+        ),
+        Example("super().pin_memory()", reported=False),
+    ],
+)
+
+
+@FAMILY.method("pin_memory")
+def _pinned(file: File, node: ast.Call) -> bool:
+    assert isinstance(node.func, ast.Attribute)
+    receiver = node.func.value
+    if node.args or node.keywords or file.dotted(receiver) is not None:
+        return False
+    if isinstance(receiver, ast.Call) and file.is_builtin(receiver.func, "super"):
+        return False
+    file.report(PINNED, node, edits=file.replace(node, file.portable("pin_memory"), "(", receiver, ")"))
+    return False

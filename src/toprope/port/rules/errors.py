@@ -1,0 +1,110 @@
+"""Row 96: what a program does when the device's memory is full."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("errors", "Errors of the device", words=[b"OutOfMemory", b"out of memory"])
+
+CLASS = FAMILY.rule(
+    "TR096",
+    Kind.PRESERVING,
+    "except torch.cuda.OutOfMemoryError: every device's",
+    why="""It is the same class as torch.OutOfMemoryError, which other devices raise too, but the name belongs to CUDA:
+    older versions of torch have it nowhere else.""",
+    source="torch.cuda.OutOfMemoryError is torch.OutOfMemoryError since torch 2.5",
+    examples=[
+        Example(
+            """
+            import torch
+
+            try:
+                step()
+            except torch.cuda.OutOfMemoryError:
+                halve()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            try:
+                step()
+            except portable.OutOfMemoryError:
+                halve()
+            """,
+        ),
+    ],
+)
+FAMILY.drop_in(CLASS, ["OutOfMemoryError"])
+
+TEXT = FAMILY.rule(
+    "TR096a",
+    Kind.REVIEW,
+    '"CUDA out of memory" in str(error): whatever the device says',
+    why="""The text of an NPU is "NPU out of memory.", that of the CPU another one; where only CUDA's is known, the
+    program falls over where it was written to go on.""",
+    source="torch_npu's NPUCachingAllocator; torch's CUDACachingAllocator",
+    examples=[
+        Example(
+            """
+            try:
+                step()
+            except RuntimeError as error:
+                if "CUDA out of memory" in str(error):
+                    halve()
+            """,
+            """
+            from toprope.device import portable
+            try:
+                step()
+            except RuntimeError as error:
+                if portable.is_out_of_memory(error):
+                    halve()
+            """,
+        ),
+        Example(
+            """
+            try:
+                step()
+            except RuntimeError as error:
+                if "out of memory" not in str(error):
+                    raise
+            """,
+            """
+            from toprope.device import portable
+            try:
+                step()
+            except RuntimeError as error:
+                if not portable.is_out_of_memory(error):
+                    raise
+            """,
+        ),
+        Example('print("CUDA out of memory, try a smaller batch")', reported=False),
+    ],
+)
+
+
+@FAMILY.node(ast.Compare)
+def _text(file: File, node: ast.Compare) -> bool:
+    left = node.left
+    if not isinstance(left, ast.Constant) or not isinstance(left.value, str) or len(node.ops) != 1:
+        return False
+    if "out of memory" not in left.value.lower() or not isinstance(node.ops[0], ast.In | ast.NotIn):
+        return False
+    shown = node.comparators[0]
+    if isinstance(shown, ast.Call) and isinstance(shown.func, ast.Attribute) and shown.func.attr == "lower":
+        shown = shown.func.value
+    if not isinstance(shown, ast.Call) or not file.is_builtin(shown.func, "str") or len(shown.args) != 1:
+        return False
+    before = "not " if isinstance(node.ops[0], ast.NotIn) else ""
+    parent = file.parent(node)
+    if before and isinstance(parent, ast.Compare | ast.BinOp | ast.Call | ast.Attribute):
+        return False
+    edits = file.replace(node, f"{before}{file.portable('is_out_of_memory')}(", shown.args[0], ")")
+    file.report(TEXT, node, edits=edits)
+    return True

@@ -1,0 +1,215 @@
+"""Rows 46 to 50: streams, events and graphs."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("streams", "Streams, events and graphs", words=[b"cuda", b"record_stream"])
+
+EVENT = FAMILY.rule(
+    "TR046",
+    Kind.REVIEW,
+    "torch.cuda.Event(...): an event of the device in use",
+    why="""On the CPU work is done when a call returns; the event that stands in takes the time of record(), so that
+    elapsed_time() is the wall-clock time between two of them.""",
+    source="tried: torch.Event of the CPU has no time",
+    examples=[
+        Example(
+            """
+            import torch
+
+            start = torch.cuda.Event(enable_timing=True)
+            start.record()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            start = portable.Event(enable_timing=True)
+            start.record()
+            """,
+        ),
+    ],
+)
+FAMILY.drop_in(EVENT, ["Event"])
+FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams")
+
+STREAM = FAMILY.rule(
+    "TR047",
+    Kind.REVIEW,
+    "torch.cuda.Stream(), current_stream(), default_stream(): a stream of the device in use",
+    why="""An accelerator overlaps the work of streams, the CPU does one thing after the other: the results are the
+    same, the time is not. In annotations and isinstance the class of CUDA is left alone.""",
+    source="torch.Stream; tried on CPU and simulated card",
+    examples=[
+        Example(
+            """
+            import torch
+
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            side = portable.Stream()
+            side.wait_stream(portable.current_stream())
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            def run(stream: torch.cuda.Stream) -> bool:
+                return isinstance(stream, torch.cuda.Stream)
+            """,
+        ),
+    ],
+)
+_STREAM = "torch.cuda.Stream", "torch.cuda.streams.Stream"
+
+
+@FAMILY.reference(*_STREAM, "torch.cuda.Event", "torch.cuda.streams.Event")
+def _as_class(file: File, node: ast.expr) -> bool:
+    """The runtime's are functions, no classes: where a class is needed, CUDA's stays and is reported."""
+    parent = file.parent(node)
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return False
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return False
+    is_event = (file.dotted(node) or "").endswith("Event")
+    file.report(
+        EVENT if is_event else STREAM, node, "it stands as a class here; torch.Stream and torch.Event are any device's"
+    )
+    return True
+
+
+FAMILY.drop_in(STREAM, ("Stream", "current_stream", "default_stream"))
+FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams")
+
+BLOCK = FAMILY.rule(
+    "TR048",
+    Kind.REVIEW,
+    "with torch.cuda.stream(s): a block whose work goes to a stream of the device in use",
+    why="""torch.cuda.stream knows CUDA's streams alone. On the CPU the block runs as it stands.""",
+    source="torch.cuda.stream; tried",
+    examples=[
+        Example(
+            """
+            import torch
+
+            with torch.cuda.stream(side):
+                work()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            with portable.stream(side):
+                work()
+            """,
+        ),
+    ],
+)
+FAMILY.drop_in(BLOCK, ["stream"])
+
+SET_STREAM = FAMILY.rule(
+    "TR048a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.cuda.set_stream, StreamContext, ExternalStream: CUDA's own",
+    why="""What they take or give belongs to CUDA's runtime. `with portable.stream(s):` does what set_stream does, for a
+    block.""",
+    source="torch/cuda/streams.py",
+    examples=[
+        Example(
+            """
+            import torch
+
+            torch.cuda.set_stream(side)
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.cuda.set_stream", "torch.cuda.StreamContext", "torch.cuda.ExternalStream")
+def _set_stream(file: File, node: ast.expr) -> bool:
+    file.report(SET_STREAM, node)
+    return True
+
+
+RECORD = FAMILY.rule(
+    "TR049",
+    Kind.REVIEW,
+    "x.record_stream(s): only where the tensor is on an accelerator",
+    why="""It keeps the allocator from handing memory out again that a stream still reads. A tensor of the CPU has no
+    such thing and raises NotImplementedError.""",
+    source="tried: record_stream of a CPU tensor raises",
+    examples=[
+        Example(
+            """
+            import torch
+
+            batch.record_stream(torch.cuda.current_stream())
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            portable.record_stream(batch, portable.current_stream())
+            """,
+        ),
+        Example(
+            """
+            recorder.record_stream(video, rate=30)
+            """,
+            reported=False,
+        ),
+    ],
+)
+
+
+@FAMILY.method("record_stream")
+def _record(file: File, node: ast.Call) -> bool:
+    if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
+        return False
+    assert isinstance(node.func, ast.Attribute)
+    edits = file.replace(node, file.portable("record_stream"), "(", node.func.value, ", ", node.args[0], ")")
+    file.report(RECORD, node, edits=edits)
+    return False
+
+
+GRAPH = FAMILY.rule(
+    "TR050",
+    Kind.NOT_CONVERTIBLE,
+    "torch.cuda.CUDAGraph, torch.cuda.graph and what belongs to them",
+    why="""Capturing launches is done by each vendor in its own way (torch.npu.NPUGraph and torch.npu.graph for NPUs).
+    Run the code eagerly where the device is another one: `if torch.version.cuda and torch.cuda.is_available():`.""",
+    source="torch/cuda/graphs.py; torch_npu's npu/graphs.py",
+    examples=[
+        Example(
+            """
+            import torch
+
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = model(x)
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference(
+    "torch.cuda.CUDAGraph", "torch.cuda.graph", "torch.cuda.make_graphed_callables", "torch.cuda.graph_pool_handle",
+    "torch.cuda.is_current_stream_capturing", "torch.cuda.graphs", "torch.cuda.graphs.*",
+)  # fmt: skip
+def _graph(file: File, node: ast.expr) -> bool:
+    file.report(GRAPH, node)
+    return True
