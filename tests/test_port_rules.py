@@ -1,4 +1,4 @@
-"""Every rule's examples are its test: what is reported, the exact text afterwards, and a second run that does nothing."""
+"""A rule's examples are its test: what is reported, the exact text afterwards, and a second run that does nothing."""
 
 import ast
 import pathlib
