@@ -1,0 +1,326 @@
+"""Rows 64 to 70: process groups and wrappers for several devices."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("distributed", "Several devices", words=[b"nccl", b"NCCL", b"DataParallel", b"device_id"])
+
+BACKEND = FAMILY.rule(
+    "TR064",
+    Kind.REVIEW,
+    'init_process_group("nccl"): the backend of the device in use',
+    why="""NCCL is for NVIDIA's cards. NPUs have hccl, Intel's xccl, the CPU gloo, which lacks some collectives
+    (reduce_scatter with lists, all_to_all) and is slower.""",
+    source="torch.distributed; torch_npu registers hccl",
+    examples=[
+        Example(
+            """
+            import torch.distributed as dist
+
+            dist.init_process_group("nccl", rank=rank, world_size=size)
+            """,
+            """
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            dist.init_process_group(portable.dist_backend(), rank=rank, world_size=size)
+            """,
+        ),
+        Example(
+            """
+            import torch.distributed as dist
+
+            group = dist.new_group(ranks, backend="nccl")
+            """,
+            """
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            group = dist.new_group(ranks, backend=portable.dist_backend())
+            """,
+        ),
+        Example('print("nccl is fast")', reported=False),
+    ],
+)
+_GROUPS = {
+    "torch.distributed.init_process_group": 0,
+    "torch.distributed.new_group": 2,
+    "torch.distributed.init_device_mesh": None,
+}
+
+
+def _is_nccl(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == "nccl"
+
+
+@FAMILY.call(*_GROUPS)
+def _group(file: File, node: ast.Call) -> bool:
+    backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
+    if _is_nccl(backend):
+        assert backend is not None
+        file.report(BACKEND, backend, edits=file.replace(backend, f"{file.portable('dist_backend')}()"))
+        file.done(backend)
+    device = file.argument(node, None, "device_id")
+    if device is not None and not _is_own(file, device):
+        text = f" if {file.portable('is_available')}() else None"
+        wrapped = (device,) if file.dotted(getattr(device, "func", None)) == "torch.device" else _wrap(file, device)
+        file.report(DEVICE_ID, device, edits=file.replace(device, *wrapped, text))
+    return False
+
+
+def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
+    return f"{file.portable('device')}(", node, ")"
+
+
+def _is_own(file: File, node: ast.expr) -> bool:
+    return any(isinstance(each, ast.IfExp) for each in (node,)) or isinstance(node, ast.Constant)
+
+
+@FAMILY.keyword("backend", "default", "dist_backend")
+def _keyword(file: File, node: ast.keyword) -> bool:
+    if not _is_nccl(node.value) or file.is_done(node.value):
+        return False
+    file.report(BACKEND, node.value, edits=file.replace(node.value, f"{file.portable('dist_backend')}()"))
+    return True
+
+
+TEST = FAMILY.rule(
+    "TR065",
+    Kind.REVIEW,
+    'backend == "nccl": compared with the backend of the device in use',
+    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU.""",
+    source="seen in public code: one of the two places rewritten, and not the other",
+    examples=[
+        Example(
+            """
+            import torch.distributed as dist
+
+            if dist.get_backend() == "nccl":
+                move()
+            """,
+            """
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            if dist.get_backend() == portable.dist_backend():
+                move()
+            """,
+        ),
+        Example(
+            """
+            if name != 'nccl':
+                pass
+            """,
+            """
+            from toprope.device import portable
+            if name != portable.dist_backend():
+                pass
+            """,
+        ),
+        Example(
+            """
+            import torch.distributed as dist
+
+            if dist.is_nccl_available():
+                pass
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.node(ast.Compare)
+def _compare(file: File, node: ast.Compare) -> bool:
+    if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        return False
+    for each in (node.left, node.comparators[0]):
+        if _is_nccl(each):
+            file.report(TEST, node, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
+            file.done(each)
+    return False
+
+
+@FAMILY.reference("torch.distributed.is_nccl_available")
+def _available(file: File, node: ast.expr) -> bool:
+    file.report(TEST, node, 'elsewhere it is False; portable.dist_backend() == "nccl" says what is used')
+    return True
+
+
+@FAMILY.string("nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
+def _string(file: File, node: ast.Constant) -> bool:
+    statement = file.statement(node)
+    if isinstance(statement, ast.Expr) and statement.value is node:
+        return False
+    parent = file.parent(node)
+    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "print":
+        return False
+    file.report(BACKEND, node, "a backend by name: elsewhere portable.dist_backend() says which one to use")
+    return True
+
+
+DEVICE_ID = FAMILY.rule(
+    "TR066",
+    Kind.PRESERVING,
+    "init_process_group(device_id=...): a device of the kind in use",
+    why="""It binds the group to a device. A number means a GPU, and the CPU has none to bind.""",
+    source="torch.distributed.init_process_group",
+    examples=[
+        Example(
+            """
+            import torch.distributed as dist
+
+            dist.init_process_group(device_id=local_rank)
+            """,
+            """
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            dist.init_process_group(device_id=portable.device(local_rank) if portable.is_available() else None)
+            """,
+        ),
+        Example(
+            """
+            import torch.distributed as dist
+
+            dist.init_process_group(device_id=None)
+            """,
+            reported=False,
+        ),
+    ],
+)
+
+OWN = FAMILY.rule(
+    "TR067",
+    Kind.NOT_CONVERTIBLE,
+    "ProcessGroupNCCL, torch.cuda.nccl: NCCL's own",
+    why="""What they set or ask belongs to NCCL. HCCL has options of its own
+    (torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options).""",
+    source="torch/distributed/distributed_c10d.py",
+    examples=[
+        Example(
+            """
+            import torch.distributed as dist
+
+            options = dist.ProcessGroupNCCL.Options()
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            print(torch.cuda.nccl.version())
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference(
+    "torch.distributed.ProcessGroupNCCL", "torch.distributed.ProcessGroupNCCL.*",
+    "torch.distributed.distributed_c10d.ProcessGroupNCCL", "torch.distributed.distributed_c10d.ProcessGroupNCCL.*",
+    "torch.cuda.nccl", "torch.cuda.nccl.*",
+)  # fmt: skip
+def _own(file: File, node: ast.expr) -> bool:
+    file.report(OWN, node)
+    return True
+
+
+DDP = FAMILY.rule(
+    "TR068",
+    Kind.PRESERVING,
+    "DistributedDataParallel(device_ids=[r], output_device=r): no ids on the CPU",
+    why="""A model on the CPU must be wrapped without device_ids; on every accelerator the numbers are its own.""",
+    source="tried: ValueError for a module of the CPU",
+    examples=[
+        Example(
+            """
+            from torch.nn.parallel import DistributedDataParallel as DDP
+
+            model = DDP(model, device_ids=[rank], output_device=rank)
+            """,
+            """
+            from torch.nn.parallel import DistributedDataParallel as DDP
+            from toprope.device import portable
+
+            model = DDP(model, device_ids=portable.device_ids([rank]), output_device=portable.device_ids(rank))
+            """,
+        ),
+        Example(
+            """
+            from torch.nn.parallel import DistributedDataParallel as DDP
+
+            model = DDP(model, device_ids=None)
+            """,
+            reported=False,
+        ),
+    ],
+)
+_DDP = "torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"
+
+
+@FAMILY.call(*_DDP)
+def _ddp(file: File, node: ast.Call) -> bool:
+    for position, name in ((1, "device_ids"), (2, "output_device")):
+        value = file.argument(node, position, name)
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            continue
+        if isinstance(value, ast.Call) and (file.dotted(value.func) or "").endswith(".portable.device_ids"):
+            continue
+        file.report(DDP, value, edits=file.replace(value, f"{file.portable('device_ids')}(", value, ")"))
+    return False
+
+
+PARALLEL = FAMILY.rule(
+    "TR069",
+    Kind.NOT_CONVERTIBLE,
+    "nn.DataParallel: one process for several GPUs",
+    why="""It is for CUDA (torch_npu does not support it), and passes through on the CPU. DistributedDataParallel, one
+    process a device, works everywhere and is faster.""",
+    source="PyTorch's own advice; torch_npu's documentation",
+    examples=[
+        Example(
+            """
+            from torch import nn
+
+            model = nn.DataParallel(model)
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
+def _parallel(file: File, node: ast.expr) -> bool:
+    file.report(PARALLEL, node)
+    return True
+
+
+VARIABLES = FAMILY.rule(
+    "TR070",
+    Kind.REVIEW,
+    "NCCL_DEBUG and other variables of NCCL: left, they say nothing to others",
+    why="""HCCL has variables of its own: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_BUFFSIZE;
+    ASCEND_GLOBAL_LOG_LEVEL for what it logs.""",
+    source="CANN's list of environment variables",
+    examples=[
+        Example(
+            """
+            import os
+
+            os.environ["NCCL_DEBUG"] = "INFO"
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.string("NCCL_*", "TORCH_NCCL_*")
+def _variable(file: File, node: ast.Constant) -> bool:
+    file.report(VARIABLES, node)
+    return True
