@@ -1,0 +1,297 @@
+"""Rows 74 to 76, 87, 88 and 98 to 100: switches of backends, compilers, dtypes and layouts."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "backends", "Switches of backends, compilers, dtypes",
+    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"float64", b"double", b"complex", b"polar",
+           b"channels_last", b"fused"],
+)  # fmt: skip
+
+CUDNN = FAMILY.rule(
+    "TR074",
+    Kind.REVIEW,
+    "torch.backends.cudnn.benchmark = True and its like: left as they are",
+    why="""A write to such a switch does no harm where there is no cuDNN, and says nothing there.""",
+    source="tried on CPU and simulated card",
+    examples=[
+        Example(
+            """
+            import torch
+
+            torch.backends.cudnn.benchmark = True
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference(*(f"torch.backends.cudnn.{name}" for name in ("benchmark", "deterministic", "enabled", "fastest")))
+def _cudnn(file: File, node: ast.expr) -> bool:
+    file.report(CUDNN, node)
+    return True
+
+
+TF32 = FAMILY.rule(
+    "TR075",
+    Kind.REVIEW,
+    "allow_tf32: left as it is",
+    why="""It is about NVIDIA's tensor cores and does no harm elsewhere. torch.set_float32_matmul_precision says the
+    same for every device.""",
+    source="PyTorch's notes on CUDA",
+    examples=[
+        Example(
+            """
+            import torch
+
+            torch.backends.cuda.matmul.allow_tf32 = True
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.backends.cuda.matmul.*", "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.conv.*")
+def _tf32(file: File, node: ast.expr) -> bool:
+    file.report(TF32, node)
+    return True
+
+
+ATTENTION = FAMILY.rule(
+    "TR076",
+    Kind.REVIEW,
+    "torch.backends.cuda.sdp_kernel(...), enable_flash_sdp(...): reported",
+    why="""They choose among CUDA's ways to compute attention. Elsewhere enable_... does no harm; sdp_kernel is
+    deprecated: torch.nn.attention.sdpa_kernel([SDPBackend.MATH, ...]) is its heir, for every device that has one.""",
+    source="torch.nn.attention",
+    examples=[
+        Example(
+            """
+            import torch
+
+            with torch.backends.cuda.sdp_kernel(enable_math=False):
+                attend()
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            torch.backends.cuda.enable_flash_sdp(False)
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.backends.cuda.*")
+def _attention(file: File, node: ast.expr) -> bool:
+    name = file.dotted(node) or ""
+    if "sdp" not in name:
+        return False
+    file.report(ATTENTION, node)
+    return True
+
+
+OTHER = FAMILY.rule(
+    "TR076a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.backends.cuda..., torch.backends.cudnn...: CUDA's own",
+    why="""Whatever is asked or set here belongs to CUDA's libraries.""",
+    source="torch/backends/cuda",
+    examples=[
+        Example(
+            """
+            import torch
+
+            built = torch.backends.cuda.is_built()
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.backends.cuda.*", "torch.backends.cudnn.flags", "torch.backends.cudnn.is_available")
+def _other(file: File, node: ast.expr) -> bool:
+    file.report(OTHER, node)
+    return True
+
+
+COMPILE = FAMILY.rule(
+    "TR087",
+    Kind.REVIEW,
+    'torch.compile(mode="max-autotune"), mode="reduce-overhead", backend="cudagraphs": reported',
+    why="""These ask for Triton's tuning or CUDA's graphs. Another device compiles with its own backend (torchair for
+    NPUs), or not at all.""",
+    source="torch.compile; torch_npu's documentation",
+    examples=[
+        Example(
+            """
+            import torch
+
+            model = torch.compile(model, mode="reduce-overhead")
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            model = torch.compile(model)
+            """,
+            reported=False,
+        ),
+    ],
+)
+_MODES = ("max-autotune", "reduce-overhead", "max-autotune-no-cudagraphs", "cudagraphs", "inductor", "tensorrt")
+
+
+@FAMILY.call("torch.compile")
+def _compile(file: File, node: ast.Call) -> bool:
+    for name in ("mode", "backend"):
+        value = file.argument(node, None, name)
+        if isinstance(value, ast.Constant) and value.value in _MODES:
+            file.report(COMPILE, value)
+    return False
+
+
+SCRIPT = FAMILY.rule(
+    "TR088",
+    Kind.REVIEW,
+    "torch.jit.script, torch.jit.trace: left; a device in the code is frozen in what it makes",
+    why="""A program that was traced on one device names it. TorchScript is kept by torch and gets no new features.""",
+    source="PyTorch's documentation of TorchScript",
+    examples=[
+        Example(
+            """
+            import torch
+
+            scripted = torch.jit.trace(model, torch.zeros(1, device="cuda"))
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            scripted = torch.jit.trace(model, torch.zeros(1, device=portable.device()))
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            scripted = torch.jit.script(model)
+            """,
+            reported=False,
+        ),
+    ],
+)
+
+
+@FAMILY.call("torch.jit.trace", "torch.jit.script")
+def _script(file: File, node: ast.Call) -> bool:
+    texts = [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if any(each.value.partition(":")[0] == "cuda" for each in texts):
+        file.report(SCRIPT, node.func)
+    return False
+
+
+DTYPE = FAMILY.rule(
+    "TR098",
+    Kind.REVIEW,
+    "float64, complex64, torch.polar, view_as_complex: dtypes that not every card computes in",
+    why="""Many kernels of NPUs have no float64 and no complex numbers (EZ1001); rotary embeddings that multiply complex
+    numbers are the usual place. float32, or pairs of real numbers, work everywhere, with other rounding.""",
+    source="the vendor's tables of operators: docs/refusals.md",
+    examples=[
+        Example(
+            """
+            import torch
+
+            frequencies = torch.polar(torch.ones_like(angles), angles)
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            angles = torch.arange(8, dtype=torch.float64)
+            """
+        ),
+        Example(
+            """
+            import numpy as np
+
+            angles = np.arange(8, dtype=np.float64)
+            """,
+            reported=False,
+        ),
+    ],
+)
+
+
+@FAMILY.reference(
+    "torch.float64", "torch.double", "torch.complex64", "torch.complex128", "torch.cfloat", "torch.cdouble",
+    "torch.polar", "torch.view_as_complex", "torch.complex",
+)  # fmt: skip
+def _dtype(file: File, node: ast.expr) -> bool:
+    file.report(DTYPE, node)
+    return True
+
+
+LAYOUT = FAMILY.rule(
+    "TR099",
+    Kind.REVIEW,
+    "memory_format=torch.channels_last: another order of the bytes",
+    why="""NPUs have formats of their own, and torch_npu makes such tensors contiguous: the result is the same, the hint
+    says nothing there.""",
+    source="torch_npu's documentation",
+    examples=[
+        Example(
+            """
+            import torch
+
+            model = model.to(memory_format=torch.channels_last)
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.channels_last", "torch.channels_last_3d")
+def _layout(file: File, node: ast.expr) -> bool:
+    file.report(LAYOUT, node)
+    return True
+
+
+FUSED = FAMILY.rule(
+    "TR100",
+    Kind.REVIEW,
+    "torch.optim.AdamW(fused=True): not every device has the fused kernel",
+    why="""torch raises where the parameters' device has none. The results differ in the last digits.""",
+    source="torch.optim; torch_npu has optimizers of its own (NpuFusedAdamW)",
+    examples=[
+        Example(
+            """
+            import torch
+
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            """
+        ),
+        Example("cook(fused=True)", reported=False),
+    ],
+)
+
+
+@FAMILY.keyword("fused")
+def _fused(file: File, node: ast.keyword) -> bool:
+    call = file.parent(node)
+    name = file.dotted(call.func) if isinstance(call, ast.Call) else None
+    if (name or "").startswith("torch.optim.") and isinstance(node.value, ast.Constant) and node.value.value is True:
+        file.report(FUSED, node.value)
+    return False

@@ -1,0 +1,209 @@
+"""Rows 71 to 73 and 97: variables that CUDA reads, and NVIDIA's tools."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind, Rule
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "environment", "Environment and tools", words=[b"CUDA", b"nvidia", b"pynvml", b"GPUtil", b"gpustat", b"cuda"]
+)
+
+MASK = FAMILY.rule(
+    "TR071",
+    Kind.REVIEW,
+    'os.environ["CUDA_VISIBLE_DEVICES"] = x: the NPUs\' variable too',
+    why="""Another card is masked by another variable (ASCEND_RT_VISIBLE_DEVICES, ZE_AFFINITY_MASK). Both are set to
+    one value, which is read when the device is first used. A list of NPUs must be ascending; where the program reads
+    the variable, a person should look.""",
+    source="torch_npu's documentation; docs/visible.md",
+    examples=[
+        Example(
+            """
+            import os
+
+            os.environ["CUDA_VISIBLE_DEVICES"] = args.gpus
+            """,
+            """
+            import os
+
+            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["ASCEND_RT_VISIBLE_DEVICES"] = args.gpus
+            """,
+        ),
+        Example(
+            """
+            import os
+
+            count = len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+            """
+        ),
+    ],
+)
+
+BLOCKING = FAMILY.rule(
+    "TR072",
+    Kind.REVIEW,
+    'os.environ["CUDA_LAUNCH_BLOCKING"] = "1": ASCEND_LAUNCH_BLOCKING too',
+    why="""It makes every launch wait, so that an error is raised where it was made.""",
+    source="torch_npu's documentation",
+    examples=[
+        Example(
+            """
+            import os
+
+            os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+            """,
+            """
+            import os
+
+            os.environ["CUDA_LAUNCH_BLOCKING"] = os.environ["ASCEND_LAUNCH_BLOCKING"] = "1"
+            """,
+        ),
+    ],
+)
+
+ALLOCATOR = FAMILY.rule(
+    "TR073",
+    Kind.REVIEW,
+    'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = x: PYTORCH_NPU_ALLOC_CONF too',
+    why="""torch_npu knows max_split_size_mb, garbage_collection_threshold and expandable_segments, and refuses
+    others.""",
+    source="torch_npu's documentation",
+    examples=[
+        Example(
+            """
+            import os
+
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+            """,
+            """
+            import os
+
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:True"
+            """,
+        ),
+    ],
+)
+
+OTHERS = FAMILY.rule(
+    "TR072a",
+    Kind.NOT_CONVERTIBLE,
+    "CUDA_HOME, CUDA_DEVICE_ORDER, TORCH_CUDA_ARCH_LIST and other variables of CUDA",
+    why="""They tell CUDA's compiler and runtime something that others do not ask.""",
+    source="NVIDIA's documentation",
+    examples=[
+        Example(
+            """
+            import os
+
+            home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+            """
+        ),
+    ],
+)
+
+_TWINS: dict[str, tuple[Rule, str]] = {
+    "CUDA_VISIBLE_DEVICES": (MASK, "ASCEND_RT_VISIBLE_DEVICES"),
+    "CUDA_LAUNCH_BLOCKING": (BLOCKING, "ASCEND_LAUNCH_BLOCKING"),
+    "PYTORCH_CUDA_ALLOC_CONF": (ALLOCATOR, "PYTORCH_NPU_ALLOC_CONF"),
+}
+
+
+@FAMILY.node(ast.Assign)
+def _set(file: File, node: ast.Assign) -> bool:
+    for target in node.targets:
+        if not isinstance(target, ast.Subscript) or file.dotted(target.value) != "os.environ":
+            continue
+        name = target.slice.value if isinstance(target.slice, ast.Constant) else None
+        if name not in _TWINS:
+            continue
+        rule, twin = _TWINS[name]
+        file.done(target.slice)
+        if any(isinstance(each, ast.Subscript) and _is_text(each.slice, twin) for each in node.targets):
+            continue
+        quote = file.text(target.slice)[-1]
+        twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
+        file.report(rule, target, edits=file.replace(target, target.value, "[", target.slice, f"] = {twins}"))
+    return False
+
+
+def _is_text(node: ast.expr, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+@FAMILY.string(*_TWINS)
+def _read(file: File, node: ast.Constant) -> bool:
+    rule, twin = _TWINS[node.value]
+    file.report(rule, node, f"another device has another variable: {twin} for NPUs")
+    return True
+
+
+@FAMILY.string(
+    "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "TORCH_CUDA_ARCH_LIST", "CUDA_CACHE_PATH", "CUBLAS_WORKSPACE_CONFIG"
+)
+def _other(file: File, node: ast.Constant) -> bool:
+    file.report(OTHERS, node)
+    return True
+
+
+TOOLS = FAMILY.rule(
+    "TR097",
+    Kind.NOT_CONVERTIBLE,
+    "nvidia-smi, pynvml, GPUtil, gpustat: NVIDIA's tools",
+    why="""They know NVIDIA's cards alone. `npu-smi info` is the vendor's for NPUs; portable.memory_allocated() and
+    mem_get_info() ask the device in use for its memory.""",
+    source="NVIDIA's and the vendor's documentation",
+    examples=[
+        Example(
+            """
+            import subprocess
+
+            text = subprocess.check_output(["nvidia-smi", "--query-gpu=memory.used"])
+            """
+        ),
+        Example("import pynvml"),
+    ],
+)
+
+
+@FAMILY.module("pynvml", "GPUtil", "gpustat", "py3nvml", "nvidia_smi", "nvsmi")
+def _tool(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+    file.report(TOOLS, node)
+    return False
+
+
+@FAMILY.string("nvidia-smi*")
+def _command(file: File, node: ast.Constant) -> bool:
+    file.report(TOOLS, node)
+    return True
+
+
+FIGURES = FAMILY.rule(
+    "TR097a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.cuda.utilization(), temperature() and its like: what NVIDIA's library measures",
+    why="""They need pynvml and an NVIDIA card. `npu-smi info` has the same figures of an NPU.""",
+    source="torch/cuda/__init__.py",
+    examples=[
+        Example(
+            """
+            import torch
+
+            print(torch.cuda.utilization())
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.reference(*(f"torch.cuda.{name}" for name in (
+    "utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used",
+    "list_gpu_processes",
+)))  # fmt: skip
+def _figure(file: File, node: ast.expr) -> bool:
+    file.report(FIGURES, node)
+    return True

@@ -1,0 +1,80 @@
+"""Row 104: what Lightning and its like are told about devices."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("frameworks", "Training frameworks", words=[b"accelerator", b"gpus"])
+
+ACCELERATOR = FAMILY.rule(
+    "TR104",
+    Kind.REVIEW,
+    'Trainer(accelerator="gpu"): "auto"',
+    why="""Lightning then takes what there is; on a machine without a GPU the CPU, instead of an error. Whether it knows
+    the other device is a matter of its version and of plug-ins.""",
+    source="Lightning's documentation of Trainer",
+    examples=[
+        Example(
+            """
+            import pytorch_lightning as pl
+
+            trainer = pl.Trainer(accelerator="gpu", devices=2)
+            """,
+            """
+            import pytorch_lightning as pl
+
+            trainer = pl.Trainer(accelerator="auto", devices=2)
+            """,
+        ),
+        Example('book(accelerator="gpu")', reported=False),
+        Example(
+            """
+            import pytorch_lightning as pl
+
+            trainer = pl.Trainer(accelerator="cpu")
+            """,
+            reported=False,
+        ),
+    ],
+)
+_TRAINERS = [
+    f"{package}.{name}"
+    for package in ("pytorch_lightning", "lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
+    for name in ("Trainer", "Fabric")
+]
+
+
+@FAMILY.call(*_TRAINERS)
+def _trainer(file: File, node: ast.Call) -> bool:
+    told = file.keyword(node, "accelerator")
+    if told is not None and isinstance(told.value, ast.Constant) and told.value.value in ("gpu", "cuda", "ddp"):
+        quote = file.text(told.value)[-1]
+        file.report(ACCELERATOR, told.value, edits=file.replace(told.value, f"{quote}auto{quote}"))
+        file.done(told.value)
+    number = file.keyword(node, "gpus")
+    if number is not None:
+        file.report(GPUS, number)
+    return False
+
+
+GPUS = FAMILY.rule(
+    "TR104a",
+    Kind.NOT_CONVERTIBLE,
+    'Trainer(gpus=n): accelerator="auto", devices=n',
+    why="""Lightning has no argument gpus since its version 2, and where it has one it means GPUs.""",
+    source="Lightning's list of changes of 2.0",
+    examples=[
+        Example(
+            """
+            import pytorch_lightning as pl
+
+            trainer = pl.Trainer(gpus=1)
+            """
+        ),
+    ],
+)
