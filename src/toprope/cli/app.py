@@ -19,6 +19,7 @@ VERBS = {
     "run": "Run a program on a simulated or a real card, and report what it did to it.",
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
+    "tiers": "Plan a model larger than the memory of a device: what stays, what is streamed, how fast.",
     "devices": "List the devices that a program would see, and why there are no others.",
     "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
     "status": "Say what `start` began.",

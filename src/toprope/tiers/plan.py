@@ -176,6 +176,7 @@ def _told(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Pl
         limit_seconds=placement.limit,
         limited_by=max(limits, key=lambda each: limits[each]),
         reasons=tuple(_reasons(problem, placement)),
+        spans=placement.last_step(),
     )
 
 

@@ -32,7 +32,13 @@ class Free:
 
 
 def resolve(
-    free: Free, device: int | str = "auto", host: int | str = "auto", disk: int | str = "auto", *, activations: int = 0
+    free: Free,
+    device: int | str = "auto",
+    host: int | str = "auto",
+    disk: int | str = "auto",
+    *,
+    activations: int = 0,
+    reserve: int = 0,
 ) -> Budgets:
     """The budgets, with what is free where one is "auto".
 
@@ -44,6 +50,7 @@ def resolve(
         free: bytes that are free now.
         device, host, disk: "auto", a number of bytes, or a size such as "24GB".
         activations: bytes that computing takes beside the weights at most, from a traced step.
+        reserve: of the device's budget, as in `Budgets`.
 
     Raises:
         PlanError: "auto" for a device that does not say how much is free, or the disk has less free than it is to give.
@@ -73,4 +80,4 @@ def resolve(
             looked_at=f"{decimal(on_disk)} asked for, {decimal(free.disk)} free",
             do="free some of it, or name a folder on another disk",
         )
-    return Budgets(on_device, share if on_host is None else on_host, free.disk if on_disk is None else on_disk)
+    return Budgets(on_device, share if on_host is None else on_host, free.disk if on_disk is None else on_disk, reserve)

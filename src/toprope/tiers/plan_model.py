@@ -8,8 +8,10 @@ through a *ring* of equal slots in its memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from toprope.tiers.plan_pipeline import Span
 
 __all__ = [
     "ALIGNMENT",
@@ -284,6 +286,7 @@ class Plan:
         limit_seconds: no step with this placement can be faster, whatever the software.
         limited_by: what sets the limit: "compute", or a link such as "host -> device".
         reasons: in words, why the plan is as it is.
+        spans: what the clock says of one step, from its beginning; what began before it or ends after it is cut.
     """
 
     groups: tuple[Group, ...]
@@ -312,6 +315,7 @@ class Plan:
     limit_seconds: float
     limited_by: str
     reasons: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = field(default=(), repr=False)
 
     def matches(self, order: Sequence[Use | str]) -> bool:
         """Whether a step runs these groups in this order; where it does not, the plan no longer holds."""

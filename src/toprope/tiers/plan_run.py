@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toprope.tiers.plan_model import Tier, Traffic
@@ -129,6 +129,16 @@ class Placement:
         """Seconds of a step, once the ring is full; never less than the limit."""
         ends = self.ends(self.run())
         return max(self.limit, (ends[-1] - ends[0]) / (STEPS - 1))
+
+    def last_step(self) -> tuple[Span, ...]:
+        """What the clock says of the last step, from its beginning; cut at both ends."""
+        spans = self.run()
+        start, end = self.ends(spans)[-2:]
+        return tuple(
+            replace(each, begin=max(0.0, each.begin - start), end=min(each.end, end) - start)
+            for each in spans
+            if each.end > start and each.begin < end
+        )
 
     def ends(self, spans: list[Span]) -> list[float]:
         """When each step's last computation ended."""
