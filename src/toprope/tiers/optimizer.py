@@ -1,0 +1,252 @@
+"""Any torch optimizer, its states in a store, its step tile by tile, its numbers as they would be.
+
+The optimizer stays the object that it is, with its class as base class: schedulers and GradScaler work on it, whether
+they were made before or after. Its states are `StoredTensor`s in `optimizer.state`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from toprope.errors import UnsupportedError, UsageError
+from toprope.tiers.blocks import Store, is_dense
+from toprope.tiers.stepping import Stepper, Work, is_elementwise
+from toprope.tiers.stored import StoredTensor, store_tensor
+from toprope.tiers.tiles import Tile, tiles
+from toprope.tiers.weights import Weights
+
+__all__ = ["Kind", "Optimizers", "kind_of"]
+
+Kind = Literal["elementwise", "parameter", "all"]
+"""What an update of one element looks at: that element, its parameter, or all parameters."""
+
+_ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+_BY_PARAMETER = ("Adafactor", "Muon")
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
+    """What is known of an optimizer's class; one that overrides torch's step is unknown, which is "all"."""
+    for cls in type(optimizer).__mro__:
+        for kind, names in (("elementwise", _ELEMENTWISE), ("parameter", _BY_PARAMETER)):
+            if cls in [getattr(torch.optim, name, None) for name in names]:
+                return kind  # type: ignore[return-value]
+        if {"step", "_init_group"} & vars(cls).keys():
+            break
+    return "all"
+
+
+class Optimizers:
+    """Takes optimizers over and makes their steps.
+
+    Args:
+        weights: where the parameters lie.
+        store: where states go.
+        room: bytes of the device that a step may use for tiles.
+        tile: bytes of a weight that are moved at once.
+        smallest: states and gradients of fewer bytes stay on the device.
+    """
+
+    def __init__(self, weights: Weights, store: Store, *, room: int, tile: int, smallest: int) -> None:
+        self.stepper = Stepper(weights, store, room)
+        self.weights, self.store = weights, store
+        self.tile, self.smallest = tile, smallest
+        self.taken: list[Any] = []
+        self._cuts: dict[torch.Tensor, list[Tile]] = {}
+        self._kinds: dict[int, Kind] = {}
+
+    def cut(self, parameter: torch.Tensor) -> list[Tile]:
+        """The tiles of a parameter, and of all that has a value for each of its elements."""
+        return self._cuts.setdefault(parameter, self._cut(parameter, "elementwise", fused=False))
+
+    def _cut(self, parameter: torch.Tensor, kind: Kind, *, fused: bool) -> list[Tile]:
+        count = parameter.numel()
+        if kind != "elementwise" or parameter.is_complex() or not is_dense(parameter):
+            return [Tile(0, count, ((0, count),))]
+        return tiles(count, self.tile // parameter.dtype.itemsize, torch.get_num_threads(), fused=fused)
+
+    def take(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
+        """Make an optimizer one whose states are in the store; the same object.
+
+        Args:
+            optimizer: any optimizer of torch, or a class of one's own.
+            elementwise: whether its update of an element looks at nothing but this element of the parameter, its
+                gradient and its states; None for what is known of its class.
+
+        Raises:
+            UsageError: it was taken already, or its step is to be differentiable.
+            UnsupportedError: it updates all parameters at once, and some of them come and go.
+        """
+        if hasattr(optimizer, "plain_class"):
+            raise UsageError("this optimizer's states are in a store already.", do="take each optimizer once")
+        if any(group.get("differentiable") for group in optimizer.param_groups):
+            raise UsageError(
+                "gradients through an optimizer's step are not possible where its states are moved out.",
+                do="make the optimizer with differentiable=False",
+            )
+        kind = kind_of(optimizer) if elementwise is None else "elementwise" if elementwise else "parameter"
+        if kind == "all":
+            self._check_resident(optimizer)
+        plain_class = type(optimizer)
+        optimizer.__class__ = _taken(plain_class)  # type: ignore[arg-type]
+        optimizer.plain_class, optimizer.tiers = plain_class, self  # type: ignore[attr-defined]
+        self._kinds[id(optimizer)] = kind
+        self.taken.append(optimizer)
+        if "step" in vars(optimizer):  # a scheduler has put its own call around the step
+            optimizer.step = _counted(optimizer)  # type: ignore[method-assign]
+        for group in optimizer.param_groups:
+            self._settle(optimizer, group)
+        return optimizer
+
+    def _settle(self, optimizer: Any, group: dict[str, Any]) -> None:
+        """Cut a group's parameters as its options ask for, and move what states there are."""
+        kind = self._kinds[id(optimizer)]
+        for parameter in group["params"]:
+            wanted = self._cut(parameter, kind, fused=bool(group.get("fused")))
+            if self._cuts.get(parameter) != wanted:
+                self._cuts[parameter] = wanted
+                if isinstance(parameter.grad, StoredTensor):
+                    parameter.grad = store_tensor(self.store, "gradient", parameter.grad.values(), wanted)
+            if optimizer.state.get(parameter):
+                self.move_out(parameter, optimizer.state[parameter])
+
+    def move_out(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Put a parameter's states into the store, those that are large, or whose parameter comes and goes."""
+        stays = self.weights.resident(parameter) is not None
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or isinstance(value, StoredTensor):
+                continue
+            if value.nbytes < self.smallest and (stays or not is_elementwise(value, parameter)):
+                continue
+            count = value.numel()
+            cut = self.cut(parameter) if is_elementwise(value, parameter) else [Tile(0, count, ((0, count),))]
+            if count > 1:
+                state[name] = store_tensor(self.store, f"state/{name}", value, cut)
+
+    def step(self, optimizer: Any) -> None:
+        """One step of an optimizer that was taken."""
+        plain = _unhooked(optimizer.plain_class.step)
+        kind = self._kinds[id(optimizer)]
+        if kind == "all":
+            self._check_resident(optimizer)
+        works = [
+            Work(each, group, optimizer.state[each], self.cut(each), self.weights.resident(each))
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.grad is not None
+        ]
+        direct = [each for each in works if each.resident is not None and each.parameter.nbytes < self.smallest]
+        moved = [each for each in works if not any(each is other for other in direct)]
+        for group in optimizer.param_groups:
+            mine = [each for each in direct if each.group is group]
+            if mine:
+                self.stepper.whole(optimizer, plain, group, mine)
+        if moved:
+            for each in moved:
+                self.move_out(each.parameter, each.state)
+            self.stepper.tiles(optimizer, plain, moved)
+            for each in moved:
+                self.move_out(each.parameter, each.state)
+                torch.autograd.graph.increment_version(each.parameter)
+        self.weights.updated()
+
+    def load(self, optimizer: Any, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
+        """Load a state_dict, one tensor on the device at a time."""
+        tensors: list[torch.Tensor] = []
+
+        def light(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.numel() > 1:
+                tensors.append(value)
+                return _Ticket(len(tensors) - 1)
+            return value
+
+        states = {
+            key: {name: light(each) for name, each in state.items()} if isinstance(state, dict) else state
+            for key, state in state_dict["state"].items()
+        }
+        load({**state_dict, "state": states})
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, _Ticket):
+                    state[name] = _cast(tensors[value.number], parameter, name)
+                    self.move_out(parameter, state)
+        for group in optimizer.param_groups:
+            self._settle(optimizer, group)
+
+    def _check_resident(self, optimizer: torch.optim.Optimizer) -> None:
+        away = [
+            tuple(each.shape)
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if self.weights.resident(each) is None
+        ]
+        if away:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} is not known to update each parameter for itself, and not all of them are "
+                "on the device at once.",
+                looked_at=f"{len(away)} parameters come and go, the first has the shape {away[0]}",
+                do="give a budget that holds all weights; or, where its update of an element looks at nothing but this "
+                "element, say handle.optimizer(..., elementwise=True)",
+            )
+
+
+class _Ticket:
+    """Stands for a tensor while torch loads a state_dict."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _cast(value: torch.Tensor, parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """As torch casts states when it loads them."""
+    if parameter.is_floating_point():
+        return value.to(dtype=parameter.dtype, device=parameter.device)
+    return value.to(device=parameter.device)
+
+
+def _unhooked(step: Any) -> Callable[..., Any]:
+    """A step without the calls of hooks around it: they are for the whole step."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+
+
+def _counted(optimizer: Any) -> Callable[..., Any]:
+    """A step that tells schedulers that it was called, as theirs does."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True
+        return type(optimizer).step(optimizer, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+@functools.cache
+def _taken(plain_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer of this class that was taken."""
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        if self.tiers._kinds[id(self)] == "all":
+            self.tiers._check_resident(self)
+            return _unhooked(plain_class.step)(self, *([] if closure is None else [closure]))
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self.tiers.step(self)
+        return loss
+
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        self.tiers.load(self, state_dict, functools.partial(plain_class.load_state_dict, self))
+
+    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        plain_class.add_param_group(self, param_group)
+        self.tiers._settle(self, self.param_groups[-1])
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    members = {"step": hooked, "load_state_dict": load_state_dict, "add_param_group": add_param_group}
+    return type(plain_class.__name__, (plain_class,), members | {"__module__": plain_class.__module__})

@@ -1,0 +1,46 @@
+"""Pieces of a tensor are updated as the whole is: the same elements in vectors, the same one by one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.tiers.tiles import GRAIN, UNIT, tiles
+
+
+def parted(start, stop, threads):
+    """The runs of one operation on these elements, as ATen parts it."""
+    n = stop - start
+    if threads == 1 or n < GRAIN:
+        return [(start, stop)]
+    length = -(-n // min(threads, -(-n // GRAIN)))
+    return [(at, min(at + length, stop)) for at in range(start, stop, length)]
+
+
+def one_by_one(runs):
+    """The elements that no full vector covers."""
+    return {at for start, stop in runs for at in range(stop - (stop - start) % UNIT, stop)}
+
+
+@given(
+    elements=st.integers(0, 2_000_000),
+    most=st.integers(1, 400_000),
+    threads=st.integers(1, 24),
+)
+def test_the_same_elements_are_left_over(elements, most, threads):
+    cut = tiles(elements, most, threads)
+    at = 0
+    for tile in cut:
+        for start, stop in tile.pieces:
+            assert start == at
+            at = stop
+        assert tile.stop == at
+        assert tile.stop - tile.start <= max(most, GRAIN * threads)
+    assert at == elements
+    pieces = [run for tile in cut for piece in tile.pieces for run in parted(*piece, threads)]
+    assert one_by_one(pieces) == one_by_one(parted(0, elements, threads))
+
+
+@given(elements=st.integers(0, 2_000_000), most=st.integers(1, 400_000), threads=st.integers(1, 24))
+def test_fused_updates_have_one_end(elements, most, threads):
+    cut = tiles(elements, most, threads, fused=True)
+    assert [cut[0].start, *(tile.stop for tile in cut)] == [*(tile.start for tile in cut), elements]
+    assert all(tile.start % UNIT == 0 and tile.pieces == ((tile.start, tile.stop),) for tile in cut)
