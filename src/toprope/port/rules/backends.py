@@ -195,8 +195,8 @@ SCRIPT = FAMILY.rule(
 
 @FAMILY.call("torch.jit.trace", "torch.jit.script")
 def _script(file: File, node: ast.Call) -> bool:
-    texts = [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    if any(each.value.partition(":")[0] == "cuda" for each in texts):
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if any(each.partition(":")[0] == "cuda" for each in texts):
         file.report(SCRIPT, node.func)
     return False
 

@@ -119,7 +119,7 @@ def _set(file: File, node: ast.Assign) -> bool:
         if not isinstance(target, ast.Subscript) or file.dotted(target.value) != "os.environ":
             continue
         name = target.slice.value if isinstance(target.slice, ast.Constant) else None
-        if name not in _TWINS:
+        if not isinstance(name, str) or name not in _TWINS:
             continue
         rule, twin = _TWINS[name]
         file.done(target.slice)
@@ -137,7 +137,7 @@ def _is_text(node: ast.expr, text: str) -> bool:
 
 @FAMILY.string(*_TWINS)
 def _read(file: File, node: ast.Constant) -> bool:
-    rule, twin = _TWINS[node.value]
+    rule, twin = _TWINS[str(node.value)]
     file.report(rule, node, f"another device has another variable: {twin} for NPUs")
     return True
 

@@ -1,0 +1,332 @@
+"""Rows 77 to 86: packages of kernels that are written for CUDA."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "kernels", "Kernels for CUDA",
+    words=[b"flash_attn", b"flash_attention", b"xformers", b"apex", b"amp_C", b"bitsandbytes", b"triton", b"mamba_ssm",
+           b"causal_conv1d", b"selective_scan", b"cupy", b"pycuda", b"numba", b"cudf", b"cuml", b"tensorrt",
+           b"cpp_extension", b"torch.ops", b"from torch import ops", b"deep_gemm", b"flashinfer", b"fla"],
+)  # fmt: skip
+
+FLASH = FAMILY.rule(
+    "TR077",
+    Kind.REVIEW,
+    "from flash_attn import flash_attn_func: torch's own attention where the package is not there",
+    why="""flash_attn is for NVIDIA's and AMD's cards. torch's scaled_dot_product_attention computes the same with the
+    other order of dimensions, on every device; the last digits differ.""",
+    source="flash_attn's interface; tried against torch's attention",
+    examples=[
+        Example(
+            """
+            from flash_attn import flash_attn_func
+            """,
+            """
+            try:
+                from flash_attn import flash_attn_func
+            except ImportError:
+                from toprope.device.portable import flash_attn_func
+            """,
+        ),
+        Example(
+            """
+            try:
+                from flash_attn import flash_attn_func
+            except ImportError:
+                flash_attn_func = None
+            """
+        ),
+    ],
+)
+
+FLASH_OTHER = FAMILY.rule(
+    "TR077a",
+    Kind.NOT_CONVERTIBLE,
+    "flash_attn's functions for packed or windowed sequences, and its layers",
+    why="""flash_attn_varlen_func, windows, ALiBi and the log-sum-exp that it returns have no counterpart of the same
+    form in torch. NPUs have npu_fusion_attention with actual_seq_qlen, which must be called in another way.""",
+    source="flash_attn's interface; torch_npu's documentation",
+    examples=[
+        Example("from flash_attn import flash_attn_varlen_func"),
+        Example("import flash_attn_interface"),
+    ],
+)
+_CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface": "flash_attn_func",
+              "xformers.ops": "memory_efficient_attention"}  # fmt: skip
+
+
+def _guarded(file: File, node: ast.stmt) -> bool:
+    """Whether an import stands in a try that goes on without it."""
+    around = file.parent(node)
+    return isinstance(around, ast.Try) and node in around.body and bool(around.handlers)
+
+
+def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
+    """The import, and the runtime's function where it fails."""
+    start, _ = file.source.span(node)
+    line, _ = file.source.place(start)
+    text = file.source.text[file.source.starts[line - 1] : start]
+    if text.strip():
+        return ""  # something else is on its line
+    alias = node.names[0].asname
+    named = f"{name} as {alias}" if alias else name
+    indent = text + ("\t" if text.endswith("\t") else "    ")
+    new = file.source.newline
+    return new.join(
+        [
+            "try:",
+            f"{indent}{file.text(node)}",
+            f"{text}except ImportError:",
+            f"{indent}from {file.runtime} import {named}",
+        ]
+    )
+
+
+@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer")
+def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+    if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
+        return _convert(file, node)
+    file.report(FLASH_OTHER, node)
+    return False
+
+
+def _convert(file: File, node: ast.ImportFrom) -> bool:
+    name = _CONVERTED.get(node.module or "")
+    rule = XFORMERS if (node.module or "").startswith("xformers") else FLASH
+    if name is None or _guarded(file, node):
+        file.report(rule, node, "it is guarded already" if name else "")
+        return False
+    text = _fall_back(file, node, name)
+    file.report(rule, node, edits=[file.replace(node, text)] if text else [])
+    return False
+
+
+WANTED = FAMILY.rule(
+    "TR078",
+    Kind.REVIEW,
+    'attn_implementation="flash_attention_2": "sdpa" where there is no flash_attn',
+    why="""transformers raises where the package is missing. "sdpa" is torch's own attention, which reaches the vendor's
+    fused kernel on NPUs.""",
+    source="transformers' documentation of attention",
+    examples=[
+        Example(
+            """
+            model = load(name, attn_implementation="flash_attention_2")
+            """,
+            """
+            from toprope.device import portable
+            model = load(name, attn_implementation=portable.attention_implementation("flash_attention_2"))
+            """,
+        ),
+        Example('model = load(name, attn_implementation="sdpa")', reported=False),
+    ],
+)
+
+
+@FAMILY.keyword("attn_implementation", "_attn_implementation")
+def _wanted(file: File, node: ast.keyword) -> bool:
+    value = node.value
+    if not isinstance(value, ast.Constant) or "flash" not in str(value.value):
+        return False
+    edits = file.replace(value, f"{file.portable('attention_implementation')}(", value, ")")
+    file.report(WANTED, value, edits=edits)
+    return True
+
+
+@FAMILY.keyword("use_flash_attention_2")
+def _wanted_before(file: File, node: ast.keyword) -> bool:
+    file.report(WANTED, node, 'attn_implementation="flash_attention_2" is the name for it today')
+    return True
+
+
+XFORMERS = FAMILY.rule(
+    "TR079",
+    Kind.REVIEW,
+    "from xformers.ops import memory_efficient_attention: torch's own where the package is not there",
+    why="""xformers is built for CUDA. Without biases of its own classes the function is what torch's attention
+    computes. Models of diffusers use torch's attention without being asked to.""",
+    source="xformers.ops.fmha",
+    examples=[
+        Example(
+            """
+            def attend(q, k, v):
+                from xformers.ops import memory_efficient_attention
+                return memory_efficient_attention(q, k, v)
+            """,
+            """
+            def attend(q, k, v):
+                try:
+                    from xformers.ops import memory_efficient_attention
+                except ImportError:
+                    from toprope.device.portable import memory_efficient_attention
+                return memory_efficient_attention(q, k, v)
+            """,
+        ),
+        Example("import xformers.ops"),
+        Example("pipe.enable_xformers_memory_efficient_attention()"),
+    ],
+)
+
+
+@FAMILY.module("xformers")
+def _xformers(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+    if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["memory_efficient_attention"]:
+        return _convert(file, node)
+    file.report(XFORMERS, node, "portable.memory_efficient_attention is its function through torch's attention")
+    return False
+
+
+@FAMILY.method("enable_xformers_memory_efficient_attention", "set_use_memory_efficient_attention_xformers")
+def _enable(file: File, node: ast.Call) -> bool:
+    file.report(XFORMERS, node, "leave it out where there is no xformers: torch's attention is the default")
+    return False
+
+
+_PACKAGES = (
+    ("TR080", "apex, amp_C: NVIDIA's extensions for training",
+     """torch has what they brought: torch.autocast and GradScaler for apex.amp, torch.optim.AdamW(fused=True) for
+     FusedAdam, torch.nn.LayerNorm for FusedLayerNorm, in other code and with other rounding.""",
+     ("apex", "amp_C", "apex_C"), "from apex.optimizers import FusedAdam"),
+    ("TR081", "bitsandbytes: kernels for 8 and 4 bits",
+     """They are for CUDA; on NPUs there are none, on the CPU few. Load the weights unquantised there, or with
+     torchao.""",
+     ("bitsandbytes",), "import bitsandbytes as bnb"),
+    ("TR082", "triton: kernels in Triton's language",
+     """They are compiled for the vendor's card by a backend of its own (triton-ascend for NPUs), or not at all. Keep a
+     version in torch beside them, and choose by what can be imported.""",
+     ("triton",), "import triton.language as tl"),
+    ("TR083", "mamba_ssm, causal_conv1d, selective_scan_cuda: state-space kernels for CUDA",
+     """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",
+     ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda", "fla"), "import causal_conv1d_cuda"),
+    ("TR084", "cupy, pycuda, numba.cuda, RAPIDS, TensorRT: NVIDIA's libraries",
+     """There is no counterpart of the same form elsewhere; what they compute can often be said in torch.""",
+     ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
+      "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda"), "import cupy as cp"),
+)  # fmt: skip
+
+
+def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) -> None:
+    rule = FAMILY.rule(
+        code,
+        Kind.NOT_CONVERTIBLE,
+        title,
+        why=why,
+        source="the package's own documentation",
+        examples=[Example(example)],
+    )
+
+    @FAMILY.module(*names)
+    def report(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+        file.report(rule, node, "it is guarded already" if _guarded(file, node) else "")
+        return False
+
+
+for _package in _PACKAGES:
+    _add(*_package)
+
+NUMBA = FAMILY.rule(
+    "TR084a",
+    Kind.NOT_CONVERTIBLE,
+    "numba.cuda: kernels in Python for NVIDIA's cards",
+    why="""There is no counterpart for other cards. numba's other half, for the CPU, stays as it is.""",
+    source="numba's documentation",
+    examples=[Example("from numba import cuda"), Example("from numba import njit", reported=False)],
+)
+
+
+@FAMILY.module("numba")
+def _numba(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+    names = [each.name for each in node.names]
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    if module.startswith("numba.cuda") or "cuda" in names or any(each.startswith("numba.cuda") for each in names):
+        file.report(NUMBA, node)
+    return False
+
+
+EXTENSION = FAMILY.rule(
+    "TR085",
+    Kind.NOT_CONVERTIBLE,
+    "CUDAExtension, cpp_extension.load of .cu files: code that is compiled for CUDA",
+    why="""Another card needs kernels of its own (Ascend C and an operator plugin for NPUs). Build it only where
+    CUDA_HOME is set, and keep a version in torch for the others.""",
+    source="torch.utils.cpp_extension",
+    examples=[
+        Example(
+            """
+            from torch.utils.cpp_extension import CUDAExtension
+
+            extension = CUDAExtension("ops", ["ops.cu"])
+            """
+        ),
+        Example(
+            """
+            from torch.utils.cpp_extension import load
+
+            ops = load("ops", ["ops.cpp"])
+            """,
+            reported=False,
+        ),
+    ],
+)
+
+
+@FAMILY.reference("torch.utils.cpp_extension.CUDAExtension", "torch.utils.cpp_extension.CUDA_HOME")
+def _extension(file: File, node: ast.expr) -> bool:
+    file.report(EXTENSION, node)
+    return True
+
+
+@FAMILY.call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
+def _load(file: File, node: ast.Call) -> bool:
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if any(each.endswith(".cu") for each in texts) or any(
+        (each.arg or "").startswith("cuda_") or (each.arg or "") in ("with_cuda", "extra_cuda_cflags")
+        for each in node.keywords
+    ):
+        file.report(EXTENSION, node.func)
+    return False
+
+
+OPERATORS = FAMILY.rule(
+    "TR086",
+    Kind.NOT_CONVERTIBLE,
+    "torch.ops.<library>...: operators of a library of its own",
+    why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
+    devices that it has no kernel for.""",
+    source="torch.library",
+    examples=[
+        Example(
+            """
+            import torch
+
+            out = torch.ops.my_kernels.scan(x)
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            out = torch.ops.aten.add(x, y)
+            """,
+            reported=False,
+        ),
+    ],
+)
+_TORCHS = ("aten", "prim", "prims", "quantized", "torch", "c10d", "c10d_functional", "_c10d_functional", "higher_order",
+           "npu", "mkldnn", "inductor", "profiler", "rngprims", "sparse", "load_library", "import_module")  # fmt: skip
+
+
+@FAMILY.reference("torch.ops.*")
+def _operators(file: File, node: ast.expr) -> bool:
+    name = (file.dotted(node) or "").split(".")
+    if len(name) < 3 or name[2] in _TORCHS:
+        return False
+    file.report(OPERATORS, node)
+    return True

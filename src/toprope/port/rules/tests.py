@@ -1,0 +1,241 @@
+"""Rows 16 to 18: questions whether something is on a GPU."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind, Rule
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("tests", "Questions about a device", words=[b"is_cuda", b"cuda"])
+
+IS_CUDA = FAMILY.rule(
+    "TR016",
+    Kind.REVIEW,
+    "x.is_cuda: whether it is on an accelerator",
+    why="""On another card it is False, and the branch for the CPU is taken. Where the branch calls a kernel that is
+    written for CUDA it must stay as it was.""",
+    source="tried on the simulated card",
+    examples=[
+        Example(
+            """
+            import torch
+
+            if x.is_cuda and not y.is_cuda:
+                y = y.to(x.device)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            if portable.is_accelerator(x) and not portable.is_accelerator(y):
+                y = y.to(x.device)
+            """,
+        ),
+        Example(
+            """
+            class Settings:
+                def __init__(self):
+                    self.is_cuda = False
+            """,
+            reported=False,
+        ),
+        Example("import torch\n\nassert torch.version.is_cuda", reported=False),
+    ],
+)
+
+
+@FAMILY.attribute("is_cuda")
+def _is_cuda(file: File, node: ast.Attribute) -> bool:
+    if not isinstance(node.ctx, ast.Load) or file.dotted(node.value) is not None:
+        return False
+    parent = file.parent(node)
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return False
+    if isinstance(node.value, ast.Name) and node.value.id == "self" and _is_assigned(file, node):
+        return False
+    file.report(IS_CUDA, node, edits=file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")"))
+    return False
+
+
+def _is_assigned(file: File, node: ast.Attribute) -> bool:
+    """Whether a class of the file sets the attribute itself: it is no tensor's."""
+    around = next((each for each in file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+    return around is not None and any(
+        isinstance(each, ast.Attribute) and each.attr == "is_cuda" and isinstance(each.ctx, ast.Store)
+        for each in ast.walk(around)
+    )
+
+
+TYPE = FAMILY.rule(
+    "TR017",
+    Kind.REVIEW,
+    'device.type == "cuda": whether it is an accelerator',
+    why="""Is a GPU of NVIDIA meant, or any accelerator? Mostly the second. Where the program tells several kinds of
+    device apart, the question stays as it is.""",
+    source="seen in public code",
+    examples=[
+        Example(
+            """
+            if device.type == "cuda":
+                work()
+            elif x.device.type != "cuda":
+                rest()
+            """,
+            """
+            from toprope.device import portable
+            if portable.is_accelerator(device):
+                work()
+            elif not portable.is_accelerator(x.device):
+                rest()
+            """,
+        ),
+        Example(
+            """
+            if device.type in ("cuda",):
+                work()
+            """,
+            """
+            from toprope.device import portable
+            if portable.is_accelerator(device):
+                work()
+            """,
+        ),
+        Example(
+            """
+            if device.type == "cuda":
+                work()
+            elif device.type == "mps":
+                other()
+            """
+        ),
+        Example('if event.type == "click":\n    pass', reported=False),
+    ],
+)
+OTHERS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"}
+
+
+def _tells_apart(file: File, node: ast.AST) -> bool:
+    """Whether the function around a place, or the file, asks for another kind of accelerator too."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around: ast.AST = next((each for each in file.ancestors(node) if isinstance(each, kinds)), file.walk.module.node)
+    return any(
+        isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.partition(":")[0] in OTHERS
+        for each in ast.walk(around)
+    )
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "cuda"
+
+
+def _named(node: ast.expr) -> bool:
+    """Whether it is "cuda", or a tuple, list or set of nothing else."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return len(node.elts) == 1 and _is_text(node.elts[0])
+    return _is_text(node)
+
+
+@FAMILY.node(ast.Compare)
+def _compare(file: File, node: ast.Compare) -> bool:
+    if len(node.ops) != 1:
+        return False
+    operator, left, right = node.ops[0], node.left, node.comparators[0]
+    if isinstance(operator, ast.Eq | ast.NotEq):
+        if _is_text(left):
+            left, right = right, left
+        return _is_text(right) and _of_type(file, node, left, isinstance(operator, ast.NotEq))
+    if not isinstance(operator, ast.In | ast.NotIn):
+        return False
+    if _is_text(left):
+        return _in_text(file, node, right, isinstance(operator, ast.NotIn))
+    return _named(right) and _of_type(file, node, left, isinstance(operator, ast.NotIn))
+
+
+def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bool:
+    """`device.type == "cuda"`, with its sides in this order."""
+    if not isinstance(asked, ast.Attribute) or asked.attr not in ("type", "device_type"):
+        return False
+    value = asked.value
+    name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
+    if "dev" not in name.lower() and not isinstance(value, ast.Call):
+        return False
+    return _rewrite(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
+
+
+def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: Rule) -> bool:
+    parent = file.parent(node)
+    if _tells_apart(file, node):
+        file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
+    elif is_not and isinstance(parent, ast.BinOp | ast.Attribute | ast.Compare | ast.Await | ast.Starred):
+        file.report(rule, node)
+    else:
+        start = "not " if is_not else ""
+        file.report(rule, node, edits=file.replace(node, f"{start}{file.portable('is_accelerator')}(", device, ")"))
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant):
+            file.done(each)
+    return True
+
+
+TEXT = FAMILY.rule(
+    "TR018",
+    Kind.REVIEW,
+    '"cuda" in str(device), str(device).startswith("cuda"): whether it is an accelerator',
+    why="""The text of another card's device begins otherwise. The question itself can be asked.""",
+    source="seen in public code",
+    examples=[
+        Example(
+            """
+            if "cuda" in str(device):
+                work()
+            half = str(self.device).startswith("cuda")
+            """,
+            """
+            from toprope.device import portable
+            if portable.is_accelerator(device):
+                work()
+            half = portable.is_accelerator(self.device)
+            """,
+        ),
+        Example(
+            """
+            if "cuda" in device:
+                work()
+            """,
+            """
+            from toprope.device import portable
+            if portable.is_accelerator(device):
+                work()
+            """,
+        ),
+        Example('if "cuda" in str(path):\n    pass', reported=False),
+    ],
+)
+
+
+def _device_of(file: File, node: ast.expr) -> ast.expr | None:
+    """The device whose text a node is; None where it is not seen to be one."""
+    value = node
+    if isinstance(node, ast.Call):
+        if not file.is_builtin(node.func, "str") or len(node.args) != 1 or node.keywords:
+            return None
+        value = node.args[0]
+    name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
+    return value if name.lower().strip("_") in ("device", "dev", "device_name", "map_location") else None
+
+
+def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> bool:
+    device = _device_of(file, text)
+    return device is not None and _rewrite(file, node, device, is_not, TEXT)
+
+
+@FAMILY.method("startswith")
+def _starts(file: File, node: ast.Call) -> bool:
+    assert isinstance(node.func, ast.Attribute)
+    if len(node.args) != 1 or not _is_text(node.args[0]):
+        return False
+    device = _device_of(file, node.func.value)
+    return device is not None and _rewrite(file, node, device, False, TEXT)
