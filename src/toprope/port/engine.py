@@ -19,7 +19,7 @@ from toprope.port.rule import Handler
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["MOST_BYTES", "port"]
+__all__ = ["MOST_BYTES", "own_methods_of", "port"]
 
 MOST_BYTES = 2_000_000
 """Files larger than this are taken for generated ones, and skipped."""
@@ -79,14 +79,26 @@ def _look(source: Source, rules: Table, runtime: str, own: frozenset[str], assum
         walk = Walk(tree, rules.types, assumed)
     except RecursionError:
         raise UnreadableError("it is nested too deeply") from None
-    file = File(source, walk, runtime, own)
+    file = File(source, walk, runtime, own | own_methods_of(tree) if "def cuda(" in source.text else own)
     index = 0
     while index < len(walk.nodes):
         node, end = walk.nodes[index]
         index += 1
+        if file.is_passed_over(node):
+            continue
         if file.is_done(node) or any(handler(file, node) for handler in _asked(file, rules, node)):
             index = end
     return file
+
+
+def own_methods_of(tree: ast.Module) -> frozenset[str]:
+    """The names of the classes in a file that have a method `cuda` of their own."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return frozenset(
+        each.name
+        for each in classes
+        if any(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name == "cuda" for item in each.body)
+    )
 
 
 def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:

@@ -44,6 +44,7 @@ class File:
         self.own_methods = own_methods
         self.findings: list[Finding] = []
         self._done: set[ast.AST] = set()
+        self._passed: set[ast.AST] = set()
         self.alias, self.imports_runtime = self._find_alias()
 
     def _find_alias(self) -> tuple[str, bool]:
@@ -129,6 +130,14 @@ class File:
         """Whether a rule has dealt with this node itself."""
         return node in self._done
 
+    def pass_over(self, node: ast.AST) -> None:
+        """Note that a node itself is dealt with; what is in it is still looked at."""
+        self._passed.add(node)
+
+    def is_passed_over(self, node: ast.AST) -> bool:
+        """Whether a rule has dealt with this node, but not with what is in it."""
+        return node in self._passed
+
     def portable(self, name: str) -> str:
         """What ported code calls a thing of the runtime module: "portable.device"."""
         return f"{self.alias}.{name}"
@@ -149,7 +158,7 @@ class File:
         line, column = self.source.place(start)
         end_line, end_column = self.source.place(end)
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
-        if edits and not held_back and self.in_fstring(node) and not self._stands_there(node):
+        if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
             held_back = "its place inside the f-string is not known exactly"
         finding = Finding(
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
@@ -157,7 +166,7 @@ class File:
         self.findings.append(finding)
         return finding
 
-    def _stands_there(self, node: ast.AST) -> bool:
+    def stands_there(self, node: ast.AST) -> bool:
         """Whether the text at the place of a node is that node: inside f-strings the tree may be wrong about it."""
         try:
             body = parse(f"({self.text(node)})").body

@@ -1,0 +1,202 @@
+"""Expressions that say "a CUDA device" (texts, numbers, choices), and what stands around them: is it used as a device?"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from toprope.port.file import File
+
+__all__ = ["Said", "Use", "device_name", "index_name", "said", "use"]
+
+_TEXT = re.compile(r"cuda(?::(\d+))?")
+_DEVICE_NAME = re.compile(r"(?:^|_)(?:device|devices|dev|map_location|torch_device)(?:$|_|\d)", re.IGNORECASE)
+_NO_DEVICE = re.compile(r"name|count|num|map$", re.IGNORECASE)
+_INDEX_NAME = re.compile(r"(?:local_?rank|rank|gpu|gpu_?(?:id|index|idx|num)|device_?(?:id|index|idx))", re.IGNORECASE)
+
+# Calls whose argument of this position is a device or the name of a kind of device.
+_TAKES_KIND = {
+    "torch.autocast": 0, "torch.amp.autocast": 0, "torch.amp.autocast_mode.autocast": 0, "torch.amp.GradScaler": 0,
+    "torch.GradScaler": 0, "torch.get_autocast_dtype": 0, "torch.is_autocast_enabled": 0, "torch.device": 0,
+    "torch.set_autocast_dtype": 0, "torch.set_autocast_enabled": 0, "torch.distributed.init_device_mesh": 0,
+    "torch.distributed.device_mesh.init_device_mesh": 0, "torch.get_device_module": 0, "torch.Event": 0,
+}  # fmt: skip
+_TAKES_DEVICE = {"torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an expression says.
+
+    Attributes:
+        index: the number of the device, as text or as the node that stays; None for "the current one".
+        chosen: whether the expression itself asks whether there is CUDA, and says "cpu" where there is none.
+    """
+
+    index: str | ast.expr | None = None
+    chosen: bool = False
+
+    def pieces(self, function: str) -> tuple[str | ast.AST, ...]:
+        """A call of a function with the number, as pieces of an edit."""
+        return (f"{function}()",) if self.index is None else (f"{function}(", self.index, ")")
+
+
+class Use(Enum):
+    """How an expression is used."""
+
+    DEVICE = auto()
+    """Where torch takes a device or a text."""
+    TEXT = auto()
+    """As a device, where it must stay a text: the program or another library may look at it."""
+    UNKNOWN = auto()
+    """As something that is not known to be a device."""
+
+
+def said(file: File, node: ast.expr) -> Said | None:
+    """Which device an expression names: "cuda", "cuda:1", f"cuda:{i}", "cuda:%d" % i, ... None where it names none."""
+    match node:
+        case ast.Constant(value=str(text)) if found := _TEXT.fullmatch(text):
+            return Said(found[1])
+        case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(conversion=-1, format_spec=None)]):
+            inner: ast.expr = node.values[1].value  # type: ignore[attr-defined]
+            return Said(_kept(file, inner))
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=right) if text in ("cuda:%d", "cuda:%s"):
+            if isinstance(right, ast.Tuple):
+                return Said(right.elts[0]) if len(right.elts) == 1 else None
+            return Said(right)
+        case ast.BinOp(left=ast.Constant(value="cuda"), op=ast.Add(), right=ast.Constant(value=str(text))):
+            found = _TEXT.fullmatch("cuda" + text)
+            return Said(found[1]) if found else None
+        case ast.BinOp(left=ast.Constant(value="cuda:"), op=ast.Add(), right=right):
+            if isinstance(right, ast.Call) and file.is_builtin(right.func, "str") and len(right.args) == 1:
+                return Said(right.args[0])
+            return Said(right)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value="cuda:{}" | "cuda:{0}"), attr="format"),
+            args=[argument],
+            keywords=[],
+        ) if not isinstance(argument, ast.Starred):
+            return Said(argument)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                test, body, orelse = test.operand, orelse, body
+            if not (isinstance(orelse, ast.Constant) and orelse.value == "cpu" and _asks(file, test)):
+                return None
+            named = said(file, body)
+            return None if named is None or named.chosen else Said(named.index, chosen=True)
+    return None
+
+
+def _asks(file: File, test: ast.expr) -> bool:
+    """Whether a condition is `torch.cuda.is_available()` and nothing else."""
+    return isinstance(test, ast.Call) and not test.args and file.dotted(test.func) == "torch.cuda.is_available"
+
+
+def _kept(file: File, inner: ast.expr) -> str | ast.expr:
+    """What stands in the braces of an f-string: as it is, or written anew where its place is not known exactly."""
+    return inner if file.stands_there(inner) else ast.unparse(inner)
+
+
+def device_name(name: str) -> bool:
+    """Whether something of this name is a device by all likelihood: `device`, `self.train_device`, `dev0`."""
+    return bool(_DEVICE_NAME.search(name)) and not _NO_DEVICE.search(name)
+
+
+def index_name(file: File, node: ast.expr) -> bool:
+    """Whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return bool(_INDEX_NAME.fullmatch(name))
+
+
+def use(file: File, node: ast.expr) -> Use:
+    """How an expression is used, by what stands around it."""
+    inner: ast.AST = node
+    outer = file.parent(inner)
+    beside_cpu = False
+    while (isinstance(outer, ast.IfExp) and inner is not outer.test) or isinstance(outer, ast.BoolOp):
+        if isinstance(outer, ast.IfExp):
+            other = outer.orelse if inner is outer.body else outer.body
+            beside_cpu |= isinstance(other, ast.Constant) and other.value in ("cpu", "mps", "npu", "xpu")
+        inner, outer = outer, file.parent(outer)
+    found = _by_surroundings(file, inner, outer)
+    return Use.TEXT if found is Use.UNKNOWN and beside_cpu else found
+
+
+def _by_surroundings(file: File, inner: ast.AST, outer: ast.AST | None) -> Use:
+    match outer:
+        case ast.keyword():
+            return _keyword_use(file, outer)
+        case ast.Call():
+            return _argument_use(file, outer, inner)
+        case ast.Assign(targets=targets):
+            return _named(file, outer, *targets)
+        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            return _named(file, outer, target)
+        case ast.arguments():
+            return _default_use(outer, inner)
+        case ast.Return():
+            function = next((each for each in file.ancestors(outer) if isinstance(each, ast.FunctionDef)), None)
+            return Use.TEXT if function is not None and device_name(function.name) else Use.UNKNOWN
+        case ast.Dict(keys=keys, values=values):
+            key = next((key for key, value in zip(keys, values, strict=True) if value is inner), None)
+            text = key.value if isinstance(key, ast.Constant) else None
+            return Use.TEXT if isinstance(text, str) and device_name(text) else Use.UNKNOWN
+        case ast.List() | ast.Tuple():
+            above = file.parent(outer)
+            if isinstance(above, ast.Assign) and all(isinstance(each, ast.Name) for each in above.targets):
+                return _named(file, above, *above.targets)
+    return Use.UNKNOWN
+
+
+def _keyword_use(file: File, keyword: ast.keyword) -> Use:
+    call = file.parent(keyword)
+    name = file.dotted(call.func) if isinstance(call, ast.Call) else None
+    if keyword.arg is None or not device_name(keyword.arg):
+        return Use.UNKNOWN
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+        return Use.UNKNOWN
+    to = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "to_empty")
+    takes = to or (name is not None and name.startswith("torch.") and keyword.arg in ("device", "map_location"))
+    return Use.DEVICE if takes and name not in _TAKES_KIND else Use.TEXT
+
+
+def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
+    if argument not in call.args:
+        return Use.UNKNOWN
+    position = call.args.index(argument)
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and position == 0:
+        return Use.DEVICE
+    name = file.dotted(call.func)
+    if name is not None and _TAKES_DEVICE.get(name) == position:
+        return Use.DEVICE
+    if name is not None and _TAKES_KIND.get(name) == position:
+        return Use.TEXT
+    if isinstance(call.func, ast.Name):
+        for binding in file.bindings(call.func):
+            if isinstance(binding.node, ast.FunctionDef):
+                names = [each.arg for each in (*binding.node.args.posonlyargs, *binding.node.args.args)]
+                if position < len(names) and device_name(names[position]):
+                    return Use.TEXT
+    return Use.UNKNOWN
+
+
+def _default_use(arguments: ast.arguments, default: ast.AST) -> Use:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs = list(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+    return Use.TEXT if any(d is default and device_name(a.arg) for a, d in pairs) else Use.UNKNOWN
+
+
+def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
+    around = file.parent(statement)
+    if isinstance(around, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in around.bases):
+        return Use.UNKNOWN
+    for target in targets:
+        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            name = str(target.slice.value)
+        if not device_name(name):
+            return Use.UNKNOWN
+    return Use.TEXT

@@ -1,0 +1,231 @@
+"""Rows 102 and 105: imports of torch.cuda and of what is in it, other names for it, and what no other rule knows."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.edits import Edit
+from toprope.port.file import File
+from toprope.port.registry import table
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("names", "Names for torch.cuda", words=[b"cuda"])
+
+_DOCS = "https://docs.pytorch.org/docs/stable/cuda.html"
+
+MODULE = FAMILY.rule(
+    "TR102", Kind.PRESERVING, "from torch import cuda, import torch.cuda as tc: gone with the last use",
+    why="""What is called through another name for torch.cuda is found and rewritten. The import goes where nothing is
+    left that needs it; an import that nobody uses here stays, for another file may.""",
+    source=_DOCS,
+    examples=[
+        Example(
+            """
+            import torch
+            import torch.cuda as tc
+            from torch import cuda, nn
+
+            tc.synchronize()
+            cuda.empty_cache()
+            """,
+            """
+            import torch
+            from torch import nn
+            from toprope.device import portable
+
+            portable.synchronize()
+            portable.empty_cache()
+            """,
+        ),
+        Example(
+            """
+            from torch import cuda as c
+
+            def run(c):
+                return c.empty_cache()
+            """,
+        ),
+    ],
+)  # fmt: skip
+UNKNOWN = FAMILY.rule(
+    "TR102a", Kind.REVIEW, "torch.cuda itself as a value, or a name in it that no rule knows: left as it is",
+    why="""A program that hands torch.cuda on, or uses a name that is not in the catalogue, needs a person's look.""",
+    source=_DOCS,
+    examples=[
+        Example(
+            """
+            import torch
+
+            backend = torch.cuda
+            torch.cuda.something_new()
+            """
+        ),
+    ],
+)  # fmt: skip
+PRIVATE = FAMILY.rule(
+    "TR105", Kind.NOT_CONVERTIBLE, "torch._C._cuda_*, torch.cuda._*: private names",
+    why="""Private names of torch's CUDA part change from version to version and have no counterpart elsewhere. Use the
+    public name, or keep the call behind a condition on CUDA.""",
+    source="torch's source",
+    examples=[Example("import torch\n\nprint(torch._C._cuda_getDeviceCount())\n")],
+)  # fmt: skip
+
+
+@FAMILY.reference("torch._C.*", "torch.cuda._*")
+def _private(file: File, node: ast.expr) -> bool:
+    name = file.dotted(node) or ""
+    if not name.startswith(("torch._C._cuda", "torch._C._Cuda", "torch.cuda._")):
+        return False
+    file.report(PRIVATE, node)
+    return True
+
+
+@FAMILY.reference("torch.cuda", "torch.cuda.*")
+def _unknown(file: File, node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute):
+        file.report(UNKNOWN, node)
+    return True
+
+
+@FAMILY.node(ast.ImportFrom)
+def _import_from(file: File, node: ast.ImportFrom) -> bool:
+    module = node.module or ""
+    if node.level or module.partition(".")[0] != "torch":
+        return False
+    drop_ins = table().drop_ins
+    swapped = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
+    gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
+    if swapped and len(swapped) == len(node.names):
+        for number, alias in enumerate(swapped):
+            rule, _ = drop_ins[f"{module}.{alias.name}"]
+            file.report(rule, alias, edits=_whole_swap(file, node) if number == 0 else _renamed(file, module, alias))
+        if _renamed(file, module, swapped[0]):
+            file.findings[-len(swapped)].edits += _renamed(file, module, swapped[0])
+        return True
+    if swapped or gone:
+        _split(file, node, swapped, gone)
+    for alias in node.names:
+        if _is_module(module, alias.name) and alias not in gone:
+            file.report(MODULE, alias, _kept(file, node, alias))
+        elif module.startswith("torch.cuda") and alias not in swapped and alias not in gone:
+            private = alias.name.startswith("_")
+            file.report(PRIVATE if private else UNKNOWN, alias, "the import stays; see what is said where it is used")
+    return True
+
+
+def _whole_swap(file: File, node: ast.ImportFrom) -> tuple[Edit, ...]:
+    """The module of `from torch.cuda.amp import ...` becomes the runtime's."""
+    start, _ = file.source.span(node)
+    begin = file.source.text.index(node.module or "", start)
+    return (Edit(begin, begin + len(node.module or ""), (file.runtime,)),)
+
+
+def _renamed(file: File, module: str, alias: ast.alias) -> tuple[Edit, ...]:
+    """`import device` becomes `import device_index as device` where the runtime has another name for it."""
+    _, name = table().drop_ins[f"{module}.{alias.name}"]
+    if name == alias.name:
+        return ()
+    start, _ = file.source.span(alias)
+    kept = "" if alias.asname else f" as {alias.name}"
+    return (Edit(start, start + len(alias.name), (name + kept,)),)
+
+
+def _split(file: File, node: ast.ImportFrom, swapped: list[ast.alias], gone: list[ast.alias]) -> None:
+    """Take names out of an import, and import those that the runtime has from there, in a statement of their own."""
+    rest = [alias for alias in node.names if alias not in swapped and alias not in gone]
+    parts = [f"from {node.module} import {', '.join(map(ast.unparse, rest))}"] if rest else []
+    if swapped:
+        names = []
+        for alias in swapped:
+            _, name = table().drop_ins[f"{node.module}.{alias.name}"]
+            bound = alias.asname or alias.name
+            names.append(name if name == bound else f"{name} as {bound}")
+        parts.append(f"from {file.runtime} import {', '.join(names)}")
+    if parts:
+        start, _ = file.source.span(node)
+        line = file.source.text[file.source.starts[node.lineno - 1] : start]
+        between = file.source.newline + line if not line.strip() else "; "
+        edit = file.replace(node, between.join(parts))
+    else:
+        found = _without_statement(file, node)
+        if found is None:
+            for alias in gone:
+                file.report(MODULE, alias, "the import stays: nothing else stands in its block")
+            return
+        edit = found
+    for alias in (*swapped, *gone):
+        rule = table().drop_ins[f"{node.module}.{alias.name}"][0] if alias in swapped else MODULE
+        file.report(rule, alias, edits=edit)
+
+
+def _without_statement(file: File, node: ast.stmt) -> Edit | None:
+    """Take the line of a statement away; None where it shares the line or is alone in its block."""
+    source = file.source
+    start, end = source.span(node)
+    line = source.starts[node.lineno - 1]
+    last = node.end_lineno or node.lineno
+    after = source.starts[last] if last < len(source.starts) else len(source.text)
+    if source.text[line:start].strip() or source.text[end:after].strip():
+        return None
+    parent = file.walk.parents[node]
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    if not any(isinstance(block, list) and node in block and len(block) > 1 for block in blocks):
+        return None
+    return Edit(line, after, ())
+
+
+@FAMILY.node(ast.Import)
+def _import(file: File, node: ast.Import) -> bool:
+    for alias in node.names:
+        if alias.name != "torch.cuda" and not alias.name.startswith("torch.cuda."):
+            continue
+        if alias.asname is None:
+            start, _ = file.source.span(alias)
+            edit = Edit(start, start + len(alias.name), ("torch",))
+            file.report(MODULE, alias, edits=edit)
+        elif len(node.names) == 1 and _only_converted(file, node, alias):
+            gone = _without_statement(file, node)
+            held = "" if gone else "nothing else stands in its block"
+            file.report(MODULE, alias, edits=gone or (), held_back=held)
+        else:
+            file.report(MODULE, alias, _kept(file, node, alias))
+    return False
+
+
+def _is_module(module: str, name: str) -> bool:
+    """Whether an imported name is torch.cuda or one of its modules."""
+    full = f"{module}.{name}"
+    return full in ("torch.cuda", "torch.cuda.amp", "torch.cuda.memory", "torch.cuda.nvtx", "torch.cuda.random")
+
+
+def _kept(file: File, node: ast.stmt, alias: ast.alias) -> str:
+    return "the import stays" + ("" if _uses(file, node, alias) else ": another file may take it from here")
+
+
+def _uses(file: File, node: ast.stmt, alias: ast.alias) -> list[ast.Name]:
+    """Where the name that an import binds is used in the file."""
+    bound = alias.asname or alias.name
+    return [
+        name
+        for name, scope in file.walk.scopes.items()
+        if isinstance(name, ast.Name) and name.id == bound and isinstance(name.ctx, ast.Load)
+        and any(binding.node is node for binding in scope.find(bound))
+    ]  # fmt: skip
+
+
+def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
+    """Whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
+    uses = _uses(file, node, alias)
+    exported = f'"{alias.asname or alias.name}"' in file.source.text and "__all__" in file.walk.names
+    return bool(uses) and not exported and all(_converted(file, use) for use in uses)
+
+
+def _converted(file: File, name: ast.Name) -> bool:
+    node: ast.AST | None = name
+    while isinstance(node, ast.Name | ast.Attribute):
+        if file.dotted(node) in table().drop_ins:
+            return isinstance(node, ast.Attribute)
+        node = file.parent(node)
+    return False
