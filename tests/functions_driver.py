@@ -201,6 +201,7 @@ def ctrl_c():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     say("begin")
     yr.init(yr.Config(num_cpus=16, recycle_time=0.2))
     for name in sys.argv[2:]:

@@ -216,33 +216,29 @@ class Channel:
 
     def _read(self, timeout: float | None) -> int:
         """Bytes read into the chunk; -1 where the time is over."""
-        recv_into, chunk = self.socket.recv_into, self._chunk
-        begin = time.perf_counter_ns()
-        spin = _POLITE_NS if timeout is None or timeout > 0 else 0
         try:
-            while True:
-                try:
-                    return recv_into(chunk, 0, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    passed = time.perf_counter_ns() - begin
-                    if passed >= spin:
-                        break
-                    if passed > _SPIN_NS:
-                        os.sched_yield()
-            if timeout == 0:
-                return -1
-            if not self._sleep(timeout):
-                return -1
-            return recv_into(chunk, 0, socket.MSG_DONTWAIT)
+            try:
+                return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if timeout == 0 or not self._wait(timeout):
+                    return -1
+                return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return -1
         except OSError:
             return 0
 
     @interruptible
-    def _sleep(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None) -> bool:
         """Wait until something can be read; whether it can."""
-        return bool(self._poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))))
+        poll, begin = self._poll.poll, time.perf_counter_ns()
+        while not poll(0):
+            passed = time.perf_counter_ns() - begin
+            if passed > _POLITE_NS:
+                return bool(poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))))
+            if passed > _SPIN_NS:
+                os.sched_yield()
+        return True
 
     def _parse(self, fresh: memoryview) -> list[Message]:
         data: bytes | bytearray
