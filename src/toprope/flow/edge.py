@@ -1,56 +1,40 @@
-"""An edge between two processes: a socket for what is said, a page of shared figures for how far each side is.
+"""An edge between two processes: a page of shared figures and slots for what is passed, a socket for the rest.
 
 The sender may have as many messages on their way as the edge is deep. It sees how many were taken in the page, which
-costs neither side a call of the system; only a sender that waits is told, by a message. It keeps what it has sent until
+costs neither side a call of the system; only who sleeps is woken, by a message. It keeps what it has sent until
 the receiver is done with it: should the receiver's process die, the next one is sent what the first had not begun with,
 and a failure in place of what it was working on.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from toprope.flow.edge_codec import Codec, Sealed
 from toprope.flow.edge_hub import Hub, Kind, Peer
+from toprope.flow.edge_page import (
+    BETWEEN,
+    BYTES,
+    CELLS,
+    DONE,
+    LOST,
+    SENT,
+    SHARED,
+    TAKEN,
+    TO_HOST,
+    WAITED,
+    WAITS,
+    Page,
+    fence,
+)
 from toprope.flow.stage_spec import FAILURE, TORCH, Failure, Message
 from toprope.functions.wire import Closed
 
 __all__ = ["BYTES", "CELLS", "DONE", "LOST", "SENT", "TAKEN", "WAITED", "InLink", "InQueue", "OutLink", "Page"]
-
-TAKEN, DONE, WAITS, SENT, BYTES, WAITED, TO_HOST, BETWEEN, LOST, SHARED = range(10)
-"""Cells of a page: messages taken and done with, whether the sender waits, messages sent, their bytes, nanoseconds
-waited, copies from a card to the host and from card to card, messages lost to OVERWRITE, tensors passed by reference.
-Each has one writer."""
-
-CELLS = ("taken", "done", "waits", "sent", "bytes", "waited_ns", "to_host", "between", "lost", "shared")
-
-_SIZE = 4096
-
-
-class Page:
-    """The figures of one link, in a file that both sides map.
-
-    Args:
-        path: the file.
-        new: whether to make it.
-    """
-
-    def __init__(self, path: Path, new: bool) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if new else 0), 0o600)
-        try:
-            if new:
-                os.ftruncate(file, _SIZE)
-            self.cells = memoryview(mmap.mmap(file, _SIZE)).cast("Q")
-        finally:
-            os.close(file)
-        self.name = path.name
 
 
 @dataclass(slots=True)
@@ -91,8 +75,7 @@ class OutLink:
         self._sent = 0
         self._peer: Peer | None = None
         self._generation = 0
-        self.page = self._new_page()
-        self.failed = ""
+        self.page = self._new_page(depth)
 
     def connect(self) -> None:
         """Connect to the receiver; one that is gone will be replaced by another, see `move`."""
@@ -138,16 +121,21 @@ class OutLink:
             self._put(sealed, place)
 
     def _put(self, sealed: Sealed, place: int) -> None:
-        cells = self.page.cells
-        cells[SENT] = self._sent
+        cells, peer = self.page.cells, self._peer
         cells[BYTES] += sealed.size
-        cells[TO_HOST] += sealed.to_host
-        cells[SHARED] += sealed.shared
-        if self._peer is not None and not self._peer.gone:
-            try:
-                self._hub.send(self._peer, Kind.DATA, self._generation, (self.key, place, *sealed.meta), sealed.parts)
-            except Closed:
-                pass  # what is in the window is sent to the next one
+        if sealed.to_host or sealed.shared:
+            cells[TO_HOST] += sealed.to_host
+            cells[SHARED] += sealed.shared
+        fits = self.page.put(self._sent, (place, sealed.meta, sealed.parts))
+        if peer is None or peer.gone:
+            return  # what is in the window is sent to the next one
+        try:
+            if fits:
+                self._hub.rouse(peer)
+            else:
+                self._hub.send(peer, Kind.DATA, 0, (self.key, place, sealed.meta), sealed.parts)
+        except Closed:
+            pass
 
     def _trim(self) -> None:
         """Let go of what the receiver is done with."""
@@ -168,7 +156,7 @@ class OutLink:
             left, self._window, self._sent = self._window, deque(), 0
             self.target = target
             self._generation += 1
-            self.page = self._new_page()
+            self.page = self._new_page(max(self.depth, len(left)))
             self.connect()
             for each in left:
                 sealed, place = each.sealed, each.place
@@ -180,28 +168,60 @@ class OutLink:
                 self._window.append(_Sent(self._sent, sealed, place))
                 self._put(sealed, place)
 
-    def _new_page(self) -> Page:
+    def _new_page(self, slots: int) -> Page:
         name = "link-{}-{}-{}-{}-{}".format(*self.key, self._hub.name, self._generation)
-        return Page(self._hub.folder / name, new=True)
+        # where nothing limits the messages that are under way, they go by the socket
+        return Page(self._hub.folder / name, new=True, slots=0 if self.overwrites else slots)
 
 
 class InLink:
-    """The receiver's end of an edge from one process."""
+    """The receiver's end of an edge from one process.
+
+    Args:
+        page: what both ends share.
+        peer: the sender.
+        queue: where messages go.
+    """
 
     def __init__(self, page: Page, peer: Peer, queue: InQueue) -> None:
         self.page = page
         self.peer = peer
         self.queue = queue
         self.taken = 0
+        self._drained = 0
+        self._apart: deque[tuple[Any, ...]] = deque()  # messages that no slot had room for
         self._begun: deque[int] = deque()  # transaction ids that were taken and are not done, by age
 
+    def drain(self) -> bool:
+        """Move what has come into the queue; whether there was anything. For the thread that reads."""
+        page = self.page
+        sent, drained = page.cells[SENT], self._drained
+        if sent == drained:
+            return False
+        fence()
+        while drained < sent:
+            record = page.get(drained + 1)
+            if record is None:
+                if not self._apart:
+                    break  # its socket is slower
+                record = self._apart.popleft()
+            drained += 1
+            self.queue.add(self, *record)
+        is_news = drained != self._drained
+        self._drained = drained
+        return is_news
+
+    def add_apart(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
+        """A message has come by the socket."""
+        self._apart.append((place, meta, parts))
+
     def take(self, hub: Hub, transaction: int) -> None:
-        """A message was taken: the sender may send another."""
+        """A message was taken: the sender may send another. One that waits is woken for several at a time."""
         self.taken += 1
         self._begun.append(transaction)
         cells = self.page.cells
         cells[TAKEN] = self.taken
-        if cells[WAITS]:
+        if cells[WAITS] and cells[SENT] - self.taken <= self.queue.depth // 2:
             cells[WAITS] = 0
             try:
                 hub.send(self.peer, Kind.WAKE, 0)
@@ -240,7 +260,7 @@ class InQueue:
     def __init__(self, hub: Hub, codec: Codec, depth: int, overwrites: bool = False) -> None:
         self._hub = hub
         self._codec = codec
-        self._depth = depth
+        self.depth = depth
         self._overwrites = overwrites
         self._items: deque[_Arrived] = deque()
         self._order: deque[int] = deque()
@@ -261,7 +281,7 @@ class InQueue:
             link.take(self._hub, sealed.head.transaction_id)  # the stage had sent it before it died
             return
         self._append(_Arrived(link, None, sealed), sealed.head.transaction_id)
-        if self._overwrites and len(self._items) > self._depth:
+        if self._overwrites and len(self._items) > self.depth:
             lost = self._items.popleft()
             self._open(lost)
             link.page.cells[LOST] += 1
@@ -271,19 +291,19 @@ class InQueue:
         if self.on_host and message.kind == TORCH and message.payload.device.type != "cpu":
             message = replace(message, payload=message.payload.cpu())
         self._append(_Arrived(None, message, None), message.head.transaction_id)
-        if self._overwrites and len(self._items) > self._depth:
+        if self._overwrites and len(self._items) > self.depth:
             self._items.popleft()
 
     @property
     def is_full(self) -> bool:
         """Whether as many messages wait as the edge is deep."""
-        return len(self._items) >= self._depth and not self._overwrites
+        return len(self._items) >= self.depth and not self._overwrites
 
     def _append(self, item: _Arrived, transaction: int) -> None:
         seen, order = self._seen, self._order
         order.append(transaction)
         seen[transaction] = seen.get(transaction, 0) + 1
-        if len(order) > 4 * self._depth + 64:
+        if len(order) > 4 * self.depth + 64:
             oldest = order.popleft()
             count = seen[oldest] - 1
             if count:

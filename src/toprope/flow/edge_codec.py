@@ -28,6 +28,12 @@ _Place = tuple[BlockKey | None, BlockKey | None]
 _NONE, _BYTES, _ARRAY, _HOST_TENSOR, _PICKLE, _ON_CARD = range(6)
 
 
+_OF_NUMPY = frozenset(
+    {"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128"}
+)
+"""Types of tensors that have the same name in numpy."""
+
+
 class Sealed:
     """A message as it travels.
 
@@ -42,7 +48,9 @@ class Sealed:
         windows: senders' ends that keep it.
     """
 
-    __slots__ = ("blocks", "kept", "meta", "parts", "place", "receivers", "shared", "size", "to_host", "windows")
+    __slots__ = (
+        "_head", "blocks", "kept", "meta", "parts", "place", "receivers", "shared", "size", "to_host", "windows",
+    )  # fmt: skip
 
     def __init__(self, meta: tuple[Any, ...], parts: list[Any], size: int = 0) -> None:
         self.meta = meta
@@ -55,11 +63,14 @@ class Sealed:
         self.windows = 1
         self.receivers = 1
         self.place = 0
+        self._head: Head | None = None
 
     @property
     def head(self) -> Head:
         """What travels with the message."""
-        return Head(*self.meta[:6])
+        if self._head is None:
+            self._head = Head(*self.meta[:6])
+        return self._head
 
     @property
     def replayed(self) -> bool:
@@ -132,30 +143,30 @@ class Codec:
         return (_PICKLE, packed.data is not None, packed.spec)
 
     def _tensor(self, tensor: Any, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.device.type != "cpu":
             if not on_host:
                 sealed.kept, form = self._cards().lend(tensor)
                 sealed.shared, sealed.size = 1, tensor.numel() * tensor.element_size()
                 return (_ON_CARD, form)
             tensor, sealed.to_host = tensor.cpu(), 1
-        import torch
-
-        tensor = tensor.resolve_conj().resolve_neg().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        size = tensor.numel() * tensor.element_size()
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        size = tensor.nbytes
         place = self._borrowed(tensor, tensor.data_ptr(), size, sealed)
         if place is None:
-            raw = tensor.reshape(-1).view(torch.uint8).numpy() if size else b""
-            place = self._bytes(memoryview(raw), sealed)
-        return (_HOST_TENSOR, dtype, tuple(tensor.shape), *place)
+            place = self._bytes(_raw(tensor) if size else memoryview(b""), sealed)
+        return (_HOST_TENSOR, _name(tensor.dtype), tuple(tensor.shape), *place)
 
     def _borrowed(self, value: Any, address: int, size: int, sealed: Sealed) -> _Place | None:
         """Lend on what was borrowed: where it lies, and a block for its flags alone; None for memory of our own."""
         found = self._borrower.locate(address, size) if self._passes_on and size >= INLINE else None
         if found is None:
             return None
-        flags, _ = self._lender.new(1)
+        flags = self._lender.new_flags()
         sealed.blocks.append(flags)
         sealed.kept, sealed.size = value, size
         return found, (flags.segment, flags.offset, flags.size)
@@ -221,7 +232,7 @@ class Codec:
             # the sender is gone with its memory, or the payload cannot be read here: this message fails, no other
             origin, text = describe(error)
             kind, payload = FAILURE, Failure(origin, text)
-        head = Head(*sealed.meta[:6])
+        head = sealed.head
         code = payload.code if kind == FAILURE else sealed.meta[6]
         return Message(kind, payload, head, code, sealed.meta[8]), between
 
@@ -234,20 +245,28 @@ class Codec:
             data = parts.pop(0) if form[1] else None
             return unpack(data, form[2], parts, self._borrower, self._giver(sealed.place))
         key = form[-2]
-        raw = sealed.parts[0] if key is None else self._borrower.array(key, form[-1], sealed.place)
         if what == _BYTES:
-            return memoryview(raw)
+            return memoryview(sealed.parts[0] if key is None else self._array(form, sealed))
         if what == _ARRAY:
             import numpy
 
-            return numpy.frombuffer(raw, dtype=form[1]).reshape(form[2])
+            if key is not None:
+                return self._array(form, sealed, form[1], form[2]).view(numpy.ndarray)
+            return numpy.frombuffer(sealed.parts[0], dtype=form[1]).reshape(form[2])
         import torch
 
         dtype = getattr(torch, form[1])
-        if not len(raw):
+        if key is not None:
+            if form[1] in _OF_NUMPY:
+                return torch.from_numpy(self._array(form, sealed, form[1], form[2]))
+            return torch.from_numpy(self._array(form, sealed)).view(dtype).reshape(form[2])
+        raw = sealed.parts[0]
+        if not raw:
             return torch.empty(form[2], dtype=dtype)
-        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if key is None else torch.from_numpy(raw).view(dtype)
-        return flat.reshape(form[2])
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(form[2])
+
+    def _array(self, form: tuple[Any, ...], sealed: Sealed, dtype: str = "u1", shape: Any = ()) -> Any:
+        return self._borrower.array(form[-2], form[-1], sealed.place, dtype, shape)
 
     def _giver(self, place: int) -> Any:
         return functools.partial(self._borrower.give_back, place)
@@ -262,6 +281,18 @@ class Codec:
     def close(self) -> None:
         """Remove the shared memory of this process."""
         self._lender.close()
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _raw(tensor: Any) -> memoryview:
+    """The bytes of a contiguous tensor."""
+    import torch
+
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def _portable(failure: Failure) -> Failure:

@@ -7,10 +7,10 @@ are read-only, as a sign.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import threading
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +27,11 @@ RECEIVERS = 64
 _MAPPED = 32
 """Segments of others that stay mapped without a block in use."""
 
+_CELLS = 64
+"""Blocks without bytes that are made at once."""
+
+_UNSET = bytes(RECEIVERS)
+
 _LOOK = 16
 """Blocks that are looked at, at each sending, whether they have been given back."""
 
@@ -38,17 +43,33 @@ class Lender(Arena):
         super().__init__(folder, f"memory-{name}", keep=128 * 2**20)
         self._flags: dict[tuple[str, int], memoryview] = {}
         self._out: deque[tuple[Block, int, Any]] = deque()
+        self._cells: list[Block] = []
         self._guard = threading.Lock()
 
     def new(self, size: int) -> tuple[Block, memoryview]:
         """A block of so many bytes, and the bytes to fill."""
         block, room = super().new(size + RECEIVERS)
-        room[:RECEIVERS] = bytes(RECEIVERS)
+        room[:RECEIVERS] = _UNSET
         self._flags[block.segment, block.offset + RECEIVERS] = room[:RECEIVERS]
         return Block(block.segment, block.offset + RECEIVERS, size), room[RECEIVERS:]
 
+    def new_flags(self) -> Block:
+        """A block without bytes, for its flags: of one that is lent on."""
+        if not self._cells:
+            block, room = super().new(RECEIVERS * _CELLS)
+            for place in range(0, RECEIVERS * _CELLS, RECEIVERS):
+                cell = Block(block.segment, block.offset + place + RECEIVERS, 0)
+                self._flags[cell.segment, cell.offset] = room[place : place + RECEIVERS]
+                self._cells.append(cell)
+        cell = self._cells.pop()
+        self._flags[cell.segment, cell.offset][:] = _UNSET
+        return cell
+
     def free(self, block: Block) -> None:
         """Take a block back."""
+        if not block.size:
+            self._cells.append(block)
+            return
         self._flags.pop((block.segment, block.offset), None)
         super().free(Block(block.segment, block.offset - RECEIVERS, block.size + RECEIVERS))
 
@@ -65,6 +86,8 @@ class Lender(Arena):
 
     def collect(self) -> None:
         """Take back what has been given back, the oldest first."""
+        if not self._out:
+            return
         with self._guard:
             for _ in range(min(_LOOK, len(self._out))):
                 block, receivers, kept = self._out.popleft()
@@ -91,11 +114,33 @@ class _Mapped:
 
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            self.bytes: Any = numpy.frombuffer(mmap.mmap(file, os.fstat(file).st_size), numpy.uint8)
-            self.begin = int(self.bytes.__array_interface__["data"][0])
-            self.end = self.begin + self.bytes.size
+            self.bytes = memoryview(mmap.mmap(file, os.fstat(file).st_size))
         finally:
             os.close(file)
+        self.begin = int(numpy.frombuffer(self.bytes, numpy.uint8).__array_interface__["data"][0])
+        self.end = self.begin + len(self.bytes)
+
+
+@functools.cache
+def _lent_type() -> Any:
+    """The class of arrays that say, with their last view, that a block is not used any more.
+
+    numpy lets a view name the array at the bottom for its base in place of the one it was made of, but only as long as
+    that is an array too: below this one lies a memoryview.
+    """
+    import numpy
+
+    class Lent(numpy.ndarray[Any, Any]):
+        unused: Callable[[], None] | None = None  # views of this type have none
+        flag: memoryview | None = None
+
+        def __del__(self) -> None:
+            if self.flag is not None:
+                self.flag[0] = 1
+            elif self.unused is not None:
+                self.unused()
+
+    return Lent
 
 
 class Borrower(Reader):
@@ -109,22 +154,25 @@ class Borrower(Reader):
 
     def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
         """The bytes of a block; `unused` is called when nothing here lies in them any more."""
-        piece = self._segment(block.segment).bytes[block.offset : block.offset + block.size]
-        weakref.finalize(piece, unused).atexit = False
+        piece = _lent_type()((block.size,), "u1", self._segment(block.segment).bytes, block.offset)
+        piece.unused = unused
         return memoryview(piece).toreadonly()
 
-    def array(self, key: BlockKey, flags: BlockKey, place: int) -> Any:
+    def array(self, key: BlockKey, flags: BlockKey, place: int, dtype: str = "u1", shape: Sequence[int] = ()) -> Any:
         """The bytes of a block as an array of numpy, which is given back with its last view.
 
         Args:
             key: the block, or any piece of a segment.
             flags: the block in front of which it is said that it was given back.
             place: which of its receivers this process is.
+            dtype: of numpy.
+            shape: of the array; of bytes for none.
         """
         segment, offset, size = key
-        holder = _Holder(self._segment(segment).bytes[offset : offset + size])
-        weakref.finalize(holder, _set, self._segment(flags[0]), flags[1] - RECEIVERS + place).atexit = False
-        return holder.array()
+        found = _lent_type()(shape or (size,), dtype, self._segment(segment).bytes, offset)
+        begin = flags[1] - RECEIVERS + place
+        found.flag = self._segment(flags[0]).bytes[begin : begin + 1]
+        return found
 
     def locate(self, address: int, size: int) -> BlockKey | None:
         """Where bytes of this process lie in memory that it has borrowed; None where they do not."""
@@ -136,7 +184,7 @@ class Borrower(Reader):
 
     def give_back(self, place: int, key: BlockKey) -> None:
         """A receiver uses a block no more."""
-        _set(self._segment(key[0]), key[1] - RECEIVERS + place)
+        self._segment(key[0]).bytes[key[1] - RECEIVERS + place] = 1
 
     def _segment(self, name: str) -> _Mapped:
         with self._guard:
@@ -148,27 +196,3 @@ class Borrower(Reader):
             else:
                 self._segments.move_to_end(name)
             return found
-
-
-class _Holder:
-    """What all views of a block keep alive.
-
-    numpy lets a view name the array at the bottom for its base in place of the one it was made of; an object that only
-    describes its memory stays between.
-    """
-
-    __slots__ = ("__array_interface__", "__weakref__", "_piece")
-
-    def __init__(self, piece: Any) -> None:
-        self._piece = piece
-        self.__array_interface__ = piece.__array_interface__
-
-    def array(self) -> Any:
-        """An array whose base this is."""
-        import numpy
-
-        return numpy.asarray(self)
-
-
-def _set(mapped: _Mapped, place: int) -> None:
-    mapped.bytes[place] = 1

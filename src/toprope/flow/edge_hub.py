@@ -15,12 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from toprope.flow.edge_page import fence, shared_cells
 from toprope.functions.interrupts import interruptible
 from toprope.functions.wire import Channel, Closed, Message
 
-__all__ = ["Hub", "Kind", "Peer"]
+__all__ = ["Hub", "Kind", "Peer", "Spins"]
 
-_SPIN_NS = 60_000
+SPIN_NS = 60_000
+"""How long a reader looks again before it sleeps."""
+
+_LOOK_NS = 2_000_000
+"""How often sockets are looked at while there is always something in the slots."""
+
 _TURN = 0.05
 """Seconds after which a waiting thread looks again, whatever it was told."""
 
@@ -47,6 +53,8 @@ class Peer:
         self.name = name
         self.gone = False
         self.links: dict[tuple[int, int, int], Any] = {}
+        self.bell: memoryview | None = None
+        """Says whether the process sleeps; None where this process passes it nothing."""
         self.full = False
         """Whether something is left to be sent."""
 
@@ -58,6 +66,21 @@ class Peer:
         self.full = False
         if not self.channel.flush():
             self.full = True
+
+
+class Spins:
+    """Whether looking again for a moment is worth it: waits that are longer take time from others for nothing."""
+
+    def __init__(self) -> None:
+        self._misses = 0
+
+    def is_worth_it(self) -> bool:
+        """Whether one of the last waits was short; now and then it is tried all the same."""
+        return self._misses < 4 or self._misses % 32 == 0
+
+    def waited(self, nanoseconds: int) -> None:
+        """How long a wait was."""
+        self._misses = 0 if nanoseconds < SPIN_NS else self._misses + 1
 
 
 class Hub:
@@ -83,6 +106,7 @@ class Hub:
         self._by_name: dict[str, Peer] = {}
         self._poll = select.poll()
         self._dir = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._bell = shared_cells(folder / f"bell-{name}", 1, new=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path(name))
         self._listener.listen(256)
@@ -95,6 +119,13 @@ class Hub:
         self._news = threading.Condition(threading.Lock())
         self._waiting = 0
         self._asleep = False
+        self._woken = 0
+        self._looked = 0
+        self._spins = Spins()
+        self.links: list[Any] = []
+        """The receiving ends of links (`toprope.flow.edge.InLink`)."""
+        self.arrived: Callable[[], None] = lambda: None
+        """Told when messages have come by them."""
         self.check: Callable[[], None] = lambda: None
         """Called while waiting: raises what ends the wait."""
         self.closed = False
@@ -116,6 +147,7 @@ class Hub:
                 sock.close()
                 raise
             peer = self._add(sock, name)
+            peer.bell = shared_cells(self.folder / f"bell-{name}", 1, new=False)
         self.send(peer, Kind.HELLO, 0, self.name)
         self.wake()  # a thread that waits does not know the new socket yet
         return peer
@@ -127,6 +159,15 @@ class Hub:
             Closed: the peer is gone.
         """
         peer.channel.send(kind, number, meta, parts)
+
+    def rouse(self, peer: Peer) -> None:
+        """Something lies in a slot of a peer: it is woken where it sleeps. Errors as of `send`."""
+        bell = peer.bell
+        fence()
+        if bell is None or bell[0]:
+            if bell is not None:
+                bell[0] = 0
+            peer.channel.send(Kind.WAKE, 0)
 
     def tell_all(self, kind: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
         """Send a message to all other processes; two of them may have two sockets between them."""
@@ -182,6 +223,7 @@ class Hub:
 
     def wake(self) -> None:
         """Tell all threads that wait, also the one that reads."""
+        self._woken += 1
         self.tell()
         if self._asleep:
             try:
@@ -191,18 +233,58 @@ class Hub:
 
     def pump(self, timeout: float) -> None:
         """Read what has come; waits for something. For the thread that holds the right to read."""
-        poll = self._poll.poll
-        found = poll(0)
-        if not found and timeout > 0:
-            until = time.perf_counter_ns() + _SPIN_NS
-            while not found and time.perf_counter_ns() < until:
-                found = poll(0)
-            if not found:
-                self._asleep = True
-                try:
-                    found = self._sleep(0.002 if any(each.full for each in self._peers.values()) else timeout)
-                finally:
-                    self._asleep = False
+        woken, now = self._woken, time.perf_counter_ns()
+        if self._drain() and now - self._looked < _LOOK_NS:
+            return
+        self._looked = now
+        found = self._poll.poll(0)
+        if not found and timeout > 0 and not self._drain():
+            looked = self._spin(woken, now) if self._spins.is_worth_it() else []
+            if looked is None:
+                return
+            found = looked or self._lie_down(woken, timeout)
+            self._spins.waited(time.perf_counter_ns() - now)
+        self._take_in(found)
+        self._drain()
+
+    def _drain(self) -> bool:
+        """Take what lies in the slots of links; whether there was anything."""
+        found = False
+        for link in self.links:
+            if link.drain():
+                found = True
+        if found:
+            self.arrived()
+        return found
+
+    def _spin(self, woken: int, since: int) -> list[tuple[int, int]] | None:
+        """Look again for a moment, and let others go first: what the sockets have; None where there is other news."""
+        until, turn = since + SPIN_NS, 0
+        while time.perf_counter_ns() < until:
+            if self._drain() or self._woken != woken:
+                self._spins.waited(time.perf_counter_ns() - since)
+                return None
+            turn += 1
+            if turn % 16 == 0 and (found := self._poll.poll(0)):
+                return found
+            os.sched_yield()
+        return []
+
+    def _lie_down(self, woken: int, timeout: float) -> list[tuple[int, int]]:
+        """Sleep until something comes; whoever has something for this process knocks meanwhile."""
+        self._asleep = True
+        self._bell[0] = 1
+        try:
+            fence()
+            if self._woken != woken or self._drain():  # it came before anybody could see that this process sleeps
+                return []
+            return self._sleep(0.002 if any(each.full for each in self._peers.values()) else timeout)
+        finally:
+            self._bell[0] = 0
+            self._asleep = False
+
+    def _take_in(self, found: list[tuple[int, int]]) -> None:
+        """Read the sockets that have something."""
         for file, _ in found:
             peer = self._peers.get(file)
             if peer is not None:
@@ -228,6 +310,10 @@ class Hub:
                 if message.kind == Kind.HELLO:
                     peer.name = message.meta
                     self._by_name[peer.name] = peer
+                elif message.kind == Kind.DATA:
+                    key, place, meta = message.meta
+                    if key in peer.links:
+                        peer.links[key].add_apart(place, meta, message.parts)
                 else:
                     self._handle(peer, message)
         except Closed:
@@ -249,8 +335,15 @@ class Hub:
         self._poll.register(sock, select.POLLIN)
         return peer
 
+    def add_link(self, peer: Peer, key: tuple[int, int, int], link: Any) -> None:
+        """The receiving end of a link, whose sender has said that there is one."""
+        peer.links[key] = link
+        self.links = [*self.links, link]
+
     def _drop(self, peer: Peer) -> None:
+        self._drain()  # what it has sent before it went
         with self._lock:
+            self.links = [each for each in self.links if each.peer is not peer]
             peer.gone = True
             self._peers = {file: each for file, each in self._peers.items() if each is not peer}
             if self._by_name.get(peer.name) is peer:

@@ -80,6 +80,7 @@ class Runner:
             queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
             self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._hosts.explain)
             hub.check = self._hosts.check_deadlines
+            hub.arrived = self._results.arrived
             self._hub = hub
             self._pages = Pages(self._folder, self._plan)
             self._links = [
@@ -196,18 +197,13 @@ class Runner:
 
     def _handle(self, peer: Peer, message: wire.Message) -> None:
         kind = message.kind
-        if kind == Kind.DATA:
-            key, place, *meta = message.meta
-            link = peer.links.get(key)
-            if link is not None:
-                link.queue.add(link, place, tuple(meta), message.parts)
-                self._results.arrived()
-        elif kind == Kind.LINK:
+        if kind == Kind.LINK:
             *key, name = message.meta
             queue = self._results.queues[self._plan.edges[key[0]].input]
             link = InLink(Page(self._folder / name, new=False), peer, queue)
             queue.links = [*(each for each in queue.links if not each.peer.gone), link]
-            peer.links[key[0], key[1], key[2]] = link
+            assert self._hub is not None
+            self._hub.add_link(peer, (key[0], key[1], key[2]), link)
         elif kind == Kind.EXCEPTION:
             code, context, node, *fields = message.meta
             head = Head(*fields)

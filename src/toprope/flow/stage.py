@@ -166,12 +166,7 @@ class Host:
 
     def _handle(self, peer: Peer, message: Message) -> None:
         kind = message.kind
-        if kind == Kind.DATA:
-            key, place, *meta = message.meta
-            link = peer.links.get(key)
-            if link is not None:
-                link.queue.add(link, place, tuple(meta), message.parts)
-        elif kind == Kind.LINK:
+        if kind == Kind.LINK:
             *key, name = message.meta
             self._link(peer, (key[0], key[1], key[2]), name)
         elif kind == Kind.MOVED:
@@ -198,7 +193,7 @@ class Host:
         queue = self._stages[node, instance].inputs[place]
         link = InLink(Page(self._hub.folder / name, new=False), peer, queue)
         queue.links = [*(each for each in queue.links if not each.peer.gone), link]
-        peer.links[key] = link
+        self._hub.add_link(peer, key, link)
 
     def _targets(self) -> dict[int, tuple[int, int]]:
         return {edge: (stage.plan.node, place) for stage in self._stages.values()
