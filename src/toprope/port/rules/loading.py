@@ -198,6 +198,7 @@ def _function(file: File, node: ast.Lambda) -> bool:
     if own & set(names) or (body.args and isinstance(body.args[0], ast.Starred)):
         return False
     given: tuple[str | ast.AST, ...] = (body.args[0],) if body.args else ()
+    file.done(body)
     file.report(FUNCTION, node, edits=file.replace(node, f"{file.portable('device')}(", *given, ")"))
     return True
 

@@ -42,7 +42,6 @@ MARKS = FAMILY.rule(
                 step()
             """,
             """
-            import torch.cuda.nvtx as nvtx
             from toprope.device import portable
 
             with portable.range("step"):

@@ -1,0 +1,260 @@
+"""Rows 11 to 14: the old classes of CUDA's tensors, a class for each dtype."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.edits import Edit
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind, Rule
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("tensors", "Classes of tensors", words=[b"Tensor"])
+
+_DTYPES = {
+    "FloatTensor": "float32", "DoubleTensor": "float64", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16",
+    "LongTensor": "int64", "IntTensor": "int32", "ShortTensor": "int16", "CharTensor": "int8", "ByteTensor": "uint8",
+    "BoolTensor": "bool",
+}  # fmt: skip
+_CLASSES = {f"torch.cuda.{name}": dtype for name, dtype in _DTYPES.items()}
+
+MADE = FAMILY.rule(
+    "TR011",
+    Kind.REVIEW,
+    "torch.cuda.FloatTensor(...): a tensor of that dtype on the device in use",
+    why="""The classes are CUDA's, and torch advises against them. Of sizes they make an empty tensor, of data a copy:
+    the runtime's function does the same.""",
+    source="torch's documentation of torch.Tensor; tried",
+    examples=[
+        Example(
+            """
+            import torch
+
+            x = torch.cuda.FloatTensor(2, 3).fill_(0)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            x = portable.tensor(torch.float32, 2, 3).fill_(0)
+            """,
+        ),
+        Example(
+            """
+            import torch as th
+
+            x = th.cuda.LongTensor([1, 2])
+            """,
+            """
+            import torch as th
+            from toprope.device import portable
+
+            x = portable.tensor(th.int64, [1, 2])
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor
+            """
+        ),
+        Example("import torch\n\nx = torch.FloatTensor(2)", reported=False),
+    ],
+)
+
+
+def _dtype(file: File, node: ast.expr) -> str:
+    """The dtype of a class as the file can say it: by the name that it has for torch; "" where it has none."""
+    root: ast.AST = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name) or file.dotted(root) != "torch":
+        return ""
+    return f"{root.id}.{_CLASSES[file.dotted(node) or '']}"
+
+
+@FAMILY.call(*_CLASSES)
+def _made(file: File, node: ast.Call) -> bool:
+    dtype = _dtype(file, node.func)
+    if not dtype or node.keywords:
+        return False
+    text = file.portable("tensor")
+    edits: Edit
+    if node.args:
+        edits = file.replace_between(node.func, node.args[0], f"{text}({dtype}, ", node.args[0])
+        if file.source.text[: file.source.span(node.args[0])[0]].rstrip()[-1:] != "(" or _apart(file, node):
+            return False
+    else:
+        edits = file.replace(node, f"{text}({dtype})")
+    file.done(node.func)
+    file.report(MADE, node, edits=edits)
+    return False
+
+
+def _apart(file: File, node: ast.Call) -> bool:
+    """Whether something but the opening parenthesis stands between the class and the first argument."""
+    between = file.source.text[file.source.span(node.func)[1] : file.source.span(node.args[0])[0]]
+    return between.strip() != "("
+
+
+TYPED = FAMILY.rule(
+    "TR012",
+    Kind.PRESERVING,
+    "x.type(torch.cuda.LongTensor): x.to the device in use, with the dtype",
+    why="""type() with a class of CUDA moves to a GPU.""",
+    source="torch.Tensor.type",
+    examples=[
+        Example(
+            """
+            import torch
+
+            y = x.type(torch.cuda.LongTensor)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            y = x.to(portable.device(), torch.int64)
+            """,
+        ),
+        Example("import torch\n\ny = x.type(torch.LongTensor)", reported=False),
+    ],
+)
+
+
+@FAMILY.method("type")
+def _typed(file: File, node: ast.Call) -> bool:
+    assert isinstance(node.func, ast.Attribute)
+    if len(node.args) != 1 or node.keywords:
+        return False
+    wanted = node.args[0]
+    name = file.dotted(wanted)
+    text = wanted.value if isinstance(wanted, ast.Constant) else None
+    if name not in _CLASSES and text not in _CLASSES:
+        return False
+    dtype = _dtype(file, wanted) if name in _CLASSES else _by_text(file, str(text))
+    if not dtype:
+        return False
+    file.done(wanted)
+    file.report(TYPED, node, edits=file.replace(node, node.func.value, f".to({file.portable('device')}(), {dtype})"))
+    return False
+
+
+def _by_text(file: File, text: str) -> str:
+    """The dtype that a class's name as a text means, where the file has torch by its own name."""
+    bound = file.walk.module.find("torch")
+    return f"torch.{_CLASSES[text]}" if bound and all(each.imported == "torch" for each in bound) else ""
+
+
+ASKED = FAMILY.rule(
+    "TR013",
+    Kind.REVIEW,
+    'isinstance(x, torch.cuda.FloatTensor), x.type() == "torch.cuda.FloatTensor": dtype and device are asked',
+    why="""A tensor of another card has another class and another text. What is asked is whether it is of this dtype and
+    on an accelerator.""",
+    source="tried on the simulated card",
+    examples=[
+        Example(
+            """
+            import torch
+
+            assert isinstance(x, torch.cuda.FloatTensor)
+            if x.type() == "torch.cuda.HalfTensor":
+                work()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            assert portable.is_tensor(x, torch.float32)
+            if portable.is_tensor(x, torch.float16):
+                work()
+            """,
+        ),
+    ],
+)
+
+
+@FAMILY.node(ast.Call)
+def _isinstance(file: File, node: ast.Call) -> bool:
+    if not isinstance(node.func, ast.Name) or node.func.id != "isinstance" or len(node.args) != 2:
+        return False
+    if file.dotted(node.args[1]) not in _CLASSES or not file.is_builtin(node.func, "isinstance"):
+        return False
+    dtype = _dtype(file, node.args[1])
+    if not dtype:
+        return False
+    file.done(node.args[1])
+    file.report(ASKED, node, edits=file.replace(node, f"{file.portable('is_tensor')}(", node.args[0], f", {dtype})"))
+    return False
+
+
+@FAMILY.node(ast.Compare)
+def _compared(file: File, node: ast.Compare) -> bool:
+    if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+        return False
+    asked, text = node.left, node.comparators[0]
+    if not isinstance(text, ast.Constant) or text.value not in _CLASSES or not isinstance(asked, ast.Call):
+        return False
+    dtype = _by_text(file, str(text.value))
+    if not isinstance(asked.func, ast.Attribute) or asked.func.attr != "type" or asked.args or not dtype:
+        return False
+    file.done(text)
+    edits = file.replace(node, f"{file.portable('is_tensor')}(", asked.func.value, f", {dtype})")
+    file.report(ASKED, node, edits=edits)
+    return True
+
+
+DEFAULT = FAMILY.rule(
+    "TR014",
+    Kind.REVIEW,
+    'torch.set_default_tensor_type("torch.cuda.FloatTensor"): default dtype and default device',
+    why="""The function is deprecated. A default device makes factories draw on it, and a DataLoader that shuffles then
+    wants a generator of that device.""",
+    source="torch.set_default_tensor_type; torch.set_default_device",
+    examples=[
+        Example(
+            """
+            import torch
+
+            torch.set_default_tensor_type("torch.cuda.FloatTensor")
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            portable.set_default_tensor_type(torch.float32)
+            """,
+        ),
+        Example("import torch\n\ntorch.set_default_tensor_type(torch.DoubleTensor)", reported=False),
+    ],
+)
+
+
+@FAMILY.call("torch.set_default_tensor_type")
+def _default(file: File, node: ast.Call) -> bool:
+    wanted = node.args[0] if len(node.args) == 1 and not node.keywords else None
+    dtype = ""
+    if isinstance(wanted, ast.Constant) and wanted.value in _CLASSES:
+        dtype = _by_text(file, str(wanted.value))
+    elif wanted is not None and file.dotted(wanted) in _CLASSES:
+        dtype = _dtype(file, wanted)
+    if not dtype:
+        return False
+    file.report(DEFAULT, node, edits=file.replace(node, f"{file.portable('set_default_tensor_type')}({dtype})"))
+    return True
+
+
+@FAMILY.reference(*_CLASSES)
+def _class(file: File, node: ast.expr) -> bool:
+    rule: Rule = MADE
+    file.report(rule, node, "the class itself is CUDA's; torch.tensor(..., dtype=..., device=...) makes such tensors")
+    return True
+
+
+@FAMILY.string(*_CLASSES)
+def _text(file: File, node: ast.Constant) -> bool:
+    file.report(ASKED, node, "the class's name as a text is CUDA's")
+    return True
