@@ -2,7 +2,9 @@
 
 import copy
 import io
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,10 @@ from toprope.tiers.gradients import Gradients, clip_grad_norm_
 from toprope.tiers.optimizer import Optimizers, kind_of
 from toprope.tiers.stored import StoredTensor
 from toprope.tiers.weights import ResidentWeights
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiers_kept import Done, Kept
 
 O = torch.optim  # noqa: E741
 
@@ -33,29 +39,6 @@ CASES = [
     (O.Rprop, {}),
     (O.Adafactor, {}),
 ]
-
-
-class Done:
-    def wait(self):
-        pass
-
-
-class Kept:
-    """A store in a dictionary."""
-
-    def __init__(self):
-        self.tensors = {}
-
-    def put(self, key, tensor):
-        assert tensor.is_contiguous()
-        self.tensors[key] = tensor.detach().clone()
-
-    def read(self, key, out):
-        out.copy_(self.tensors[key])
-        return Done()
-
-    def drop(self, key):
-        del self.tensors[key]
 
 
 class Away(ResidentWeights):
