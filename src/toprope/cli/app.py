@@ -20,6 +20,7 @@ VERBS = {
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "tiers": "Plan a model larger than the memory of a device: what stays, what is streamed, how fast.",
+    "port": "Rewrite a program that only runs on CUDA for NPU, CUDA and CPU, and say what needs a person.",
     "devices": "List the devices that a program would see, and why there are no others.",
     "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
     "status": "Say what `start` began.",

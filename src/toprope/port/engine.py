@@ -13,6 +13,7 @@ from functools import partial
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
+from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.registry import Table, table
 from toprope.port.rule import Handler
@@ -60,7 +61,12 @@ def port(
     try:
         source = Source(data)
         file = _look(source, rules, runtime, own_methods, assumed or {})
-        wanted = [finding for finding in file.findings if leave is None or not leave(finding)]
+        ignored = ignored_lines(source)
+        wanted = [
+            finding
+            for finding in file.findings
+            if not is_ignored(finding, ignored) and (leave is None or not leave(finding))
+        ]
         ported.ignored = len(file.findings) - len(wanted)
         _settle(file, wanted)
         text = _written(file, wanted)

@@ -1,4 +1,4 @@
-"""Expressions that say "a CUDA device" (texts, numbers, choices), and what stands around them: is it used as a device?"""
+"""Expressions that say "a CUDA device" (texts, numbers, choices), and whether they are used as a device."""
 
 from __future__ import annotations
 
@@ -197,6 +197,19 @@ def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             name = str(target.slice.value)
-        if not device_name(name):
+        if not device_name(name) and not (isinstance(target, ast.Name) and _used_as_device(file, target)):
             return Use.UNKNOWN
     return Use.TEXT
+
+
+def _used_as_device(file: File, target: ast.Name) -> bool:
+    """Whether what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
+    scope = file.scope(target)
+    for node, where in file.walk.scopes.items():
+        if isinstance(node, ast.Name) and node.id == target.id and where is scope and isinstance(node.ctx, ast.Load):
+            around = file.parent(node)
+            if isinstance(around, ast.keyword) and _keyword_use(file, around) is not Use.UNKNOWN:
+                return True
+            if isinstance(around, ast.Call) and _argument_use(file, around, node) is not Use.UNKNOWN:
+                return True
+    return False

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toprope.port.file import File
 
-__all__ = ["Example", "Family", "Handler", "Kind", "Rule"]
+__all__ = ["Example", "Family", "Handler", "Kind", "Rule", "rule_of"]
 
 
 class Kind(StrEnum):
@@ -74,13 +74,23 @@ class Rule:
     examples: tuple[Example, ...]
     family: str
 
+    def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
+        """A rule travels between processes by its code."""
+        return rule_of, (self.code,)
+
     @property
     def page(self) -> str:
         """The rule's page in the documentation."""
         return f"docs/port/{self.code}.md"
 
 
-Node = TypeVar("Node", bound=ast.AST)
+def rule_of(code: str) -> Rule:
+    """The rule of a code. Raises KeyError where there is none."""
+    from toprope.port.registry import rules
+
+    return rules()[code]
+
+
 Handler = Callable[["File", Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
 

@@ -90,6 +90,7 @@ class Walk:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scopes: dict[ast.AST, Scope] = {}
         self.names: set[str] = set()
+        self._telling = set(assumed)  # names that may have a full name: the others need no look
         self._wanted = set(wanted)
         self._fields: dict[type[ast.AST], tuple[str, ...]] = {}
         self._assumed = assumed
@@ -105,7 +106,11 @@ class Walk:
             below = self.dotted(node.value, depth)
             return None if below is None else f"{below}.{node.attr}"
         if isinstance(node, ast.Name):
-            return self._meaning(node.id, self.scopes.get(node, self.module), depth)
+            return (
+                None
+                if node.id not in self._telling
+                else self._meaning(node.id, self.scopes.get(node, self.module), depth)
+            )
         if isinstance(node, ast.Call):  # getattr(torch, "cuda")
             match node:
                 case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name))], keywords=[]):
@@ -172,6 +177,8 @@ class Walk:
             parent, ast.AnnAssign | ast.NamedExpr
         ):
             value = parent.value
+        if isinstance(value, ast.Name | ast.Attribute | ast.Call):
+            self._telling.add(node.id)
         if isinstance(parent, ast.NamedExpr):
             while isinstance(scope.node, _COMPREHENSIONS) and scope.parent is not None:
                 scope = scope.parent
@@ -181,6 +188,7 @@ class Walk:
         for alias in node.names:
             name, full = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
             self.names.add(name)
+            self._telling.add(name)
             scope.bind(name, Binding(node, imported=full))
             self.parents[alias] = node
 
@@ -190,6 +198,7 @@ class Walk:
             self.parents[alias] = node
             if alias.name != "*":
                 self.names.add(alias.asname or alias.name)
+                self._telling.add(alias.asname or alias.name)
                 full = f"{base}{'' if base.endswith('.') else '.'}{alias.name}"
                 scope.bind(alias.asname or alias.name, Binding(node, imported=full))
 

@@ -29,7 +29,8 @@ CUDA_AMP = FAMILY.rule(
     use, off on the CPU. Look whether the device computes well in float16.""",
     source=_TRIED,
     examples=[
-        _one("with torch.cuda.amp.autocast(enabled=half):\n    run()", "with portable.autocast(enabled=half):\n    run()"),
+        _one("with torch.cuda.amp.autocast(enabled=half):\n    run()",
+             "with portable.autocast(enabled=half):\n    run()"),
         Example(
             """
             from torch.cuda.amp import autocast as ac, GradScaler
@@ -88,7 +89,7 @@ NO_TYPE = FAMILY.rule(
 )  # fmt: skip
 CUSTOM = FAMILY.rule(
     "TR054", _R, "torch.cuda.amp.custom_fwd, custom_bwd: the same for the device in use",
-    why="""They tell autocast what to do in a function's forward and backward, by the type of the device; it is asked for
+    why="""They tell autocast what to do in a function's forward and backward, by the type of the device, asked for
     when the function is defined.""",
     source=_TRIED,
     examples=[

@@ -52,7 +52,7 @@ AVAILABLE = FAMILY.rule(
 )  # fmt: skip
 FEATURE = FAMILY.rule(
     "TR001a", _R, "torch.cuda.is_available() beside a feature of CUDA: look whether other devices have it",
-    why="""Where the same condition asks for flash attention, bfloat16, a compute capability or a library of CUDA, "there
+    why="""Where the condition asks for flash attention, bfloat16, a compute capability or a library of CUDA, "there
     is an accelerator" may not be what is meant.""",
     source=_DOCS,
     examples=[

@@ -77,8 +77,8 @@ SUMMARY = FAMILY.rule(
                    "print(portable.memory_summary(device=portable.device()))")],
 )  # fmt: skip
 SNAPSHOT = FAMILY.rule(
-    "TR038", Kind.NOT_CONVERTIBLE, "torch.cuda.memory_snapshot(), memory._record_memory_history(), memory._dump_snapshot()",
-    why="""Pictures of the allocator's history are made by CUDA's allocator. Keep the call behind a condition on CUDA; on
+    "TR038", Kind.NOT_CONVERTIBLE, "torch.cuda.memory_snapshot(), memory._record_memory_history()",
+    why="""Pictures of the allocator's history are made by CUDA's allocator. Keep the call for CUDA alone; on
     an NPU torch.npu has calls of the same names.""",
     source="https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",
     examples=[Example("import torch\n\ntorch.cuda.memory._record_memory_history()\n")],

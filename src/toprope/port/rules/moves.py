@@ -13,7 +13,7 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family("moves", "Moving to the device", words=[b"cuda"])
 
-_WHY = """`.cuda()` fails where there is no GPU. `.to(...)` does the same for tensors and modules on every device; the number
+_WHY = """`.cuda()` fails where there is no GPU. `.to(...)` does the same for tensors and modules everywhere; the number
 and non_blocking stay as the program computes them."""
 _SOURCE = "tried: Tensor.cuda and Module.cuda in a torch without CUDA"
 

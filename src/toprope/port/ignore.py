@@ -1,0 +1,30 @@
+"""Comments that leave a line as it is: `# toprope: ignore[TR012, TR034]`, or `# toprope: ignore` for every rule."""
+
+from __future__ import annotations
+
+import re
+
+from toprope.port.finding import Finding
+from toprope.port.source import Source
+
+__all__ = ["ignored_lines", "is_ignored"]
+
+_COMMENT = re.compile(r"#\s*(?:toprope|portable)\s*:\s*ignore(?:\s*\[([^\]]*)\])?(?![\w\[])", re.IGNORECASE)
+
+
+def ignored_lines(source: Source) -> dict[int, frozenset[str]]:
+    """The lines with such a comment, and the codes that it names; no codes stand for all of them."""
+    found = {}
+    for match in _COMMENT.finditer(source.text):
+        if source.has_comment(source.starts[source.place(match.start())[0] - 1], match.end()):
+            codes = re.split(r"[\s,]+", (match[1] or "").upper().strip())
+            found[source.place(match.start())[0]] = frozenset(code for code in codes if code)
+    return found
+
+
+def is_ignored(finding: Finding, lines: dict[int, frozenset[str]]) -> bool:
+    """Whether a comment on the first or the last line of the place leaves it out. A code's beginning is enough."""
+    for line in {finding.line, finding.end_line} & lines.keys():
+        if not lines[line] or finding.rule.code.upper().startswith(tuple(lines[line])):
+            return True
+    return False

@@ -1,0 +1,177 @@
+"""What the port of a program says: totals, a text for a terminal, and the same facts for machines."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toprope.port.finding import Finding, Ported
+from toprope.port.rule import Kind
+from toprope.port.source import Source, UnreadableError
+
+__all__ = ["Totals", "as_dict", "diff", "text", "totals"]
+
+_NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Numbers of a port.
+
+    Attributes:
+        files, lines: all that were looked at.
+        concerned: files with at least one place.
+        changed: files that the port changes.
+        places: by kind.
+        converted: places that are rewritten, by kind.
+        skipped: files that could not be looked at.
+        ignored: places that comments and options left out.
+    """
+
+    files: int
+    lines: int
+    concerned: int
+    changed: int
+    places: dict[Kind, int]
+    converted: dict[Kind, int]
+    skipped: int
+    ignored: int
+
+    @property
+    def rate(self) -> float | None:
+        """The part of all places that is rewritten; None where there are none."""
+        places = sum(self.places.values())
+        return sum(self.converted.values()) / places if places else None
+
+
+def totals(files: Sequence[Ported]) -> Totals:
+    """The numbers of a port."""
+    findings = [finding for each in files for finding in each.findings]
+    return Totals(
+        files=len(files),
+        lines=sum(each.lines for each in files),
+        concerned=sum(bool(each.findings) for each in files),
+        changed=sum(each.changed for each in files),
+        places={kind: sum(finding.kind is kind for finding in findings) for kind in Kind},
+        converted={kind: sum(finding.kind is kind and finding.converted for finding in findings) for kind in Kind},
+        skipped=sum(bool(each.skipped) for each in files),
+        ignored=sum(each.ignored for each in files),
+    )
+
+
+def text(name: str, files: Sequence[Ported], *, written: bool = False) -> str:
+    """The report for a terminal: totals, then the places that need a person, one line each.
+
+    Args:
+        name: what was looked at.
+        files: the port of every file.
+        written: whether the files were changed on the disk.
+    """
+    sums = totals(files)
+    places = sum(sums.places.values())
+    lines = [f"{name}: {_many(sums.files, 'file')}, {sums.concerned} with CUDA in them, {_many(places, 'site')}"]
+    if places:
+        review, left = sums.places[Kind.REVIEW], sums.places[Kind.NOT_CONVERTIBLE]
+        rewritten = sums.converted[Kind.REVIEW]
+        rows = [
+            (Kind.PRESERVING, "keep their meaning on CUDA"),
+            (Kind.REVIEW, f"numerics, speed or a branch may change off CUDA ({rewritten} rewritten)" if review else ""),
+            (Kind.NOT_CONVERTIBLE, f"need another kernel or tool: {_most(files)}" if left else ""),
+        ]
+        lines += [f"  {_NAMES[kind]:10} {sums.places[kind]:5}   {what:70} {kind}".rstrip() for kind, what in rows]
+    if sums.ignored:
+        lines.append(f"  ignored    {sums.ignored:5}   by a comment or an option")
+    if written:
+        lines.append(f"{_many(sums.changed, 'file')} written")
+    elif sums.changed:
+        lines.append("nothing was written. See it: --diff · do it: --write · in CI: --check")
+    for each in files:
+        lines += [_line(each, finding) for finding in each.findings if finding.kind is not Kind.PRESERVING]
+    lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
+    return "\n".join(lines) + "\n"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _most(files: Sequence[Ported]) -> str:
+    """The commonest of what is left."""
+    found = Counter(
+        finding.before.split("(")[0].split("\n")[0].strip()[:30]
+        for each in files
+        for finding in each.findings
+        if finding.kind is Kind.NOT_CONVERTIBLE
+    )
+    return ", ".join(f"{what} ({number})" for what, number in found.most_common(2))
+
+
+def _line(file: Ported, finding: Finding) -> str:
+    said = finding.message or finding.rule.title
+    if finding.held_back:
+        said = f"{finding.rule.title}; left as it is: {finding.held_back}"
+    cell = f" (cell {finding.cell})" if finding.cell is not None else ""
+    return f"{file.path}:{finding.line}:{finding.column}{cell}  {finding.rule.code} {finding.kind}  {said}"
+
+
+def diff(file: Ported) -> str:
+    """What the port changes in a file, as a unified diff; "" where it changes nothing."""
+    if not file.changed:
+        return ""
+    before, after = (_decoded(data) for data in (file.before, file.after))
+    name = file.path.lstrip("/")
+    parts = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+    return "".join(part if part.endswith("\n") else f"{part}\n\\ No newline at end of file\n" for part in parts)
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return Source(data).text
+    except UnreadableError:  # no Python, and no comment that names its encoding
+        return data.decode(errors="replace")
+
+
+def _lines(content: str) -> list[str]:
+    lines = content.split("\n")
+    return [*(f"{line}\n" for line in lines[:-1]), *([lines[-1]] if lines[-1] else [])]
+
+
+def as_dict(name: str, files: Sequence[Ported], *, written: bool = False) -> dict[str, Any]:
+    """The report for machines."""
+    sums = totals(files)
+    return {
+        "name": name,
+        "written": written,
+        "files": sums.files,
+        "lines": sums.lines,
+        "files_with_sites": sums.concerned,
+        "files_changed": sums.changed,
+        "sites": {str(kind): number for kind, number in sums.places.items()},
+        "rewritten": {str(kind): number for kind, number in sums.converted.items()},
+        "rate": sums.rate,
+        "ignored": sums.ignored,
+        "skipped": [{"path": each.path, "reason": each.skipped} for each in files if each.skipped],
+        "findings": [_finding(each, finding) for each in files for finding in each.findings],
+    }
+
+
+def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
+    return {
+        "path": file.path,
+        "cell": finding.cell,
+        "line": finding.line,
+        "column": finding.column,
+        "end_line": finding.end_line,
+        "end_column": finding.end_column,
+        "rule": finding.rule.code,
+        "kind": str(finding.kind),
+        "rewritten": finding.converted,
+        "before": finding.before,
+        "after": finding.after,
+        "message": finding.message or finding.rule.title,
+        "held_back": finding.held_back,
+        "page": finding.rule.page,
+    }

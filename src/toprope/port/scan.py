@@ -1,0 +1,168 @@
+"""Files and folders: which files there are, and the port of each, in one process or several.
+
+Nothing is written here. What cannot be read or is no Python of this version is skipped with the reason, and the rest is
+done.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from toprope.errors import UsageError
+from toprope.port.engine import MOST_BYTES, own_methods_of, port
+from toprope.port.file import RUNTIME
+from toprope.port.finding import Finding, Ported
+from toprope.port.source import Source, UnreadableError
+
+__all__ = ["Choice", "find", "own_methods", "port_files"]
+
+_LEFT_OUT = {
+    ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
+    ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints",
+}  # fmt: skip
+_OF_THE_RUNTIME = b'"""Runs a program written for CUDA on an NPU, CUDA, another accelerator or the CPU. Put here by'
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rules are wanted.
+
+    Args:
+        select: beginnings of codes that are wanted; all where it is empty.
+        ignore: beginnings of codes that are not.
+
+    Raises:
+        UsageError: no rule has such a code.
+    """
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        from toprope.port.registry import rules
+
+        for code in (*self.select, *self.ignore):
+            if not code or not any(each.startswith(code) for each in rules()):
+                raise UsageError(f"there is no rule {code!r}.", do="give codes such as TR031, or their beginnings")
+
+    def leaves(self, finding: Finding) -> bool:
+        """Whether a finding is not wanted."""
+        code = finding.rule.code
+        return bool(self.select and not code.startswith(self.select)) or bool(
+            self.ignore and code.startswith(self.ignore)
+        )
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """The Python files among paths and in folders, sorted, each once.
+
+    Links to folders are not followed, so that a loop has an end; folders of version control, of environments and of
+    caches are left out, unless they are named themselves.
+
+    Raises:
+        UsageError: a path is not there.
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            for folder, folders, names in os.walk(path):
+                folders[:] = sorted(
+                    name for name in folders if name not in _LEFT_OUT and not _is_environment(folder, name)
+                )
+                for name in sorted(names):
+                    file = Path(folder, name)
+                    if _is_python(file):
+                        found.setdefault(os.path.realpath(file), file)
+        elif path.exists():
+            found.setdefault(os.path.realpath(path), path)
+        else:
+            raise UsageError(f"{path} is not there.", do="name files or folders of the program")
+    return list(found.values())
+
+
+def _is_environment(folder: str, name: str) -> bool:
+    return os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+
+
+def _is_python(path: Path) -> bool:
+    if path.suffix in (".py", ".pyw"):
+        return True
+    if path.suffix or not path.is_file():  # neither a pipe nor a device
+        return False
+    try:
+        with path.open("rb") as file:
+            first = file.read(128).partition(b"\n")[0]
+    except OSError:
+        return False
+    return first.startswith(b"#!") and b"python" in first
+
+
+def own_methods(files: Iterable[Path]) -> frozenset[str]:
+    """The names of the classes in these files that have a method `cuda` of their own."""
+    found: set[str] = set()
+    for path in files:
+        try:
+            data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
+            if b"def cuda(" in data:
+                found |= own_methods_of(Source(data).parse())
+        except (OSError, UnreadableError):
+            continue
+    return frozenset(found)
+
+
+def port_files(
+    files: Sequence[Path],
+    *,
+    choice: Choice | None = None,
+    runtime: str = RUNTIME,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Ported]:
+    """The port of every file, in their order.
+
+    Args:
+        files: from `find`.
+        choice: which rules are wanted; all where left out.
+        runtime: the module that ported code calls.
+        jobs: number of processes.
+        progress: is told how many files are done.
+    """
+    one = partial(_one, choice=choice or Choice(), runtime=runtime, own=own_methods(files))
+    if jobs <= 1 or len(files) < 2 * jobs:
+        for number, path in enumerate(files, 1):
+            yield one(path)
+            if progress is not None:
+                progress(number)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for number, ported in enumerate(pool.map(one, files, chunksize=8), 1):
+            yield ported
+            if progress is not None:
+                progress(number)
+
+
+def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
+    name = str(path)
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            return Ported(name, skipped=f"it has {size / 1e6:.1f} MB: taken for a generated file")
+        data = path.read_bytes()
+    except OSError as error:
+        return Ported(name, skipped=f"it cannot be read: {error.strerror}")
+    if data.startswith(_OF_THE_RUNTIME):  # the vendored file is the user's from then on
+        return Ported(name, data, data, lines=data.count(b"\n"))
+    collects = gc.isenabled()
+    gc.disable()  # trees are large, and gone at the end of each file
+    try:
+        return port(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+    finally:
+        if collects:
+            gc.enable()

@@ -1,0 +1,88 @@
+"""Ported files onto the disk: whole or not at all, with the old one kept where that is wanted, and only where asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from toprope.errors import UsageError
+from toprope.port.finding import Ported
+
+__all__ = ["check_clean", "write"]
+
+
+def check_clean(changed: Iterable[Path]) -> None:
+    """Refuse to go on where a change could not be told from what git does not have yet.
+
+    Files outside of git are not looked at.
+
+    Raises:
+        UsageError: a git repository has changes that are not committed, or does not know a file that would be changed.
+    """
+    files = [path.absolute() for path in changed]
+    for folder in sorted({path.parent for path in files}):
+        top = _git(folder, "rev-parse", "--show-toplevel")
+        if top is None:
+            continue
+        known = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", top.strip()) or ""
+        mine = [path.name for path in files if path.parent == folder]
+        unknown = _git(folder, "ls-files", "--others", "--", *mine) or ""
+        if known or unknown:
+            first = known.splitlines()[0][3:] if known else unknown.splitlines()[0]
+            raise UsageError(
+                "the git repository has changes that are not committed.",
+                looked_at=f"{top.strip()}, for example {first}",
+                do="commit them first, so that git shows what the port did, or add --allow-dirty",
+            )
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None where there is no git, or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def write(ported: Ported, *, backup: bool = False) -> None:
+    """Put a changed file in the place of the old one, at once. A file that cannot be written says so in `skipped`.
+
+    Args:
+        ported: the file; nothing happens where nothing is changed.
+        backup: keep the old file beside it, with ".orig" behind its name; an older one of that name stays.
+    """
+    if not ported.changed or ported.skipped:
+        return
+    target = Path(os.path.realpath(ported.path))
+    try:
+        mode = target.stat().st_mode
+        if not mode & 0o222:
+            ported.skipped = "it is read-only"
+        elif target.read_bytes() != ported.before:
+            ported.skipped = "it was changed by someone else in the meantime"
+        else:
+            _replace(target, ported.after, backup)
+    except OSError as error:
+        ported.skipped = f"it cannot be written: {error.strerror}"
+    if ported.skipped:
+        ported.after = ported.before
+
+
+def _replace(target: Path, data: bytes, backup: bool) -> None:
+    kept = target.with_name(target.name + ".orig")
+    if backup and not kept.exists():
+        shutil.copy2(target, kept)
+    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        shutil.copystat(target, name)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
