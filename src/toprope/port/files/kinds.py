@@ -1,0 +1,60 @@
+"""What kind of file a name stands for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+__all__ = ["FileKind", "kind_of"]
+
+
+class FileKind(StrEnum):
+    """A kind of file that has something to say about CUDA."""
+
+    PYTHON = "Python"
+    NOTEBOOK = "notebook"
+    REQUIREMENTS = "requirements"
+    ENVIRONMENT = "conda environment"
+    PROJECT = "pyproject.toml, setup.cfg"
+    IMAGE = "Dockerfile, compose file"
+    WORKFLOW = "CI"
+    SHELL = "shell script"
+    DOCUMENT = "document"
+
+
+_SUFFIXES = {
+    ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK, ".sh": FileKind.SHELL,
+    ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL, ".md": FileKind.DOCUMENT,
+    ".rst": FileKind.DOCUMENT,
+}  # fmt: skip
+_WORKFLOWS = ((".github", "workflows"), (".gitlab-ci.yml",), (".circleci",), (".buildkite",), ("azure-pipelines.yml",))
+
+
+def kind_of(path: str) -> FileKind | None:
+    """The kind of a file by its name; None where there is nothing to say about it.
+
+    Args:
+        path: the file's path, with slashes.
+    """
+    place = PurePosixPath(path)
+    name, suffix = place.name.lower(), place.suffix.lower()
+    if suffix in (".yml", ".yaml"):
+        parts = tuple(part.lower() for part in place.parts)
+        if any(_within(parts, wanted) for wanted in _WORKFLOWS):
+            return FileKind.WORKFLOW
+        if "compose" in name:
+            return FileKind.IMAGE
+        return FileKind.ENVIRONMENT if "env" in name or "conda" in name else None
+    if suffix in (".txt", ".in") and (
+        "requirement" in name or "constraint" in name or "requirement" in str(place.parent)
+    ):
+        return FileKind.REQUIREMENTS
+    if name in ("pyproject.toml", "setup.cfg", "pipfile"):
+        return FileKind.PROJECT
+    if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":
+        return FileKind.IMAGE
+    return _SUFFIXES.get(suffix)
+
+
+def _within(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    return any(parts[at : at + len(wanted)] == wanted for at in range(len(parts)))

@@ -1,0 +1,77 @@
+"""Rows 106 to 108 and 110: what is reported of files that are not Python, and what is rewritten."""
+
+from __future__ import annotations
+
+from toprope.port.rule import Example, Kind, Rule
+
+__all__ = ["BUILD", "COMMAND", "IMAGE", "PACKAGE", "RULES", "SHELL", "TOOL"]
+
+
+def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
+    return Rule(code, kind, title, " ".join(why.split()), source, examples, "files")
+
+
+PACKAGE = _rule(
+    "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12 and other packages for CUDA alone: reported",
+    """They cannot be installed, or do nothing, on a machine without CUDA. Keep them in a list of their own
+    (requirements-cuda.txt, an extra "cuda"), so that the others' installation does not fail; no marker of pip says
+    "where there is CUDA".""",
+    "the packages' pages on PyPI",
+    (Example("torch\nflash-attn==2.6.3"), Example("torch\nnumpy", reported=False)),
+)  # fmt: skip
+
+BUILD = _rule(
+    "TR106a", Kind.REVIEW, "torch==2.4.0+cu121, --index-url .../whl/cu121: the same version without CUDA's build",
+    """The part behind + names a build for CUDA that only PyTorch's own index has. Without both, pip takes the build of
+    the machine's own index; on Linux that is the one for CUDA too.""",
+    "PyTorch's page on installing",
+    (
+        Example(
+            "--extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0+cu121\nnumpy",
+            "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0\nnumpy",
+        ),
+        Example("torch==2.4.0", reported=False),
+    ),
+)  # fmt: skip
+
+IMAGE = _rule(
+    "TR107", Kind.NOT_CONVERTIBLE, "FROM nvidia/cuda, --gpus all, runners with GPUs: reported",
+    """An image for another card starts from that vendor's (quay.io/ascend/cann for NPUs), and its devices are given to
+    a container in another way (--device /dev/davinci0 and the driver's folders).""",
+    "NVIDIA's and the vendor's documentation of containers",
+    (Example("FROM nvidia/cuda:12.4.0-devel-ubuntu22.04\nRUN pip install torch"),),
+)  # fmt: skip
+
+SHELL = _rule(
+    "TR108", Kind.REVIEW, "CUDA_VISIBLE_DEVICES=0 python train.py: the NPUs' variable too",
+    """Another card is masked by another variable. Both get the same value, and each is read where its card is. A list
+    of NPUs must be ascending.""",
+    "torch_npu's documentation; docs/visible.md",
+    (
+        Example(
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun train.py",
+            "CUDA_VISIBLE_DEVICES=0,1 ASCEND_RT_VISIBLE_DEVICES=0,1 torchrun train.py",
+        ),
+        Example('export CUDA_VISIBLE_DEVICES="$1"', 'export CUDA_VISIBLE_DEVICES="$1" ASCEND_RT_VISIBLE_DEVICES="$1"'),
+        Example("# CUDA_VISIBLE_DEVICES=0 python train.py", reported=False),
+    ),
+)  # fmt: skip
+
+TOOL = _rule(
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: reported",
+    """It asks NVIDIA's driver. `npu-smi info` asks that of NPUs, in another form.""",
+    "NVIDIA's and the vendor's documentation",
+    (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
+)  # fmt: skip
+
+COMMAND = _rule(
+    "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: reported",
+    """Whoever copies them runs them as they stand. Say what the other devices need beside them.""",
+    "seen in public code",
+    (
+        Example("```sh\nCUDA_VISIBLE_DEVICES=0 python train.py\n```"),
+        Example("It uses CUDA_VISIBLE_DEVICES.", reported=False),
+    ),
+)  # fmt: skip
+
+RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, COMMAND)

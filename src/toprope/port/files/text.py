@@ -1,0 +1,212 @@
+"""The port of files that are not Python: line by line, by what stands there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from toprope.port.edits import Edit, render
+from toprope.port.files.kinds import FileKind
+from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, RULES, SHELL, TOOL
+from toprope.port.finding import Finding, Ported
+from toprope.port.rule import Rule
+
+__all__ = ["port_text", "text_rules"]
+
+_WORDS = re.compile(
+    rb"cuda|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu", re.I
+)
+_LINE = re.compile(r"[^\r\n]*")
+_PACKAGES = re.compile(
+    r"""(?<![\w./@-])(?:
+        flash[-_]attn | xformers | triton | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
+        | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d | mamba[-_]ssm | causal[-_]conv1d
+        | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
+        | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
+    )(?![\w-])""",
+    re.I | re.X,
+)
+_LOCAL = re.compile(
+    r"(?P<kept>\b(?:torch|torchvision|torchaudio|torchtext)\s*==\s*[\d.]+(?:\w*\d)?)(?P<build>\+cu\d+)", re.I
+)
+_INDEX = re.compile(
+    r"^\s*(?P<option>(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*\S*download\.pytorch\.org/\S*cu\d+\S*)", re.I
+)
+_SET = re.compile(
+    r"(?P<name>\bCUDA_VISIBLE_DEVICES=)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|\$\{[^}\n]*\}|[^\s;&|\"'`]*)(?=\s|;|$|&|\|)"
+)
+_TWIN = "ASCEND_RT_VISIBLE_DEVICES"
+_SMI = re.compile(r"\bnvidia-smi\b")
+_IMAGE = re.compile(
+    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus?[ =]\S+|\bnvidia-docker\b|--runtime[ =]nvidia\b"
+    r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
+    re.I,
+)
+_RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
+_TOLD = re.compile(
+    r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+)
+_FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
+
+_Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]
+
+
+def text_rules() -> dict[str, Rule]:
+    """The rules about such files, by their codes."""
+    return {rule.code: rule for rule in RULES}
+
+
+def port_text(data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None) -> Ported:
+    """The port of one file that is neither Python nor a notebook.
+
+    Args:
+        data: its bytes.
+        path: its name, for the report.
+        kind: what it is.
+        leave: says of a finding that it is not wanted.
+    """
+    ported = Ported(path, data, data)
+    ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    if not _WORDS.search(data):
+        return ported
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        ported.skipped, ported.lines = f"byte {error.start} is not utf-8", 0
+        return ported
+    findings = []
+    for number, start, line in _lines(text):
+        for rule, low, high, edits in _LOOKS[kind](line, start):
+            column = low - start + 1
+            findings.append(
+                Finding(
+                    rule,
+                    number,
+                    column,
+                    number,
+                    column + high - low,
+                    text[low:high],
+                    edits,
+                    _message(rule, text[low:high]),
+                )
+            )
+    if kind is FileKind.DOCUMENT:
+        findings = [each for each in findings if each.line in _in_fences(text)]
+    wanted = [each for each in findings if leave is None or not leave(each)]
+    ported.ignored = len(findings) - len(wanted)
+    ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
+    made = [edit for each in wanted for edit in each.edits]
+    if made:
+        ported.after = render(text, made).encode("utf-8")
+        for each in wanted:
+            if each.edits:
+                (edit,) = each.edits
+                each.after = render(text, [edit], min(edit.start, edit.end - len(each.before)), edit.end)
+    return ported
+
+
+def _lines(text: str) -> Iterator[tuple[int, int, str]]:
+    """Each line with its number, from 1, and where it begins."""
+    start = 0
+    for number, whole in enumerate(text.splitlines(keepends=True), 1):
+        found = _LINE.match(whole)
+        yield number, start, found[0] if found else ""
+        start += len(whole)
+
+
+def _message(rule: Rule, text: str) -> str:
+    return f"{text.strip()} is for CUDA alone" if rule is PACKAGE else ""
+
+
+def _is_comment(line: str, at: int) -> bool:
+    return "#" in line[:at] and not line[:at].rstrip().endswith(("'", '"', "="))
+
+
+def _packages(line: str, start: int) -> _Found:
+    """A list of requirements, or a table of a project file: packages, and builds for CUDA."""
+    index = _INDEX.match(line)
+    if index is not None:
+        at = start + index.start("option")
+        yield (
+            BUILD,
+            at,
+            start + index.end("option"),
+            (Edit(at, start + index.end("option"), ("# " + index["option"],)),),
+        )
+        return
+    for found in _LOCAL.finditer(line):
+        if not _is_comment(line, found.start()):
+            low, high = start + found.start("build"), start + found.end("build")
+            yield BUILD, start + found.start(), high, (Edit(low, high, ("",)),)
+    for found in _PACKAGES.finditer(line):
+        if not _is_comment(line, found.start()):
+            yield PACKAGE, start + found.start(), start + found.end(), ()
+
+
+def _shell(line: str, start: int) -> _Found:
+    """A command line."""
+    for found in _SET.finditer(line):
+        if _is_comment(line, found.start()):
+            continue
+        at = start + found.end()
+        edits = () if f"{_TWIN}=" in line else (Edit(at, at, (f" {_TWIN}={found['value']}",)),)
+        if edits or _TWIN not in line:
+            yield SHELL, start + found.start(), at, edits
+    for found in _SMI.finditer(line):
+        if not _is_comment(line, found.start()):
+            yield TOOL, start + found.start(), start + found.end(), ()
+
+
+def _image(line: str, start: int) -> _Found:
+    for found in (*_IMAGE.finditer(line), *_RUNNER.finditer(line)):
+        if not _is_comment(line, found.start()):
+            yield IMAGE, start + found.start(), start + found.end(), ()
+    for found in _PACKAGES.finditer(line):
+        if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
+            yield PACKAGE, start + found.start(), start + found.end(), ()
+    for found in _SMI.finditer(line):
+        if not _is_comment(line, found.start()):
+            yield TOOL, start + found.start(), start + found.end(), ()
+
+
+def _script(line: str, start: int) -> _Found:
+    """A script: command lines, of which some start containers or install packages."""
+    yield from _shell(line, start)
+    for found in _IMAGE.finditer(line):
+        if not _is_comment(line, found.start()):
+            yield IMAGE, start + found.start(), start + found.end(), ()
+    if re.search(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b", line):
+        for found in _PACKAGES.finditer(line):
+            if not _is_comment(line, found.start()):
+                yield PACKAGE, start + found.start(), start + found.end(), ()
+
+
+def _document(line: str, start: int) -> _Found:
+    for found in _TOLD.finditer(line):
+        yield COMMAND, start + found.start(), start + found.end(), ()
+
+
+@cache
+def _in_fences(text: str) -> frozenset[int]:
+    """The numbers of the lines that stand in a block of code which is no Python."""
+    inside, language, lines = False, "", set()
+    for number, _, line in _lines(text):
+        fence = _FENCE.match(line)
+        if fence is not None:
+            inside = not inside
+            language = fence["language"].lower() if inside else ""
+        elif inside and language not in ("python", "py", "pycon"):
+            lines.add(number)
+    return frozenset(lines)
+
+
+_LOOKS: dict[FileKind, Callable[[str, int], _Found]] = {
+    FileKind.REQUIREMENTS: _packages,
+    FileKind.ENVIRONMENT: _packages,
+    FileKind.PROJECT: _packages,
+    FileKind.IMAGE: _image,
+    FileKind.WORKFLOW: _image,
+    FileKind.SHELL: _script,
+    FileKind.DOCUMENT: _document,
+}

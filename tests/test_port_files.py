@@ -1,0 +1,109 @@
+"""The port of files that are not Python."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toprope.port.files import FileKind, kind_of, port_text, text_rules
+
+NAMES = {
+    "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR107": "Dockerfile", "TR108": "run.sh",
+    "TR108a": "run.sh", "TR110": "README.md",
+}  # fmt: skip
+CASES = [
+    pytest.param(rule, example, id=f"{code}-{number}")
+    for code, rule in text_rules().items()
+    for number, example in enumerate(rule.examples)
+]
+
+
+def ported(text, name):
+    data = text.encode()
+    kind = kind_of(name)
+    assert kind is not None
+    found = port_text(data, name, kind)
+    assert found.skipped == ""
+    return found
+
+
+@pytest.mark.parametrize(("rule", "example"), CASES)
+def test_example(rule, example):
+    found = ported(example.before, NAMES[rule.code])
+    assert found.after.decode() == (example.before if example.after is None else example.after)
+    assert (rule in [each.rule for each in found.findings]) == example.reported
+    again = ported(found.after.decode(), NAMES[rule.code])
+    assert again.after == found.after
+
+
+def test_names():
+    assert {name: kind_of(name) for name in (
+        "a/b.py", "x.ipynb", "requirements-dev.txt", "requirements/gpu.txt", "environment.yml", "pyproject.toml",
+        "docker/Dockerfile.gpu", "docker-compose.yaml", ".github/workflows/test.yml", "scripts/run.sh", "README.md",
+    )} == {
+        "a/b.py": FileKind.PYTHON, "x.ipynb": FileKind.NOTEBOOK, "requirements-dev.txt": FileKind.REQUIREMENTS,
+        "requirements/gpu.txt": FileKind.REQUIREMENTS, "environment.yml": FileKind.ENVIRONMENT,
+        "pyproject.toml": FileKind.PROJECT, "docker/Dockerfile.gpu": FileKind.IMAGE,
+        "docker-compose.yaml": FileKind.IMAGE, ".github/workflows/test.yml": FileKind.WORKFLOW,
+        "scripts/run.sh": FileKind.SHELL, "README.md": FileKind.DOCUMENT,
+    }  # fmt: skip
+    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "ops.cu", "main.cpp")] == [None] * 4
+
+
+ENVIRONMENT = """name: edit
+channels: [pytorch, nvidia]
+dependencies:
+  - python=3.10
+  - pytorch-cuda=12.1
+  - cudatoolkit=11.3  # for old cards
+  - pip:
+    - torch==2.1.0+cu121
+    - nvidia-cublas-cu12
+    # - flash-attn
+"""
+
+
+def test_an_environment_is_reported_and_its_builds_of_torch_are_rewritten():
+    found = ported(ENVIRONMENT, "environment.yml")
+    assert [(each.line, each.rule.code) for each in found.findings] == [
+        (5, "TR106"), (6, "TR106"), (8, "TR106a"), (9, "TR106"),
+    ]  # fmt: skip
+    assert found.after.decode() == ENVIRONMENT.replace("+cu121", "")
+
+
+SCRIPT = (
+    "#!/bin/bash\r\n"
+    "export CUDA_VISIBLE_DEVICES=${GPUS:-0}\r\n"
+    "if [ -z $CUDA_VISIBLE_DEVICES ]; then echo none; fi\r\n"
+    "CUDA_VISIBLE_DEVICES=0 python a.py & CUDA_VISIBLE_DEVICES=1 python b.py\r\n"
+    "pip install flash-attn --no-build-isolation; docker run --gpus all image\r\n"
+)
+
+
+def test_a_script_keeps_its_line_ends_and_gives_each_command_its_own_mask():
+    found = ported(SCRIPT, "run.sh")
+    lines = found.after.decode().split("\r\n")
+    assert lines[1] == "export CUDA_VISIBLE_DEVICES=${GPUS:-0} ASCEND_RT_VISIBLE_DEVICES=${GPUS:-0}"
+    assert lines[2] == SCRIPT.split("\r\n")[2]
+    assert lines[3] == (
+        "CUDA_VISIBLE_DEVICES=0 ASCEND_RT_VISIBLE_DEVICES=0 python a.py "
+        "& CUDA_VISIBLE_DEVICES=1 ASCEND_RT_VISIBLE_DEVICES=1 python b.py"
+    )
+    assert [each.rule.code for each in found.findings if each.line == 5] == ["TR106", "TR107"]
+    assert [each.after for each in found.findings if each.line == 2] == [lines[1].removeprefix("export ")]
+
+
+def test_bytes_that_are_no_text_are_skipped_with_a_reason():
+    found = port_text(b"cuda \xff", "run.sh", FileKind.SHELL)
+    assert (found.skipped, found.after) == ("byte 5 is not utf-8", b"cuda \xff")
+
+
+@given(
+    st.text(max_size=60),
+    st.sampled_from([kind for kind in FileKind if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK)]),
+)
+def test_any_text_is_left_alone_or_settled_after_one_pass(text, kind):
+    data = f"cuda {text}\nCUDA_VISIBLE_DEVICES={text} torch==2.1.0+cu118".encode()
+    once = port_text(data, "x", kind)
+    twice = port_text(once.after, "x", kind)
+    assert twice.after == once.after
+    assert once.after.count(b"\n") == data.count(b"\n")
