@@ -21,7 +21,8 @@ _LINE = re.compile(r"[^\r\n]*")
 _PACKAGES = re.compile(
     r"""(?<![\w./@-])(?:
         flash[-_]attn | xformers | triton | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
-        | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d | mamba[-_]ssm | causal[-_]conv1d
+        | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
+        | mamba[-_]ssm | causal[-_]conv1d
         | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
         | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
     )(?![\w-])""",
