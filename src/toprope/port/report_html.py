@@ -1,0 +1,169 @@
+"""The findings as a page: totals, filters, and each file's diff side by side. One file that loads nothing. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from toprope.port.finding import Finding, Ported
+from toprope.port.rule import Kind
+
+__all__ = ["html"]
+
+_AROUND = 3
+"""Lines around a change that are shown."""
+
+_KINDS = {
+    Kind.PRESERVING: "the same on CUDA, and works elsewhere",
+    Kind.REVIEW: "look at it: numerics, speed or the branch may change off CUDA",
+    Kind.NOT_CONVERTIBLE: "needs another kernel or tool",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --p: #2e7d32; --r: #b26a00; --n: #b3261e;
+--old: #f443361f; --new: #4caf5022 }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 78rem; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font: 600 1rem ui-monospace, monospace; margin: 2rem 0 .4rem; overflow-wrap: anywhere }
+table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid var(--line); padding: .15rem .5rem;
+text-align: left; vertical-align: top } .totals { width: auto } .totals td:nth-child(2) { text-align: right }
+code, .code { font: 13px/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
+.P { color: var(--p) } .R { color: var(--r) } .N { color: var(--n) }
+.number { color: #888; text-align: right; width: 3rem }
+.diff { table-layout: fixed } .diff td { border: 0; padding: 0 .4rem } .old { background: var(--old) }
+.new { background: var(--new) } .gap td { border-top: 1px dashed var(--line); height: .4rem }
+form { border: 1px solid var(--line); border-radius: .4rem; display: flex; flex-wrap: wrap; gap: .3rem 1rem;
+padding: .5rem }
+.off { display: none }
+"""
+
+_SCRIPT = """
+const form = document.querySelector("form");
+function filter() {
+  const kinds = new Set(new FormData(form).getAll("kind")), rule = form.rule.value;
+  for (const file of document.querySelectorAll("section")) {
+    let shown = 0;
+    for (const row of file.querySelectorAll("tr[data-kind]")) {
+      const on = kinds.has(row.dataset.kind) && (!rule || row.dataset.rule === rule);
+      row.classList.toggle("off", !on);
+      shown += on;
+    }
+    file.classList.toggle("off", !shown && file.dataset.findings !== "0");
+  }
+}
+form.addEventListener("input", filter);
+"""
+
+
+def html(files: Sequence[Ported], title: str) -> str:
+    """The page.
+
+    Args:
+        files: what the port said about each; those without a finding are only counted.
+        title: what was looked at.
+    """
+    findings = [finding for file in files for finding in file.findings]
+    shown = [file for file in files if file.findings or file.skipped]
+    body = [
+        f"<h1>toprope port: {escape(title)}</h1>",
+        *_totals(files, findings),
+        *_filters(findings),
+        *(part for file in shown for part in _file(file)),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return (
+        f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<script>{_SCRIPT}</script>\n</body></html>\n"
+    )
+
+
+def _totals(files: Sequence[Ported], findings: Sequence[Finding]) -> Iterator[str]:
+    kinds = Counter(finding.kind for finding in findings)
+    converted = sum(finding.converted for finding in findings)
+    rate = f"{100 * converted / len(findings):.0f} %" if findings else "nothing to convert"
+    rows = [
+        ("files looked at", len(files)),
+        ("files with findings", sum(bool(file.findings) for file in files)),
+        ("files that change", sum(file.changed for file in files)),
+        ("files skipped", sum(bool(file.skipped) for file in files)),
+        ("places", len(findings)),
+        *((f"{kind}: {text}", kinds[kind]) for kind, text in _KINDS.items()),
+        ("places rewritten", f"{converted} ({rate})" if findings else 0),
+    ]
+    yield "<table class=totals>"
+    yield from (f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in rows)
+    yield "</table>"
+
+
+def _filters(findings: Sequence[Finding]) -> Iterator[str]:
+    counts = Counter(finding.rule.code for finding in findings)
+    titles = {finding.rule.code: finding.rule.title for finding in findings}
+    yield "<form onsubmit='return false'>"
+    for kind in _KINDS:
+        yield f"<label class={kind}><input type=checkbox name=kind value={kind} checked> {kind}</label>"
+    yield "<label>rule <select name=rule><option value=''>all</option>"
+    for code in sorted(counts):
+        yield f"<option value={code}>{code} ({counts[code]}) {escape(titles[code][:70])}</option>"
+    yield "</select></label></form>"
+
+
+def _file(file: Ported) -> Iterator[str]:
+    yield f"<section data-findings={len(file.findings)}><h2>{escape(file.path)}</h2>"
+    if file.skipped:
+        yield f"<p>skipped: {escape(file.skipped)}</p></section>"
+        return
+    yield "<table>"
+    for finding in file.findings:
+        yield _row(finding)
+    yield "</table>"
+    if file.changed:
+        yield from _diff(file)
+    yield "</section>"
+
+
+def _row(finding: Finding) -> str:
+    place = f"{finding.line}" if finding.cell is None else f"cell {finding.cell}: {finding.line}"
+    text = finding.message or finding.rule.title
+    if finding.held_back:
+        text += f" (not rewritten: {finding.held_back})"
+    told = f"<code>{escape(finding.before[:300])}</code>"
+    if finding.converted:
+        told += f" &rarr; <code>{escape(finding.after[:300])}</code>"
+    return (
+        f"<tr data-kind={finding.kind} data-rule={finding.rule.code}><td class=number>{place}</td>"
+        f"<td class={finding.kind}>{finding.rule.code} {finding.kind}</td><td>{told}</td><td>{escape(text)}</td></tr>"
+    )
+
+
+def _lines(data: bytes) -> list[str]:
+    return data.decode("utf-8", errors="replace").splitlines()
+
+
+def _diff(file: Ported) -> Iterator[str]:
+    """The changed lines of a file and those around them, before on the left and after on the right."""
+    before, after = _lines(file.before), _lines(file.after)
+    yield "<table class=diff>"
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for number, group in enumerate(matcher.get_grouped_opcodes(_AROUND)):
+        if number:
+            yield "<tr class=gap><td colspan=4></td></tr>"
+        for tag, low, high, start, end in group:
+            for step in range(max(high - low, end - start)):
+                left = low + step if low + step < high else None
+                right = start + step if start + step < end else None
+                changed = tag != "equal"
+                yield (
+                    "<tr>"
+                    + _side(before, left, "old" if changed else "")
+                    + _side(after, right, "new" if changed else "")
+                    + "</tr>"
+                )
+    yield "</table>"
+
+
+def _side(lines: Sequence[str], index: int | None, style: str) -> str:
+    if index is None:
+        return "<td class=number></td><td></td>"
+    return f'<td class=number>{index + 1}</td><td class="code {style}">{escape(lines[index])}</td>'

@@ -1,0 +1,87 @@
+"""The findings as SARIF 2.1.0, which CI systems show beside the code. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from toprope.port.finding import Finding, Ported
+from toprope.port.rule import Kind, Rule
+
+__all__ = ["sarif"]
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {Kind.PRESERVING: "note", Kind.REVIEW: "warning", Kind.NOT_CONVERTIBLE: "error"}
+
+
+def sarif(files: Sequence[Ported], version: str, rules: Iterable[Rule]) -> dict[str, Any]:
+    """The log: one run, its rules, a result for each finding, and a notification for each file that was skipped.
+
+    Args:
+        files: what the port said about each.
+        version: of toprope.
+        rules: all rules; those without a finding are left out.
+    """
+    used = {finding.rule.code for file in files for finding in file.findings}
+    told = sorted((rule for rule in rules if rule.code in used), key=lambda rule: rule.code)
+    index = {rule.code: number for number, rule in enumerate(told)}
+    results = [_result(file.path, finding, index) for file in files for finding in file.findings]
+    skipped = [
+        {
+            "level": "warning",
+            "message": {"text": f"skipped: {file.skipped}"},
+            "locations": [{"physicalLocation": _place(file.path)}],
+        }
+        for file in files
+        if file.skipped
+    ]
+    driver = {
+        "name": "toprope port",
+        "semanticVersion": version,
+        "rules": [_rule(rule) for rule in told],
+    }
+    run: dict[str, Any] = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": skipped}],
+    }
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.code,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.why},
+        "defaultConfiguration": {"level": _LEVELS[rule.kind]},
+        "properties": {"class": str(rule.kind), "family": rule.family},
+    }
+
+
+def _place(path: str) -> dict[str, Any]:
+    return {"artifactLocation": {"uri": quote(path.replace("\\", "/"))}}
+
+
+def _result(path: str, finding: Finding, index: dict[str, int]) -> dict[str, Any]:
+    text = finding.message or finding.rule.title
+    if finding.held_back:
+        text = f"{text} (not rewritten: {finding.held_back})"
+    elif finding.converted:
+        text = f"{text}: {finding.after}" if "\n" not in finding.after else text
+    region = {
+        "startLine": finding.line, "startColumn": finding.column, "endLine": finding.end_line,
+        "endColumn": finding.end_column, "snippet": {"text": finding.before},
+    }  # fmt: skip
+    result: dict[str, Any] = {
+        "ruleId": finding.rule.code,
+        "ruleIndex": index[finding.rule.code],
+        "level": _LEVELS[finding.kind],
+        "message": {"text": text},
+        "locations": [{"physicalLocation": {**_place(path), "region": region}}],
+        "properties": {"converted": finding.converted},
+    }
+    if finding.cell is not None:
+        result["locations"][0]["logicalLocations"] = [{"name": f"cell {finding.cell}"}]
+    return result

@@ -1,0 +1,76 @@
+"""The findings of a port as SARIF and as a page."""
+
+import json
+from html.parser import HTMLParser
+
+from toprope import port
+from toprope.port.finding import Ported
+from toprope.port.registry import rules
+from toprope.port.report_html import html
+from toprope.port.report_sarif import sarif
+
+PROGRAM = '''"""<script>alert(1)</script> & more"""
+import torch
+import triton
+
+x = x.cuda()  # \U0001f600 first
+y = torch.cuda.memory_allocated(), x.cuda(1)
+'''
+
+
+def files():
+    return [port.port(PROGRAM.encode(), "a b/model.py"), Ported("old.py", skipped="it is Python 2")]
+
+
+def test_sarif_says_where_each_place_is():
+    log = json.loads(json.dumps(sarif(files(), "1.0", rules().values())))
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert [each["id"] for each in rules] == sorted({each["ruleId"] for each in run["results"]})
+    lines = PROGRAM.splitlines()
+    for each in run["results"]:
+        assert rules[each["ruleIndex"]]["id"] == each["ruleId"]
+        place = each["locations"][0]["physicalLocation"]
+        region = place["region"]
+        assert place["artifactLocation"]["uri"] == "a%20b/model.py"
+        text = lines[region["startLine"] - 1][region["startColumn"] - 1 : region["endColumn"] - 1]
+        assert text == region["snippet"]["text"]
+    assert {each["level"] for each in run["results"]} == {"note", "error"}
+    assert run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"] == "skipped: it is Python 2"
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and holds that every tag is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_shows_what_the_file_says():
+    reader = Reader()
+    reader.feed(html(files(), "my <repository>"))
+    assert reader.open == []
+    assert [tag for tag, _ in reader.tags].count("script") == 1
+    shown = "".join(reader.text)
+    assert "toprope port: my <repository>" in shown
+    assert "skipped: it is Python 2" in shown
+    rows = [attributes for tag, attributes in reader.tags if tag == "tr" and "data-kind" in attributes]
+    found = files()[0].findings
+    assert [(row["data-rule"], row["data-kind"]) for row in rows] == [
+        (each.rule.code, str(each.kind)) for each in found
+    ]
+    assert "x = x.to(portable.device())" in shown
+    assert ("td", {"class": "code old"}) in reader.tags
+    assert not any(name in attributes for _, attributes in reader.tags for name in ("src", "href"))
