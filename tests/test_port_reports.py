@@ -25,11 +25,11 @@ def files():
 def test_sarif_says_where_each_place_is():
     log = json.loads(json.dumps(sarif(files(), "1.0", rules().values())))
     (run,) = log["runs"]
-    rules = run["tool"]["driver"]["rules"]
-    assert [each["id"] for each in rules] == sorted({each["ruleId"] for each in run["results"]})
+    told = run["tool"]["driver"]["rules"]
+    assert [each["id"] for each in told] == sorted({each["ruleId"] for each in run["results"]})
     lines = PROGRAM.splitlines()
     for each in run["results"]:
-        assert rules[each["ruleIndex"]]["id"] == each["ruleId"]
+        assert told[each["ruleIndex"]]["id"] == each["ruleId"]
         place = each["locations"][0]["physicalLocation"]
         region = place["region"]
         assert place["artifactLocation"]["uri"] == "a%20b/model.py"
