@@ -1,0 +1,431 @@
+"""Pipelines of ours beside Ray's compiled graphs on this machine: medians of rounds in which both take turns.
+
+    python benchmarks/flow.py                 tables, and exit status 1 when a target is missed
+    python benchmarks/flow.py --json          the same as JSON
+    python benchmarks/flow.py --without-ray   ours alone: what is measured against Ray has no verdict then
+    python benchmarks/flow.py --share 0.05    fewer inputs, to see that all of it runs
+
+Each stage returns what it is given, in a process of its own on both sides. Ray is the extra `cluster`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("TOPROPE_SIM", "910B4x1")
+
+import numpy as np
+import torch
+from parts.processes import memory, processor_time
+
+from toprope import flow
+
+ROUNDS = 5
+INPUTS, PIPELINED, GROWTH = 1000, 2000, 10_000
+"""Inputs of a round one after the other, inputs of a round with several under way, inputs of the test of memory."""
+
+WINDOW = 8
+"""Inputs that are under way where there are several, on both sides."""
+
+MB = 10**6
+GROWTH_BYTES = 8 * 2**20
+"""Memory that driver and stages may have more after the inputs of the test of memory."""
+
+LARGE = np.random.default_rng(0).integers(0, 255, MB, "u1")
+WAIT_MS = 60_000
+
+flow.init({})
+
+
+@flow.pyflow
+def same(value: Any) -> Any:
+    return value
+
+
+@flow.npu_model
+def same_on_card(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+class Ours:
+    """A chain of stages of toprope.flow.
+
+    Args:
+        hops: number of stages.
+        stage: what they run.
+        options: of the graph.
+    """
+
+    def __init__(self, hops: int, stage: Any = same, **options: Any) -> None:
+        self._input = flow.FlowData()
+        last: Any = self._input
+        for _ in range(hops):
+            last = stage.fnode()(last)
+        self._graph = flow.FlowGraph([last], **options)
+        self.once(torch.zeros(4))
+
+    def once(self, value: Any) -> Any:
+        """One input, there and back."""
+        self._feed(value)
+        return self._fetch()
+
+    def pipelined(self, value: Any, count: int) -> None:
+        """So many inputs, of which several are under way."""
+        for number in range(count + WINDOW):
+            if number >= WINDOW:
+                self._fetch()
+            if number < count:
+                self._feed(value)
+
+    def flooded(self, value: Any, count: int) -> int:
+        """So many inputs, of which as many as fit are under way; the most that an edge held."""
+        feeding = threading.Thread(target=lambda: [self._feed(value) for _ in range(count)])
+        feeding.start()
+        deepest = 0
+        for number in range(count):
+            self._fetch()
+            if number % 100 == 0:
+                deepest = max([deepest, *(each.depth for each in self._graph.metrics())])
+        feeding.join()
+        return deepest
+
+    def value(self, is_large: bool) -> Any:
+        """What is fed."""
+        return torch.from_numpy(LARGE.copy()) if is_large else None
+
+    def pids(self) -> list[int]:
+        """The processes of driver and stages."""
+        return [os.getpid(), *set(self._graph._runner.pids().values())]
+
+    def _feed(self, value: Any) -> None:
+        if code := self._graph.feed({self._input: value}, WAIT_MS):
+            raise RuntimeError(f"feed returned {code}: {self._graph.error}")
+
+    def _fetch(self) -> Any:
+        values, code = self._graph.fetch(None, WAIT_MS)
+        if code:
+            raise RuntimeError(f"fetch returned {code}: {self._graph.error}")
+        return values[0]
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+class Echo:
+    """A stage on Ray's side."""
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Rays:
+    """A chain of actors in a compiled graph of Ray.
+
+    Args:
+        ray: the module.
+        hops: number of actors.
+    """
+
+    def __init__(self, ray: Any, hops: int) -> None:
+        from ray.dag import InputNode
+
+        self._ray = ray
+        self._actors = [ray.remote(num_cpus=0)(Echo).remote() for _ in range(hops)]
+        self._pids = [os.getpid(), *ray.get([each.pid.remote() for each in self._actors])]
+        with InputNode() as last:
+            for actor in self._actors:
+                last = actor.same.bind(last)
+        self._graph = last.experimental_compile(_buffer_size_bytes=2 * MB, _max_inflight_executions=WINDOW)
+        self.once(0)
+
+    def once(self, value: Any) -> Any:
+        """One input, there and back."""
+        return self._ray.get(self._graph.execute(value), timeout=60)
+
+    def pipelined(self, value: Any, count: int) -> None:
+        """So many inputs, of which several are under way."""
+        under_way: deque[Any] = deque()
+        for number in range(count + WINDOW):
+            if number >= WINDOW:
+                self._ray.get(under_way.popleft(), timeout=60)
+            if number < count:
+                under_way.append(self._graph.execute(value))
+
+    def value(self, is_large: bool) -> Any:
+        """What is fed."""
+        return LARGE.copy() if is_large else None
+
+    def pids(self) -> list[int]:
+        """The processes of driver and actors."""
+        return self._pids
+
+    def close(self) -> None:
+        for actor in self._actors:  # teardown of its graph was seen to wait for ever
+            self._ray.kill(actor)
+
+
+Side = Ours | Rays
+
+
+@dataclass
+class Row:
+    """One comparison; microseconds for each input.
+
+    Attributes:
+        name: what is done.
+        limit: our time must be at most so many times Ray's; None for no target.
+        ours, ray: a time for each round.
+        our_processor, rays_processor: of driver and stages, for each input and round.
+    """
+
+    name: str
+    limit: float | None = None
+    ours: list[float] = field(default_factory=list)
+    ray: list[float] = field(default_factory=list)
+    our_processor: list[float] = field(default_factory=list)
+    rays_processor: list[float] = field(default_factory=list)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None where there is none, or nothing to measure it against."""
+        if self.limit is None or not self.ray:
+            return None
+        return statistics.median(self.ours) <= self.limit * statistics.median(self.ray)
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("ours", "ray", "our_processor", "rays_processor")
+        times = {name: statistics.median(found) if (found := getattr(self, name)) else None for name in names}
+        return {"name": self.name, "limit": self.limit, **times, "met": self.met}
+
+
+Measure = Callable[[Side], tuple[float, int]]
+"""Gives the time of an input, and how many there were."""
+
+
+@dataclass
+class Work:
+    """What a row measures: our side, Ray's where it takes part, and what both do."""
+
+    row: Row
+    ours: Ours
+    rays: Rays | None
+    measure: Measure
+
+    def turn(self, counts: bool) -> None:
+        """Measure each side once."""
+        row = self.row
+        sides = [(self.ours, row.ours, row.our_processor), (self.rays, row.ray, row.rays_processor)]
+        for side, times, processor in sides:
+            if side is None:
+                continue
+            before = processor_time(side.pids())
+            found, inputs = self.measure(side)
+            if counts:
+                times.append(found)
+                processor.append((processor_time(side.pids()) - before) / inputs * 1e6)
+
+
+def one_by_one(is_large: bool, count: int) -> Measure:
+    """The median time of an input that has the pipeline for itself."""
+
+    def measure(side: Side) -> tuple[float, int]:
+        value = side.value(is_large)
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            side.once(value)
+            times.append((time.perf_counter_ns() - begin) / 1000)
+        return statistics.median(times), count
+
+    return measure
+
+
+def several(is_large: bool, count: int) -> Measure:
+    """The time of an input where several are under way."""
+
+    def measure(side: Side) -> tuple[float, int]:
+        value = side.value(is_large)
+        begin = time.perf_counter_ns()
+        side.pipelined(value, count)
+        return (time.perf_counter_ns() - begin) / 1000 / count, count
+
+    return measure
+
+
+class Chains:
+    """The rows of a chain of so many stages.
+
+    Args:
+        ray: the module; None to measure ours alone.
+        hops: number of stages.
+        share: of the inputs of a whole measurement.
+    """
+
+    def __init__(self, ray: Any, hops: int, share: float) -> None:
+        self._name = f"{hops} stages" if hops > 1 else "1 stage"
+        self._few = max(3, int(INPUTS * share))
+        self._many = max(3, int(PIPELINED * share))
+        self._sides: list[Side] = []
+        self.work: list[Work] = []
+        plain = Ours(hops)
+        rays = Rays(ray, hops) if ray is not None else None
+        self._add("empty", 1.0, one_by_one(False, self._few), plain, rays)
+        self._add("1 MB", 0.5, one_by_one(True, self._few // 2 + 1), plain, rays)
+        if hops > 1:
+            several_empty, several_large = several(False, self._many), several(True, self._many // 4 + 1)
+            self._add(f"empty, {WINDOW} under way", 0.5, several_empty, plain, rays)
+            self._add(f"1 MB, {WINDOW} under way", 0.5, several_large, plain, rays)
+        self._add_apart("on a simulated card", Ours(hops, same_on_card), (True,))
+        if hops > 1:
+            self._add_apart("colocate=True", Ours(hops, colocate=True), (False, True))
+
+    def _add(self, name: str, limit: float | None, measure: Measure, ours: Ours, rays: Rays | None) -> None:
+        self._sides += [each for each in (ours, rays) if each is not None and each not in self._sides]
+        self.work.append(Work(Row(f"{self._name}, {name}", limit), ours, rays, measure))
+
+    def _add_apart(self, name: str, ours: Ours, sizes: tuple[bool, ...]) -> None:
+        for is_large in sizes:
+            text = f"{name}, {'1 MB' if is_large else 'empty'}"
+            self._add(text, None, one_by_one(is_large, self._few // 2 + 1), ours, None)
+
+    def close(self) -> None:
+        for side in self._sides:
+            side.close()
+
+
+def compare(ray: Any, share: float, rounds: int) -> list[Row]:
+    """All rows. One round before does not count."""
+    rows = []
+    for hops in (1, 3):
+        chains = Chains(ray, hops, share)
+        for number in range(rounds + 1):
+            for each in chains.work:
+                each.turn(number > 0)
+        chains.close()
+        rows += [each.row for each in chains.work]
+    return rows
+
+
+# Memory
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What many inputs leave behind.
+
+    Attributes:
+        count: number of inputs.
+        depth: the most messages that an edge held.
+        before, after: memory of driver and stages in bytes.
+    """
+
+    count: int
+    depth: int
+    before: int
+    after: int
+
+    @property
+    def met(self) -> bool:
+        """Whether the edges held no more than they may, and nothing has grown."""
+        return self.depth <= 128 and self.after - self.before <= GROWTH_BYTES
+
+
+def growth(count: int) -> Growth:
+    """Feed as fast as there is room, and fetch."""
+    side = Ours(3)
+    value = torch.zeros(100_000, dtype=torch.uint8)
+    side.flooded(value, max(500, count // 10))  # memory that is kept to be used again is there afterwards
+    before = memory(side.pids())
+    depth = side.flooded(value, count)
+    after = memory(side.pids())
+    side.close()
+    return Growth(count, depth, before, after)
+
+
+# The whole
+
+
+def started_ray() -> Any:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    logging.getLogger("ray._private.accelerators.npu").disabled = True  # there is no acl here, and it says so at length
+    ray.init(
+        address="local", num_cpus=8, resources={"NPU": 1}, include_dashboard=False, log_to_driver=False,
+        logging_level=logging.ERROR,
+    )  # fmt: skip
+    return ray
+
+
+def show(rows: list[Row], grown: Growth, rounds: int) -> None:
+    """Print the tables."""
+    words = {None: "", True: "met", False: "missed"}
+    load = os.getloadavg()[0]
+    print(f"Medians of {rounds} rounds, measured here on {os.cpu_count()} processors with a load of {load:.1f}\n")
+    print("| microseconds for an input | toprope | Ray | toprope / Ray | target | | CPU toprope | CPU Ray |")
+    print("|---|---:|---:|---:|---|---|---:|---:|")
+    for row in rows:
+        found = row.as_dict()
+        ray = found["ray"]
+        target = "" if row.limit is None else f"<= {row.limit:g}x"
+        text = ("", "", "") if ray is None else (f"{ray:.0f}", f"{found['ours'] / ray:.2f}", "")
+        theirs = "" if ray is None else f"{found['rays_processor']:.0f}"
+        print(f"| {row.name} | {found['ours']:.0f} | {text[0]} | {text[1]} | {target} | {words[row.met]}"
+              f" | {found['our_processor']:.0f} | {theirs} |")  # fmt: skip
+    before, after = grown.before / MB, grown.after / MB
+    print(f"\n{grown.count} inputs of 100 KB through 3 stages, as many under way as fit: at most {grown.depth} in an")
+    print(f"edge, driver and stages {before:.1f} MB before and {after:.1f} MB after: {words[grown.met]}")
+
+
+def main() -> int:
+    """Prints the tables; 1 when a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="the rows as JSON")
+    parser.add_argument("--without-ray", action="store_true", help="ours alone")
+    parser.add_argument("--share", type=float, default=1.0, help="of the inputs of a whole measurement")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds that count")
+    arguments = parser.parse_args()
+    ray = None if arguments.without_ray else started_ray()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # stages have a folder each, where the program is
+        rows = compare(ray, arguments.share, arguments.rounds)
+        grown = growth(max(500, int(GROWTH * arguments.share)))
+        flow.finalize()
+        os.chdir("/")
+    if arguments.json:
+        found = {"count": grown.count, "depth": grown.depth, "before": grown.before, "after": grown.after,
+                 "met": grown.met}  # fmt: skip
+        print(json.dumps({"rows": [row.as_dict() for row in rows], "growth": found}, indent=1))
+    else:
+        show(rows, grown, arguments.rounds)
+    return 1 if not grown.met or any(row.met is False for row in rows) else 0
+
+
+def end(code: int) -> None:
+    """Ray's end waits for compiled graphs now and then, and for ever: it has so many seconds."""
+    if "ray" in sys.modules:
+        ending = threading.Thread(target=sys.modules["ray"].shutdown, daemon=True)
+        ending.start()
+        ending.join(20)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

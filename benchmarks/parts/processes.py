@@ -1,0 +1,30 @@
+"""What processes have used: time of processors, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["memory", "processor_time"]
+
+
+def processor_time(pids: Iterable[int]) -> float:
+    """Seconds of processor time, of user and system, of all threads that these processes have."""
+    nanoseconds = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
+            except OSError:
+                continue  # the thread has ended
+    return nanoseconds / 1e9
+
+
+def memory(pids: Iterable[int]) -> int:
+    """Bytes of these processes that are in memory; what several of them share counts once for all of them."""
+    kilobytes = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                kilobytes += int(line.split()[1])
+    return kilobytes * 1024
