@@ -203,6 +203,21 @@ class Codec:
             self._lender.give_back(block, place)
         self.done(sealed)
 
+    def flat(self, sealed: Sealed) -> tuple[tuple[Any, ...], list[Any]]:
+        """A message, which is on no card, for a process on another machine: what it is, and all of its bytes."""
+        *head, form = sealed.meta
+        if form[0] == _PICKLE:
+            inline = iter(sealed.parts)
+            first = [next(inline)] if form[1] else []
+            parts = [next(inline) if key is None else self._bytes_at(key) for key in form[2]]
+            return (*head, (_PICKLE, form[1], (None,) * len(parts))), first + parts
+        if form[0] == _NONE or form[-2] is None:
+            return sealed.meta, sealed.parts
+        return (*head, (*form[:-2], None, None)), [self._bytes_at(form[-2])]
+
+    def _bytes_at(self, key: BlockKey) -> memoryview:
+        return self._borrower.view(Block(*key), _nothing)
+
     # In
 
     def arrived(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> Sealed:
@@ -281,6 +296,10 @@ class Codec:
     def close(self) -> None:
         """Remove the shared memory of this process."""
         self._lender.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 @functools.cache

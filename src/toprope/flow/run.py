@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toprope.flow.edge import InLink, InQueue, OutLink, Page
+from toprope import functions
+from toprope.flow.edge import InQueue, OutLink
 from toprope.flow.edge_codec import Codec, Sealed
 from toprope.flow.edge_hub import Hub, Kind, Peer
 from toprope.flow.exceptions import (
@@ -23,12 +24,14 @@ from toprope.flow.exceptions import (
     QUEUE_FULL,
     SUCCESS,
 )
+from toprope.flow.far_hub import FarHub, Mirror, begin, hub_of, is_far, reach
+from toprope.flow.far_link import in_link, out_link
 from toprope.flow.graph import DEPTH, Plan
 from toprope.flow.metrics import EdgeMetrics, Pages
 from toprope.flow.run_fetch import Fetched, Fetcher
 from toprope.flow.run_hosts import Hosts, end_session, ensure_session
 from toprope.flow.run_place import place
-from toprope.flow.stage_plan import DRIVER
+from toprope.flow.stage_plan import DRIVER, HostPlan, Route
 from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
 from toprope.flow.trace import chrome
 from toprope.functions import current, interrupts, wire
@@ -36,6 +39,9 @@ from toprope.functions import current, interrupts, wire
 __all__ = ["Fetched", "Runner", "end_session"]
 
 interrupts.protect(__file__)
+
+_FIGURES = 1.0
+"""Seconds that processes on other machines are given to tell how far they are."""
 
 _LARGEST_ID = 2**64 - 1
 _numbers = itertools.count(1)
@@ -58,6 +64,7 @@ class Runner:
         self._ids = [0] * len(plan.inputs)
         self._broken: Failure | None = None
         self._closed = False
+        self._links: list[list[list[OutLink]]] = []
         self._folder = Path()
         self._hold: int | None = None
         self._traces: dict[int, list[tuple[str, int, int, int]]] = {}
@@ -71,38 +78,42 @@ class Runner:
             DfException: one cannot start, with the cause; nothing is left running.
         """
         ensure_session()
-        self._folder, self._hold = _folder()
+        self._folder, self._hold, self._is_local = _folder()
         try:
             placed = place(self._plan, self._options, self._folder)
             self._codec = Codec(self._folder, DRIVER)
-            self._hosts = Hosts(placed, self._options, self._folder, self._moved, self._break)
-            hub = Hub(self._folder, DRIVER, self._handle, self._lost)
+            reached = reach(self._is_local, functions.resources)
+            self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._break)
+            self._mirror = Mirror(self._folder, self._hosts.status)
+            as_host = HostPlan(DRIVER, str(self._folder), (), reach=reached)
+            hub = hub_of(as_host, begin(as_host), self._handle, self._lost)
+            if isinstance(hub, FarHub):
+                hub.book = self._hosts.book
+                hub.book[DRIVER] = hub.address
             queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
             self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._hosts.explain)
             hub.check = self._hosts.check_deadlines
             hub.arrived = self._results.arrived
             self._hub = hub
             self._pages = Pages(self._folder, self._plan)
-            self._links = [
-                [
-                    [
-                        OutLink(
-                            self._hub, (route.edge, 0, target.instance), target.host, route.depth, route.overwrites,
-                            self._codec, target.on_host, route.name,
-                        )
-                        for target in route.targets
-                    ]
-                    for route in routes
-                ]
-                for routes in placed.feeds
-            ]  # fmt: skip
             _runners.add(self)
             self._hosts.start(self._hub.connect)  # type: ignore[arg-type]
+            self._links = [[self._row(route) for route in routes] for routes in placed.feeds]
             for link in self._all_links():
                 link.connect()
         except BaseException:
             self.close()
             raise
+
+    def _row(self, route: Route) -> list[OutLink]:
+        assert self._hub is not None
+        return [
+            out_link(
+                self._hub, (route.edge, 0, target.instance), target, route, self._codec,
+                is_far=is_far(self._hub, target.host),
+            )
+            for target in route.targets
+        ]  # fmt: skip
 
     def _all_links(self) -> list[OutLink]:
         return [link for routes in self._links for row in routes for link in row]
@@ -197,13 +208,13 @@ class Runner:
 
     def _handle(self, peer: Peer, message: wire.Message) -> None:
         kind = message.kind
+        if self._mirror.take(message):
+            return
         if kind == Kind.LINK:
             *key, name = message.meta
             queue = self._results.queues[self._plan.edges[key[0]].input]
-            link = InLink(Page(self._folder / name, new=False), peer, queue)
-            queue.links = [*(each for each in queue.links if not each.peer.gone), link]
             assert self._hub is not None
-            self._hub.add_link(peer, (key[0], key[1], key[2]), link)
+            in_link(self._hub, (key[0], key[1], key[2]), name, peer, queue)
         elif kind == Kind.EXCEPTION:
             code, context, node, *fields = message.meta
             head = Head(*fields)
@@ -221,11 +232,13 @@ class Runner:
         if hub is None or self._closed:
             return
         hub.connect(new)
+        found = self._hosts.book.get(new)
+        address = tuple(found) if found is not None else None
         try:
             part = pickle.dumps(failure)
         except Exception:
             part = pickle.dumps(Failure(RuntimeError(str(failure.error)), stage=failure.stage, code=failure.code))
-        hub.tell_all(Kind.MOVED, (old, new), [part])
+        hub.tell_all(Kind.MOVED, (old, new, address), [part])
         for link in self._all_links():
             if link.target == old:
                 link.move(new, failure)
@@ -255,7 +268,10 @@ class Runner:
         return self._hosts.pids()
 
     def metrics(self) -> list[EdgeMetrics]:
-        """The figures of all edges."""
+        """The figures of all edges; those from other machines are waited for."""
+        told = self._mirror.told(self._hosts.names(apart=True))
+        if told and self._hub is not None and not self._closed:
+            self._hub.wait(lambda: self._mirror.is_newer(told), time.monotonic() + _FIGURES)
         return self._pages.metrics()
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
@@ -286,12 +302,16 @@ class Runner:
             return True
         until = None if timeout is None else time.monotonic() + timeout
         before = -1
+        told = self._mirror.told(self._hosts.names(apart=True))
 
         def is_quiet() -> bool:
-            nonlocal before
+            nonlocal before, told
             for queue in self._results.queues:
                 queue.absorb()
             self._results.finish()
+            if not self._mirror.is_newer(told):
+                return False
+            told = self._mirror.told(self._hosts.names(apart=True))
             sent = self._pages.quiet([DRIVER, *self._hosts.names()])
             before, last = sent, before
             return (sent >= 0 and sent == last) or self._results.has_ended()
@@ -326,17 +346,21 @@ class Runner:
         self.close()
 
 
-def _folder() -> tuple[Path, int | None]:
-    """A folder for a graph, in that of the session where it has one on this machine; it goes with the session."""
+def _folder() -> tuple[Path, int | None, bool]:
+    """A folder for a graph, in that of the session where it has one on this machine; it goes with the session.
+
+    Returns:
+        The folder, what holds it, and whether the session is on this machine alone.
+    """
     base = getattr(current.backend(), "folder", None)
     if isinstance(base, Path):
         folder = base / f"flow-{next(_numbers)}"
         folder.mkdir(mode=0o700)
-        return folder, None
+        return folder, None, True
     from toprope.functions.local.folder import hold, shared_folder
 
     folder = shared_folder()
-    return folder, hold(folder)
+    return folder, hold(folder), False
 
 
 @atexit.register

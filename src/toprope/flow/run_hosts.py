@@ -13,10 +13,11 @@ from typing import Any
 
 from toprope import functions
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException
+from toprope.flow.far_gate import Address
 from toprope.flow.run_place import Placed
 from toprope.flow.stage import Host
 from toprope.flow.stage_loop import Status
-from toprope.flow.stage_plan import HostPlan, Route, StagePlan
+from toprope.flow.stage_plan import HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage_spec import Failure, RunOptions
 from toprope.functions import current
 from toprope.functions.backend import Code
@@ -68,17 +69,21 @@ class Hosts:
         placed: what they are.
         options: how the graph runs.
         folder: of the graph.
+        reach: what processes on other machines are told; None where there are none.
         on_moved: told of a process that stands in for a dead one: old and new name, and what failed.
         on_broken: told why the graph cannot go on.
     """
 
     def __init__(
-        self, placed: Placed, options: RunOptions, folder: Path,
+        self, placed: Placed, options: RunOptions, folder: Path, reach: Reach | None,
         on_moved: Callable[[str, str, Failure], None], on_broken: Callable[[Failure], None],
     ) -> None:  # fmt: skip
         self._placed = placed
         self._options = options
         self._folder = folder
+        self._reach = reach
+        self.book: dict[str, Address] = {}
+        """Where the processes are, by name, where they are on several machines."""
         self._on_moved = on_moved
         self._on_broken = on_broken
         self._code = Code(Host)
@@ -107,9 +112,9 @@ class Hosts:
         for base, each in self._running.items():
             self._run(base, each)
 
-    def names(self) -> list[str]:
-        """Names of the processes that are there."""
-        return [each.name for each in self._running.values()]
+    def names(self, *, apart: bool = False) -> list[str]:
+        """Names of the processes that are there; of those on other machines alone."""
+        return [each.name for each in self._running.values() if not apart or self._is_far(each.name)]
 
     def current(self, base: str) -> str:
         """The name of the process that is what the plan calls so."""
@@ -127,7 +132,7 @@ class Hosts:
             replace(stage, routes=tuple(tuple(map(self._renamed, row)) for row in stage.routes))
             for stage in plan.stages
         )
-        plan = replace(plan, name=name, stages=stages)
+        plan = replace(plan, name=name, stages=stages, reach=self._reach)
         cpu, memory = self._placed.charged[base]
         options = InvokeOptions(
             cpu=cpu, memory=memory, env_vars=self._placed.variables[base],
@@ -147,14 +152,16 @@ class Hosts:
         backend = current.backend()
         left = max(0.1, until - time.monotonic())
         try:
-            host.pid, _ = backend.get([backend.call(host.id, "open", (), {}, 1)], left, False)[0]
+            host.pid, address = backend.get([backend.call(host.id, "open", (), {}, 1)], left, False)[0]
         except Exception as error:
             names = ", ".join(each.context.name for each in host.plan.stages)
             raise DfException(f"stage {names} cannot start: {error}", FAILED) from error
+        if address is not None:
+            self.book[host.name] = address
 
     def _run(self, base: str, host: _Running) -> None:
         backend = current.backend()
-        host.run = backend.call(host.id, "run", (), {}, 1)
+        host.run = backend.call(host.id, "run", (dict(self.book),), {}, 1)
         host.run.on_complete(lambda ref: self._ended(base, host))
 
     # Death and deadlines
@@ -183,12 +190,18 @@ class Hosts:
                 new = self._create(base)
                 self._running[base] = new
                 self._open(new, time.monotonic() + self._options.start_timeout_ms / 1000)
+                self._check_place(host.name, new.name, names)
                 if not self._is_closing():
                     self._run(base, new)
                     self._on_moved(host.name, new.name, why)
             except Exception as problem:
                 if not self._is_closing():
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
+
+    def _check_place(self, old: str, new: str, names: str) -> None:
+        """A process that stands in for another has to be where its neighbours' memory is."""
+        if self.book and self.book[old].node != self.book[new].node:
+            raise DfException(f"stage {names} has ended, and was started again on another machine: start a new graph")
 
     def _is_closing(self) -> bool:
         """Whether the end has begun, in another thread."""
@@ -209,11 +222,21 @@ class Hosts:
                     self._kill(host)
 
     def _kill(self, host: _Running) -> None:
-        if host.pid and not host.ended:
+        if self._is_far(host.name):
+            current.backend().terminate(host.id, False)
+        elif host.pid and not host.ended:
             try:
                 os.kill(host.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def _is_far(self, name: str) -> bool:
+        address = self.book.get(name)
+        return address is not None and self._reach is not None and address.node != self._reach.node
+
+    def status(self, name: str) -> list[memoryview]:
+        """What the functions of a process are at; nothing for one that is not there any more."""
+        return next((each.status for each in self._running.values() if each.name == name), [])
 
     # The end
 

@@ -8,12 +8,14 @@ import sys
 import threading
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from toprope.flow.edge import InLink, InQueue, OutLink, Page
+from toprope.flow.edge import InQueue, OutLink
 from toprope.flow.edge_codec import Codec
 from toprope.flow.edge_hub import Hub, Kind, Peer
+from toprope.flow.far_gate import Address
+from toprope.flow.far_hub import FarHub, Reporter, begin, hub_of, is_far
+from toprope.flow.far_link import in_link, out_link
 from toprope.flow.stage_calls import Stopped
 from toprope.flow.stage_loop import Loop, Outlet, Status
 from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan
@@ -68,8 +70,9 @@ class Host:
         self._plan = plan
         if "toprope.sim.installation" in sys.modules:
             sys.modules["toprope.sim.installation"].trace_fork()
-        folder = Path(plan.folder)
-        self._hub = Hub(folder, plan.name, self._handle, self._lost)
+        self._place = begin(plan)
+        folder = self._place.folder
+        self._hub = hub_of(plan, self._place, self._handle, self._lost)
         self._hub.check = self._check
         self._codec = Codec(folder, plan.name, passes_on=True)
         self._stopping = False
@@ -80,13 +83,18 @@ class Host:
         self._loops: list[Loop] = []
         self._events: deque[tuple[str, int, int, int]] | None = None
 
-    def open(self) -> tuple[int, dict[str, str]]:
-        """Its process, and the devices of its stages: asked for to learn that it is there."""
-        devices = {each.plan.context.name: str(each.device) for each in self._stages.values() if each.device}
-        return os.getpid(), devices
+    def open(self) -> tuple[int, Address | None]:
+        """Its process, and where those on other machines find it: asked for to learn that it is there."""
+        return os.getpid(), self._hub.address if isinstance(self._hub, FarHub) else None
 
-    def run(self) -> str:
-        """Run until the graph ends. What went wrong apart from the user's code is raised."""
+    def run(self, book: dict[str, Address]) -> str:
+        """Run until the graph ends. What went wrong apart from the user's code is raised.
+
+        Args:
+            book: where the processes are, where they are on several machines.
+        """
+        if isinstance(self._hub, FarHub):
+            self._hub.book.update(book)
         status = Status(self._hub.folder / f"status-{self._plan.name}")
         events: deque[tuple[str, int, int, int]] | None = deque(maxlen=200_000) if self._plan.trace else None
         for stage in self._stages.values():
@@ -99,6 +107,8 @@ class Host:
             link.connect()
         if len(self._stages) > 1:
             self._count_exits()
+        cells = [status.cells(place) for place in range(len(self._loops))]
+        reporter = Reporter(self._hub, self._out, cells) if self._place.is_apart else None
         try:
             if len(self._loops) == 1 and not any(each.plan.overwrites for each in self._stages.values()):
                 self._loops[0].run()
@@ -110,8 +120,11 @@ class Host:
             for stage in self._stages.values():
                 if stage.made.close is not None:
                     stage.made.close()
+            if reporter is not None:
+                reporter.close()
             self._hub.close()
             self._codec.close()
+            self._place.leave()
         return self._plan.name
 
     def _run_threads(self) -> None:
@@ -134,10 +147,8 @@ class Host:
                     row.append(queue)
                 else:
                     key = (route.edge, stage.plan.context.instance_id, target.instance)
-                    link = OutLink(
-                        self._hub, key, target.host, route.depth, route.overwrites, self._codec, target.on_host,
-                        route.name,
-                    )  # fmt: skip
+                    is_away = is_far(self._hub, target.host)
+                    link = out_link(self._hub, key, target, route, self._codec, is_far=is_away)
                     self._out.append(link)
                     row.append(link)
             targets.append(row)
@@ -170,7 +181,9 @@ class Host:
             *key, name = message.meta
             self._link(peer, (key[0], key[1], key[2]), name)
         elif kind == Kind.MOVED:
-            old, new = message.meta
+            old, new, address = message.meta
+            if address is not None and isinstance(self._hub, FarHub):
+                self._hub.book[new] = Address(*address)
             failure = pickle.loads(message.parts[0])
             for link in self._out:
                 if link.target == old:
@@ -191,9 +204,7 @@ class Host:
         edge, _, instance = key
         node, place = self._targets()[edge]
         queue = self._stages[node, instance].inputs[place]
-        link = InLink(Page(self._hub.folder / name, new=False), peer, queue)
-        queue.links = [*(each for each in queue.links if not each.peer.gone), link]
-        self._hub.add_link(peer, key, link)
+        in_link(self._hub, key, name, peer, queue)
 
     def _targets(self) -> dict[int, tuple[int, int]]:
         return {edge: (stage.plan.node, place) for stage in self._stages.values()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from toprope.flow.stage_spec import Batching, StageContext, StageSpec
 
-__all__ = ["DRIVER", "HostPlan", "Route", "StagePlan", "Target"]
+__all__ = ["DRIVER", "HostPlan", "Reach", "Route", "StagePlan", "Target"]
 
 DRIVER = "driver"
 """Name of the process that feeds and fetches."""
@@ -77,6 +77,21 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """What a process needs to find those on other machines.
+
+    Attributes:
+        secret: of the graph; who knows it is one of its processes.
+        node: the driver's machine.
+        host: its address.
+    """
+
+    secret: bytes = field(repr=False)
+    node: str
+    host: str
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """A process.
 
@@ -85,9 +100,11 @@ class HostPlan:
         folder: of the graph.
         stages: what runs in it.
         trace: whether to keep what it did.
+        reach: how it finds processes on other machines; None where there are none.
     """
 
     name: str
     folder: str
     stages: tuple[StagePlan, ...]
     trace: bool = False
+    reach: Reach | None = None

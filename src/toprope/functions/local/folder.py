@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
 
-__all__ = ["hold", "shared_folder"]
+__all__ = ["hold", "join_folder", "leave_folder", "shared_folder"]
 
 _LOCK = "lock"
 _FRESH = 60.0
@@ -27,9 +27,7 @@ def shared_folder() -> Path:
     Raises:
         YRRuntimeError: there can be none, or others could put theirs in its place.
     """
-    base = os.environ.get("TOPROPE_OBJECT_STORE") or (
-        "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    )
+    base = _base()
     try:
         mode = os.stat(base).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -44,11 +42,56 @@ def shared_folder() -> Path:
         ) from None
 
 
+def join_folder(name: str) -> tuple[Path, int]:
+    """The folder of this name on this machine, which processes of one user share, made by the first of them.
+
+    Returns:
+        The folder, and a descriptor for `leave_folder`: while somebody has one, the folder is in use.
+
+    Raises:
+        OSError: there can be none, or it belongs to somebody else.
+    """
+    folder = Path(_base()) / f"{_prefix()}{name}"
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} belongs to somebody else, or others may enter it")
+        try:
+            file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # the last one has just removed it
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            if os.path.samestat(os.fstat(file), os.stat(folder / _LOCK)):
+                return folder, file
+        except FileNotFoundError:
+            pass
+        os.close(file)
+
+
+def leave_folder(folder: Path, file: int) -> None:
+    """Let go of a folder of `join_folder`; the last one removes it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # others use it
+    finally:
+        os.close(file)
+
+
 def hold(folder: Path) -> int:
     """A descriptor: while somebody has it, the folder is in use, whatever became of its process."""
     file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
+
+
+def _base() -> str:
+    return os.environ.get("TOPROPE_OBJECT_STORE") or (
+        "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    )
 
 
 def _prefix() -> str:
