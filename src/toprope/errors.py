@@ -8,7 +8,7 @@
     │   ├── ChipDataError         the description of a chip in toprope/chips is not valid
     │   ├── ProgramError          the program given to `toprope run` is not there
     │   ├── DeviceNameError       a device's name cannot be read, or no backend has that kind of device
-    │   ├── PlanError             limits for streams cannot be planned, or a plan cannot be read
+    │   ├── PlanError             limits for streams or places in memory cannot be planned, or a plan cannot be read
     │   ├── ScheduleError         a schedule of streams and operators cannot be read, or makes no sense
     │   ├── SeedError             a seed of random numbers cannot be used
     │   └── WeightsError          a file holds no weights that can be loaded
@@ -150,7 +150,7 @@ class ScheduleError(UsageError):
 
 
 class PlanError(UsageError):
-    """Limits for streams cannot be planned, such as minima that exceed the card, or a plan cannot be read."""
+    """Limits for streams or a model's places in memory cannot be planned, for want of room, or a plan cannot be read."""
 
     page = "docs/errors/plan.md"
 

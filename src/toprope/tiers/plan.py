@@ -207,7 +207,8 @@ def _reasons(problem: Problem, placement: Placement) -> list[str]:
             )
         )
     if placement.staging:
-        told.append(f"{placement.staging} buffers on the host let the disk read ahead of the slots")
+        word = "a buffer on the host lets" if placement.staging == 1 else f"{placement.staging} buffers on the host let"
+        told.append(f"{word} the disk read ahead of the slots")
     cut = {part.group for part in problem.parts}
     told += [f"{group} is loaded in parts: as a whole it is larger than a slot can be" for group in sorted(cut)]
     tied = {unit.name: unit for some in problem.tied.values() for unit in some}

@@ -164,7 +164,7 @@ def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, l
     if size > least:
         return
     on_device: dict[tuple[str, str], Tier] = dict.fromkeys(chosen, "device")
-    for staging in (0, 2):
+    for staging in (0, 1, 2):
         tiers = _stores(problem, away, staging * size)
         if tiers is None:
             continue
@@ -240,11 +240,12 @@ def _spread(units: list[Unit], room: int) -> list[Unit]:
     total = sum(unit.bytes for unit in units)
     if total <= room:
         return list(units)
+    share = sum(unit.bytes for unit in _largest(units, room)) / total  # what whole units make of the room
     chosen: list[Unit] = []
     taken = passed = 0
     for unit in units:
         passed += unit.bytes
-        if taken + unit.bytes <= min(room, passed * room / total + unit.bytes / 2):
+        if taken + unit.bytes <= min(room, passed * share + unit.bytes / 2):
             chosen.append(unit)
             taken += unit.bytes
     return _filled(sorted(units, key=lambda unit: -unit.bytes), room, chosen)

@@ -68,7 +68,8 @@ def _rows(plan: Plan) -> list[tuple[str, str, str, str]]:
         return f"{decimal(sizes[tier]):>{wide}} ({count:>{digits}} {what}{', fixed' if tier == 'device' else ''})"
 
     ring = f" + {plan.slots} slots of {decimal(plan.slot_bytes)}" if plan.slots else ""
-    buffers = f" + {plan.staging} buffers of {decimal(plan.slot_bytes)}" if plan.staging else ""
+    word = "buffer" if plan.staging == 1 else "buffers"
+    buffers = f" + {plan.staging} {word} of {decimal(plan.slot_bytes)}" if plan.staging else ""
     rows = [("device", held("device") + ring, "", "")]
     if plan.bytes_in("host"):
         seconds = links.host_to_device.seconds(moved.host_to_device)
