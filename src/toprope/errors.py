@@ -150,7 +150,7 @@ class ScheduleError(UsageError):
 
 
 class PlanError(UsageError):
-    """Limits for streams or a model's places in memory cannot be planned, for want of room, or a plan cannot be read."""
+    """Limits for streams or a model's places in memory cannot be planned for want of room, or a plan cannot be read."""
 
     page = "docs/errors/plan.md"
 
