@@ -19,7 +19,10 @@ __all__ = ["SITE", "end_as", "environment_for", "run_program", "without_run"]
 SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
 """The folder with our sitecustomize.py."""
 
-_SET_BY_RUN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "TOPROPE_TOOLS")
+_SET_BY_RUN = (
+    "TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "TOPROPE_TOOLS", "TOPROPE_FROM_CUDA",
+    "TOPROPE_TRACE_CUDA",
+)  # fmt: skip
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 

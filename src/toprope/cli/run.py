@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -89,6 +90,18 @@ def run(
             "0, else that of toprope cores check.",
         ),
     ] = False,
+    written_for: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="cuda", help="The program is written for CUDA: take it for the device, for a first look."
+        ),
+    ] = None,
+    trace_cuda: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="As --from cuda, and record what reached torch of CUDA, with its stacks, as JSON."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one line of JSON.")] = False,
 ) -> None:
@@ -98,6 +111,8 @@ def run(
     """
     if quiet and as_json:
         raise UsageError("--quiet and --json contradict each other.", do="leave out one of them")
+    if written_for not in (None, "cuda"):
+        raise UsageError(f"--from {written_for} is not known.", do="--from cuda is what there is")
     # imported here: `toprope run --help` needs none of it
     from toprope.cli import run_cores, trace_file
     from toprope.cli.child import end_as
@@ -118,7 +133,8 @@ def run(
     if check_cores:
         run_cores.check(choice)
     status, report = _run(
-        command, choice, trace, begun if choice.begun else None, log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
+        command, choice, trace, begun if choice.begun else None, written_for == "cuda", trace_cuda,
+        log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
         as_json=as_json,
     )  # fmt: skip
     if not quiet:
@@ -135,6 +151,8 @@ def _run(
     choice: Choice,
     trace: Path | None,
     begun: Deployment | None,
+    from_cuda: bool,
+    trace_cuda: Path | None,
     *,
     log: str,
     check_cores: bool,
@@ -145,7 +163,8 @@ def _run(
     from toprope.cli.child import environment_for, run_program
     from toprope.cli.probe import installed_version
     from toprope.cli.report import Outcome, as_json_line, as_text
-    from toprope.compat import notes
+    from toprope.compat import cuda, notes
+    from toprope.compat.cuda_sites import merge
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
     from toprope.visible import VARIABLE
@@ -163,13 +182,22 @@ def _run(
         )  # fmt: skip
         if log:
             environment["TOPROPE_LOG"] = log
+        if from_cuda or trace_cuda is not None:
+            environment["TOPROPE_FROM_CUDA"] = "1"
+        if trace_cuda is not None:
+            environment["TOPROPE_TRACE_CUDA"] = folder
         start = time.monotonic()
         status = run_program(command, environment)
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
         cores = run_cores.of_run(Path(folder), choice) if check_cores else None
+        told = notes.read(Path(folder))
+        if from_cuda or trace_cuda is not None:
+            told += (cuda.NOTE,)
+        if trace_cuda is not None:
+            trace_cuda.write_text(json.dumps(merge(Path(folder)), indent=1) + "\n", encoding="utf-8")
         outcome = Outcome(
-            choice, seconds, status, tuple(read_run(Path(folder))), written, notes.read(Path(folder)),
+            choice, seconds, status, tuple(read_run(Path(folder))), written, told,
             environment.get(VARIABLE), cores,
         )  # fmt: skip
     finally:

@@ -185,6 +185,10 @@ def install_for_run() -> None:
     # a real torch_npu gives torch.npu itself, and refuses to when there is one already
     if not simulated and kind in ("cpu", "cuda") and real_spec("torch_npu") is None:
         sys.meta_path.insert(0, TorchFinder(simulated_card=False))
+    if os.environ.get("TOPROPE_FROM_CUDA"):
+        from toprope.compat import cuda
+
+        cuda.install_for_run()  # last, so that it acts when the card is there
 
 
 def uninstall() -> None:
