@@ -6,22 +6,17 @@ torch's version and the compiler. It needs nothing but g++: no Python headers, n
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from toprope import compiling
 from toprope.errors import BuildError
 from toprope.settings import Settings
 
@@ -29,7 +24,8 @@ __all__ = ["CORE", "GLUE", "Build", "check", "ensure"]
 
 CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
-_NOTE = "build.json"
+_WHAT = "the simulated card"
+_NOTE = compiling.NOTE
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = [
     "-std=c++20",
@@ -42,7 +38,7 @@ _FLAGS = [
     "-Wno-interference-size",
     "-Wno-unknown-warning-option",
 ]
-_LOCK_LIMIT = 900.0  # seconds to wait for another process that builds the same
+_LOCK_LIMIT = compiling.LOCK_LIMIT
 
 
 @dataclass(frozen=True)
@@ -93,8 +89,8 @@ def ensure() -> Build:
     """
     torch = Torch.imported()
     cache = Settings.load().cache_dir / "sim"
-    stem = f"torch-{torch.version}-{_digest(torch.version, torch.revision, *_source_texts())}"
-    compiler = _compiler()
+    stem = f"torch-{torch.version}-{compiling.digest(torch.version, torch.revision, *_source_texts())}"
+    compiler = compiling.compiler()
     if compiler is None:
         # A finished build needs no compiler, whichever made it.
         for folder in sorted(cache.glob(f"{stem}-*")):
@@ -106,9 +102,9 @@ def ensure() -> Build:
             f" {torch.version} in {cache}",
             "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
         )
-    folder = cache / f"{stem}-{_digest(*_identity(compiler))}"
+    folder = cache / f"{stem}-{compiling.digest(*compiling.identity(compiler))}"
     if not _is_whole(folder):
-        with _lock(folder):
+        with compiling.locked(folder, _WHAT, _LOCK_LIMIT):
             if not _is_whole(folder):
                 _build(folder, torch, compiler)
     return check(folder, torch)
@@ -165,106 +161,22 @@ def _source_texts() -> Iterator[str]:
     yield from _FLAGS
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _compiler() -> list[str] | None:
-    try:
-        named = shlex.split(os.environ.get("CXX", ""))
-    except ValueError as error:
-        raise BuildError(
-            "the variable CXX cannot be read.", f"CXX={os.environ['CXX']!r}: {error}", "quote it as for a shell"
-        ) from error
-    for command in [named] if named else [["g++"], ["clang++"]]:
-        path = shutil.which(command[0])
-        if path is not None:
-            return [path, *command[1:]]
-    return None
-
-
-def _identity(compiler: list[str]) -> Iterator[str]:
-    """Tells one compiler from another without starting it."""
-    program = Path(compiler[0]).resolve()
-    facts = program.stat()
-    yield from (str(program), str(facts.st_size), str(facts.st_mtime_ns), *compiler[1:])
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Holds off other processes that would make the same build."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _not_writable(folder.parent, error) from error
-    try:
-        _wait_for(lock)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _wait_for(lock: int) -> None:
-    end = time.monotonic() + _LOCK_LIMIT
-    told = False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
-        if not told:
-            _tell("waiting for another process that builds the simulated card")
-            told = True
-        if time.monotonic() > end:
-            raise BuildError(
-                f"another process has been building the simulated card for {_LOCK_LIMIT:.0f} s.",
-                do="see whether it hangs and end it; the lock goes with it",
-            )
-        time.sleep(0.1)
-
-
-def _not_writable(folder: Path, error: OSError) -> BuildError:
-    return BuildError(
-        "the simulated card has to be built once, and the cache directory cannot be written.",
-        f"{folder}: {error.strerror}",
-        "make it writable, or name another one in TOPROPE_CACHE_DIR",
-    )
-
-
-def _tell(text: str) -> None:
-    """A line of progress, on stderr: stdout belongs to the user's program."""
-    sys.stderr.write(f"toprope: {text}\n")
-    sys.stderr.flush()
-
-
 def _build(folder: Path, torch: Torch, compiler: list[str]) -> None:
     """Makes the build aside and moves it into place whole, so that nobody ever sees half of one."""
     try:
         aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise _not_writable(folder.parent, error) from error
+        raise compiling.not_writable(folder.parent, error, _WHAT) from error
     begin = time.monotonic()
-    _tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about a minute")
+    compiling.tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about a minute")
     try:
         _compile(aside, torch, compiler)
-        _put_in_place(aside, folder, {"torch": torch.version, "revision": torch.revision, "compiler": compiler})
+        compiling.put_in_place(
+            aside, folder, {"torch": torch.version, "revision": torch.revision, "compiler": compiler}, _WHAT
+        )
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
-
-
-def _put_in_place(aside: Path, folder: Path, note: dict[str, object]) -> None:
-    try:
-        (aside / _NOTE).write_text(json.dumps(note))
-        mask = os.umask(0)
-        os.umask(mask)
-        aside.chmod(0o777 & ~mask)  # a cache may be shared; mkdtemp makes folders for one user alone
-        shutil.rmtree(folder, ignore_errors=True)  # what a crash may have left
-        aside.rename(folder)
-    except OSError as error:
-        raise _not_writable(folder.parent, error) from error
+    compiling.tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
 
 
 def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
@@ -274,7 +186,7 @@ def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
     def compile_one(source: Path) -> str:
         target = folder / f"{source.parent.name}-{source.stem}.o"
         flags = torch_flags if source.parent.name == "torch" else []
-        _run([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], source.name)
+        compiling.run([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], source.name)
         return str(target)
 
     # The largest first, so that no core idles at the end.
@@ -285,36 +197,11 @@ def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
     core = [path for path in objects if Path(path).name.startswith("core-")]
     glue = [path for path in objects if path not in core]
     shared = [*compiler, "-shared", "-s", "-pthread"]
-    _run([*shared, *core, "-o", str(folder / CORE), f"-Wl,-soname,{CORE}"], CORE)
-    _run(
+    compiling.run([*shared, *core, "-o", str(folder / CORE), f"-Wl,-soname,{CORE}"], CORE)
+    compiling.run(
         [*shared, *glue, "-o", str(folder / GLUE), f"-L{folder}", "-ltoprope_core", f"-L{torch.folder / 'lib'}",
          "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
         GLUE,
     )  # fmt: skip
     for path in objects:
         os.unlink(path)
-
-
-def _run(command: list[str], what: str) -> None:
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise BuildError(
-            "the C++ compiler cannot be started.",
-            f"{command[0]}: {error.strerror}",
-            "name another compiler in CXX, or install g++",
-        ) from error
-    output = Path(command[command.index("-o") + 1])
-    if done.returncode == 0 and not output.exists():
-        raise BuildError(
-            f"the C++ compiler made nothing of {what}.",
-            f"{command[0]} ended without an error and without {output.name}",
-            "name another compiler in CXX; g++ 11 or newer is known to work",
-        )
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise BuildError(
-            f"the C++ compiler failed on {what}.",
-            f"{' '.join(command[:1])}, exit status {done.returncode}: " + "; ".join(lines[:3]),
-            "g++ 11 or newer is needed (C++20); name another compiler in CXX",
-        )

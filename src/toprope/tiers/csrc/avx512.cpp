@@ -1,0 +1,16 @@
+// The path for CPUs with AVX-512 but without its products of bf16.
+#if defined(__AVX512F__)
+#include "avx512.inl"
+
+namespace pages {
+const Kernels* avx512_kernels() { return Kernel<Avx512>::kernels(); }
+}  // namespace pages
+
+#else
+#include "pages.h"
+
+namespace pages {
+const Kernels* avx512_kernels() { return nullptr; }
+}  // namespace pages
+
+#endif

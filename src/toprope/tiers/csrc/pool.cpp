@@ -1,0 +1,109 @@
+// Threads for the kernels: started once, waiting in the kernel between calls. Tasks are taken one by one, so that a
+// thread that the machine holds up takes fewer.
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "pages.h"
+
+namespace pages {
+namespace {
+
+constexpr int SPINS = 2000;  // some microseconds: calls of one model follow each other closely
+
+struct Work {
+    void (*body)(void*, int64_t) = nullptr;
+    void* context = nullptr;
+    int64_t tasks = 0;
+};
+
+// Never destroyed: its threads may still wait in it when the process ends.
+struct Pool {
+    std::mutex busy;                      // held for the length of a call
+    Work work;                            // written while no worker is inside
+    std::atomic<int64_t> next{0};
+    std::atomic<uint32_t> generation{0};  // counts calls; workers wait for it to change
+    std::atomic<int> wanted{0};           // workers that may still join the call
+    std::atomic<int> inside{0};           // workers that have joined and are not done
+    int started = 0;
+};
+
+Pool* pool = new Pool;
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+void take_tasks(Pool& p) {
+    for (;;) {
+        int64_t task = p.next.fetch_add(1, std::memory_order_relaxed);
+        if (task >= p.work.tasks) return;
+        p.work.body(p.work.context, task);
+    }
+}
+
+void join_call(Pool& p) {
+    // `inside` rises before `wanted` is looked at: the caller closes `wanted` first, then waits for `inside` to be 0.
+    p.inside.fetch_add(1);
+    int left = p.wanted.load();
+    while (left > 0 && !p.wanted.compare_exchange_weak(left, left - 1)) {
+    }
+    if (left > 0) take_tasks(p);
+    if (p.inside.fetch_sub(1) == 1) p.inside.notify_all();
+}
+
+void worker(Pool* p) {
+    uint32_t seen = 0;
+    for (;;) {
+        for (int spin = 0; spin < SPINS && p->generation.load() == seen; ++spin) pause();
+        p->generation.wait(seen);
+        seen = p->generation.load();
+        join_call(*p);
+    }
+}
+
+// A child of fork has none of these threads, and perhaps a lock that nobody will open.
+void forget() { pool = new Pool; }
+
+void start_workers(Pool& p, int count) {
+    static std::once_flag once;
+    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget); });
+    for (; p.started < count; ++p.started) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of Python
+        std::thread(worker, &p).detach();
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+}
+
+}  // namespace
+
+void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
+    Pool& p = *pool;
+    std::unique_lock<std::mutex> mine(p.busy, std::defer_lock);
+    // Where another thread of the program is in here, this one works alone rather than wait.
+    if (threads <= 1 || tasks <= 1 || !mine.try_lock()) {
+        for (int64_t task = 0; task < tasks; ++task) body(context, task);
+        return;
+    }
+    start_workers(p, threads - 1);
+    p.work = {body, context, tasks};
+    p.next.store(0);
+    p.wanted.store(threads - 1);
+    p.generation.fetch_add(1);
+    p.generation.notify_all();
+    take_tasks(p);
+    p.wanted.store(0);
+    for (int inside = p.inside.load(); inside != 0; inside = p.inside.load()) {
+        for (int spin = 0; spin < SPINS && p.inside.load() == inside; ++spin) pause();
+        p.inside.wait(inside);
+    }
+}
+
+}  // namespace pages
