@@ -15,14 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toprope.flow.edge_page import fence, shared_cells
+from toprope.flow.edge_bell import Bell
 from toprope.functions.interrupts import interruptible
 from toprope.functions.wire import Channel, Closed, Message
 
 __all__ = ["Hub", "Kind", "Peer", "Spins"]
 
-SPIN_NS = 60_000
+SPIN_NS = 100_000
 """How long a reader looks again before it sleeps."""
+
+_LONGEST_PAUSE = 64
+"""Waits without looking again where it is in vain."""
 
 _LOOK_NS = 2_000_000
 """How often sockets are looked at while there is always something in the slots."""
@@ -53,8 +56,8 @@ class Peer:
         self.name = name
         self.gone = False
         self.links: dict[tuple[int, int, int], Any] = {}
-        self.bell: memoryview | None = None
-        """Says whether the process sleeps; None where this process passes it nothing."""
+        self.bell: Bell | None = None
+        """Wakes the process; None where this process passes it nothing in slots."""
         self.full = False
         """Whether something is left to be sent."""
 
@@ -69,18 +72,23 @@ class Peer:
 
 
 class Spins:
-    """Whether looking again for a moment is worth it: waits that are longer take time from others for nothing."""
+    """Whether looking again for a moment is worth it: where it was in vain, it only takes time from those who work."""
 
     def __init__(self) -> None:
-        self._misses = 0
+        self._pause = 1
+        self._left = 0
 
     def is_worth_it(self) -> bool:
-        """Whether one of the last waits was short; now and then it is tried all the same."""
-        return self._misses < 4 or self._misses % 32 == 0
+        """Whether to look again; after each time that was in vain not for twice as many waits as before."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
 
-    def waited(self, nanoseconds: int) -> None:
-        """How long a wait was."""
-        self._misses = 0 if nanoseconds < SPIN_NS else self._misses + 1
+    def ended(self, *, is_hit: bool) -> None:
+        """Whether something came while looking."""
+        self._pause = 1 if is_hit else min(2 * self._pause, _LONGEST_PAUSE)
+        self._left = 0 if is_hit else self._pause
 
 
 class Hub:
@@ -106,13 +114,12 @@ class Hub:
         self._by_name: dict[str, Peer] = {}
         self._poll = select.poll()
         self._dir = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._bell = shared_cells(folder / f"bell-{name}", 1, new=True)
+        self._bell = Bell(folder, name, new=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path(name))
         self._listener.listen(256)
         self._listener.setblocking(False)
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for file in (self._listener.fileno(), self._wake_read):
+        for file in (self._listener.fileno(), self._bell.fileno()):
             self._poll.register(file, select.POLLIN)
         self._lock = threading.Lock()
         self._reading = threading.RLock()
@@ -147,7 +154,7 @@ class Hub:
                 sock.close()
                 raise
             peer = self._add(sock, name)
-            peer.bell = shared_cells(self.folder / f"bell-{name}", 1, new=False)
+            peer.bell = Bell(self.folder, name, new=False)
         self.send(peer, Kind.HELLO, 0, self.name)
         self.wake()  # a thread that waits does not know the new socket yet
         return peer
@@ -162,11 +169,9 @@ class Hub:
 
     def rouse(self, peer: Peer) -> None:
         """Something lies in a slot of a peer: it is woken where it sleeps. Errors as of `send`."""
-        bell = peer.bell
-        fence()
-        if bell is None or bell[0]:
-            if bell is not None:
-                bell[0] = 0
+        if peer.bell is not None:
+            peer.bell.ring()
+        else:
             peer.channel.send(Kind.WAKE, 0)
 
     def tell_all(self, kind: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
@@ -226,25 +231,32 @@ class Hub:
         self._woken += 1
         self.tell()
         if self._asleep:
-            try:
-                os.write(self._wake_write, b"x")
-            except OSError:
-                pass
+            self._bell.knock()
 
     def pump(self, timeout: float) -> None:
         """Read what has come; waits for something. For the thread that holds the right to read."""
         woken, now = self._woken, time.perf_counter_ns()
-        if self._drain() and now - self._looked < _LOOK_NS:
-            return
-        self._looked = now
-        found = self._poll.poll(0)
-        if not found and timeout > 0 and not self._drain():
-            looked = self._spin(woken, now) if self._spins.is_worth_it() else []
-            if looked is None:
+        if self._drain():
+            if now - self._looked < _LOOK_NS:
                 return
-            found = looked or self._lie_down(woken, timeout)
-            self._spins.waited(time.perf_counter_ns() - now)
-        self._take_in(found)
+            timeout = 0
+        self._looked = now
+        if timeout <= 0:
+            found = self._poll.poll(0)
+        else:
+            found = []
+            if self._spins.is_worth_it():
+                looked = self._spin(woken, now)
+                self._spins.ended(is_hit=looked != [])
+                if looked is None:
+                    return
+                found = looked
+            found = found or self._lie_down(woken, timeout)
+        if found:
+            self._take_in(found)
+        for peer in self._peers.values():
+            if peer.full:
+                peer.flush()
         self._drain()
 
     def _drain(self) -> bool:
@@ -258,29 +270,26 @@ class Hub:
         return found
 
     def _spin(self, woken: int, since: int) -> list[tuple[int, int]] | None:
-        """Look again for a moment, and let others go first: what the sockets have; None where there is other news."""
+        """Look again for a moment: what the sockets have; None where there is other news."""
         until, turn = since + SPIN_NS, 0
         while time.perf_counter_ns() < until:
             if self._drain() or self._woken != woken:
-                self._spins.waited(time.perf_counter_ns() - since)
                 return None
             turn += 1
             if turn % 16 == 0 and (found := self._poll.poll(0)):
                 return found
-            os.sched_yield()
         return []
 
     def _lie_down(self, woken: int, timeout: float) -> list[tuple[int, int]]:
         """Sleep until something comes; whoever has something for this process knocks meanwhile."""
         self._asleep = True
-        self._bell[0] = 1
+        self._bell.hang_out()
         try:
-            fence()
             if self._woken != woken or self._drain():  # it came before anybody could see that this process sleeps
                 return []
             return self._sleep(0.002 if any(each.full for each in self._peers.values()) else timeout)
         finally:
-            self._bell[0] = 0
+            self._bell.take_in()
             self._asleep = False
 
     def _take_in(self, found: list[tuple[int, int]]) -> None:
@@ -289,16 +298,10 @@ class Hub:
             peer = self._peers.get(file)
             if peer is not None:
                 self._read(peer)
-            elif file == self._wake_read:
-                try:
-                    os.read(file, 4096)
-                except OSError:
-                    pass
+            elif file == self._bell.fileno():
+                self._bell.clear()
             else:
                 self._accept()
-        for peer in self._peers.values():
-            if peer.full:
-                peer.flush()
 
     @interruptible
     def _sleep(self, timeout: float) -> list[tuple[int, int]]:
@@ -362,8 +365,8 @@ class Hub:
                 peer.channel.close()
             self._peers = {}
             self._listener.close()
-            for file in (self._wake_read, self._wake_write, self._dir):
-                os.close(file)
+            self._bell.close()
+            os.close(self._dir)
 
     def _path(self, name: str) -> str:
         path = str(self.folder / name)

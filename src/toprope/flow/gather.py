@@ -29,6 +29,8 @@ class Source:
     def __init__(self, queue: InQueue, batcher: Batcher | None = None) -> None:
         self.queue = queue
         self._batcher = batcher
+        self.is_plain = batcher is None
+        """Whether its messages are those of the queue."""
 
     def is_ready(self) -> bool:
         """Whether there is a message."""
@@ -84,6 +86,7 @@ class Gather(ABC):
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
+        self._are_plain = all(each.is_plain for each in sources)
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -95,13 +98,15 @@ class Gather(ABC):
 
     def due(self) -> float | None:
         """When there may be a group without another message coming; None for never."""
+        if self._are_plain:
+            return None
         found = [due for due in (each.due() for each in self.sources) if due is not None]
         return min(found, default=None)
 
     @property
     def is_clear(self) -> bool:
         """Whether nothing that was taken waits in it."""
-        return all(each.is_clear for each in self.sources)
+        return self._are_plain or all(each.is_clear for each in self.sources)
 
     def forget(self, transaction: int) -> None:  # noqa: B027 - most keep nothing
         """Drop what waits and belongs to a transaction."""
@@ -113,8 +118,14 @@ class Order(Gather):
     Where a stage was killed, an input may stand in the queue once more whose outputs have gone out: it is dropped.
     """
 
+    def __init__(self, sources: Sequence[Source]) -> None:
+        super().__init__(sources)
+        self._only = sources[0] if len(sources) == 1 else None
+
     def is_ready(self) -> bool:
         """Whether each input has a message."""
+        if self._only is not None:
+            return self._only.is_ready()
         while all(each.is_ready() for each in self.sources):
             heads = [each.head() for each in self.sources]
             if not any(replayed for _, replayed in heads):
@@ -132,6 +143,8 @@ class Order(Gather):
 
     def take(self) -> Group:
         """The first message of each input."""
+        if self._only is not None:
+            return Group([self._only.take()])
         return Group([each.take() for each in self.sources])
 
 

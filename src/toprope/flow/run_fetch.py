@@ -20,7 +20,7 @@ from toprope.flow.exceptions import (
     USER_RAISE_EXCEPTION,
 )
 from toprope.flow.gather import Align, Gather, Order, Source
-from toprope.flow.stage_spec import Failure, Head, Message, RunOptions
+from toprope.flow.stage_spec import FAILURE, Failure, Head, Message, RunOptions
 
 __all__ = ["Fetched", "Fetcher"]
 
@@ -95,9 +95,9 @@ class Fetcher:
         if timeout_ms < -1 or self.closed:
             return Fetched([], Head(), FAILED, [])
         until = time.monotonic() + (timeout_ms / 1000 or 0.002) if timeout_ms >= 0 else None
-        late = Fetched([], Head(), MODEL_EXECUTE_TIMEOUT if timeout_ms else QUEUE_EMPTY, [])
-        if not self._hub.wait(lambda: self.lock.acquire(blocking=False), until):
-            return late
+        late = MODEL_EXECUTE_TIMEOUT if timeout_ms else QUEUE_EMPTY
+        if not self._acquire(until):
+            return Fetched([], Head(), late, [])
         try:
             gather = self._gather(tuple(range(len(self.queues))) if places is None else tuple(places), aligned)
             while self._wait(gather, until):
@@ -107,11 +107,16 @@ class Fetcher:
                     return Fetched([], Head(), FAILED, [] if self._gone is None else [self._gone])
                 group = gather.take()
                 self.finish()
-                if group.messages[0].head.transaction_id not in self._given_up:
+                if not self._given_up or group.messages[0].head.transaction_id not in self._given_up:
                     return _fetched(group.messages, is_complete=group.is_complete)
-            return late
+            return Fetched([], Head(), late, [])
         finally:
             self.lock.release()
+
+    def _acquire(self, until: float | None) -> bool:
+        if self.lock.acquire(blocking=False):
+            return True
+        return self._hub.wait(lambda: self.lock.acquire(blocking=False), until)
 
     def finish(self) -> None:
         """What was taken is done with."""
@@ -142,11 +147,12 @@ class Fetcher:
         return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:
-        began, warned = time.monotonic(), False
-
         def is_there() -> bool:
             return bool(self._events) or gather.is_ready() or self.has_ended()
 
+        if is_there():
+            return True
+        began, warned = time.monotonic(), False
         while True:
             limits = [began + _LONG if not warned else None, until, gather.due()]
             if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None)):
@@ -174,7 +180,7 @@ class Fetcher:
 
 
 def _fetched(messages: list[Message], *, is_complete: bool) -> Fetched:
-    failed = [each for each in messages if each.failed]
+    failed = [each for each in messages if each.kind == FAILURE]
     if failed:
         return Fetched(messages, failed[0].head, failed[0].ret_code, [each.payload for each in failed])
     code = next((each.ret_code for each in messages if each.ret_code), SUCCESS) if is_complete else DATA_NOT_ALIGNED

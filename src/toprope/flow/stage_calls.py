@@ -139,6 +139,7 @@ class Python:
         self._made = made
         self._count = len(function.outputs)
         self._choice = function.choice or (None,) * self._count
+        self._is_simple = self._choice == (None,)
         self._device = None if device is None else _plain(device.torch_device)
 
     def run(self, messages: list[Message], send: Callable[[int, Message], None]) -> None:
@@ -179,6 +180,10 @@ class Python:
         return payload.to(self._device)
 
     def _send(self, result: Any, head: Head, send: Callable[[int, Message], None]) -> None:
+        if self._is_simple:
+            kind, payload = self._wrapped(result)
+            send(0, Message(kind, payload, head))
+            return
         # all of them are looked at before the first goes out: what belongs together comes whole or fails whole
         for index, kind, payload in [(index, *self._wrapped(value)) for index, value in self._results(result)]:
             send(index, Message(kind, payload, head))

@@ -173,8 +173,12 @@ class Loop:
     def _turn(self, group: Group) -> None:
         messages = group.messages
         transaction = messages[0].head.transaction_id
-        failed = next((each for each in messages if each.failed), None)
-        if transaction in self._given_up:
+        failed = None
+        for each in messages:
+            if each.kind == FAILURE:
+                failed = each
+                break
+        if self._given_up and transaction in self._given_up:
             pass
         elif failed is not None:
             for outlet in self._outlets:
