@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toprope.port.file import File
 
-__all__ = ["Example", "Family", "Handler", "Kind", "Rule", "rule_of"]
+__all__ = ["Example", "Family", "Kind", "Rule", "rule_of"]
 
 
 class Kind(StrEnum):
