@@ -216,13 +216,15 @@ class Channel:
 
     def _read(self, timeout: float | None) -> int:
         """Bytes read into the chunk; -1 where the time is over."""
+        count = self._receive()
+        if count == -1 and timeout != 0 and self._wait(timeout):
+            count = self._receive()
+        return count
+
+    def _receive(self) -> int:
+        """Bytes read into the chunk; -1 where there are none, 0 where the other side is gone."""
         try:
-            try:
-                return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                if timeout == 0 or not self._wait(timeout):
-                    return -1
-                return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
+            return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return -1
         except OSError:
