@@ -91,6 +91,11 @@ def quick_workers(tmp_path):
     return tmp_path / "quick"
 
 
+def before_all(folder):
+    """The search path of a program, with a folder before what is there already."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 @pytest.mark.parametrize("round", ROUNDS)
 def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
     numbers = random.Random(round)
@@ -98,7 +103,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
     fault, end = IN_A_PROGRAM[round % len(IN_A_PROGRAM)], ENDS[round % len(ENDS)]
     steps = [fault, "killed" if end == "killed at any moment" else end]
     environment = {**os.environ, "TOPROPE_SIM": "910B4x2", "TOPROPE_OBJECT_STORE": str(store), MARK: mark,
-                   "PYTHONPATH": str(quick_workers), "XDG_RUNTIME_DIR": str(quick_workers)}  # fmt: skip
+                   "PYTHONPATH": before_all(quick_workers), "XDG_RUNTIME_DIR": str(quick_workers)}  # fmt: skip
     limit = None if mounted else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
     program = subprocess.Popen(
         [sys.executable, HERE / "functions_driver.py", str(round), *steps], env=environment, preexec_fn=limit,
@@ -150,7 +155,7 @@ if "zygote" in sys.argv[0]:
 """)
     finalized = quick_workers / "finalized"
     environment = {**os.environ, "TOPROPE_SIM": "910B4x2", "TOPROPE_OBJECT_STORE": str(small_store[0]),
-                   "FINALIZED": str(finalized), "PYTHONPATH": str(quick_workers)}  # fmt: skip
+                   "FINALIZED": str(finalized), "PYTHONPATH": before_all(quick_workers)}  # fmt: skip
     program = [sys.executable, HERE / "functions_driver.py", "0", "no_more_processes"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
