@@ -115,10 +115,17 @@ class OutLink:
             place: which of its receivers this one is.
         """
         with self._lock:
-            self._trim()
             self._sent += 1
             self._window.append(_Sent(self._sent, sealed, place))
             self._put(sealed, place)
+            self._trim()  # while the receiver is at work
+        self._codec.collect()
+
+    def forewarn(self) -> None:
+        """A message is being made: its receiver may wake up meanwhile."""
+        peer = self._peer
+        if peer is not None and not peer.gone and self.is_free():
+            self._hub.forewarn(peer)
 
     def _put(self, sealed: Sealed, place: int) -> None:
         cells, peer = self.page.cells, self._peer

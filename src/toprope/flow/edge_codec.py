@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["INLINE", "Codec", "Sealed"]
 
 INLINE = 8 * 1024
 """Bytes of an array, tensor or the user's own type from which on it lies in shared memory."""
+
+_LONG = 256 * 1024
+"""Bytes whose copy takes longer than it takes a process to wake up."""
 
 _Place = tuple[BlockKey | None, BlockKey | None]
 """Where bytes lie, and the block whose flags say that they were given back; None for both: in the message."""
@@ -46,10 +50,12 @@ class Sealed:
         blocks: shared memory that it lies in.
         kept: what must live until the receivers have taken it.
         windows: senders' ends that keep it.
+        soon: called before anything that takes long.
     """
 
     __slots__ = (
-        "_head", "blocks", "kept", "meta", "parts", "place", "receivers", "shared", "size", "to_host", "windows",
+        "_head", "blocks", "kept", "meta", "parts", "place", "receivers", "shared", "size", "soon", "to_host",
+        "windows",
     )  # fmt: skip
 
     def __init__(self, meta: tuple[Any, ...], parts: list[Any], size: int = 0) -> None:
@@ -63,6 +69,7 @@ class Sealed:
         self.windows = 1
         self.receivers = 1
         self.place = 0
+        self.soon: Callable[[], None] | None = None
         self._head: Head | None = None
 
     @property
@@ -96,19 +103,22 @@ class Codec:
 
     # Out
 
-    def seal(self, message: Message, receivers: int, on_host: bool) -> Sealed:
+    def seal(
+        self, message: Message, receivers: int, on_host: bool, soon: Callable[[], None] | None = None
+    ) -> Sealed:  # fmt: skip
         """A message, ready to be sent.
 
         Args:
             message: the message.
             receivers: how many processes will be sent it.
             on_host: whether a tensor has to leave its card.
+            soon: called before anything that takes long.
 
         Raises:
             Whatever pickling raises.
         """
-        self._lender.collect()
         sealed = Sealed((), [])
+        sealed.soon = soon
         form = self._form(message, sealed, on_host)
         head = message.head
         sealed.meta = (
@@ -181,10 +191,16 @@ class Codec:
             sealed.parts.append(bytes(raw))
             return None, None
         block, room = self._lender.new(size)
+        if size >= _LONG and sealed.soon is not None:
+            sealed.soon()
         room[:] = raw
         sealed.blocks.append(block)
         key = block.segment, block.offset, block.size
         return key, key
+
+    def collect(self) -> None:
+        """Take back what receivers have given back."""
+        self._lender.collect()
 
     def done(self, sealed: Sealed) -> None:
         """One of those that keep a message needs it no more."""

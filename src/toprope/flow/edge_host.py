@@ -48,6 +48,8 @@ class Lender(Arena):
 
     def new(self, size: int) -> tuple[Block, memoryview]:
         """A block of so many bytes, and the bytes to fill."""
+        if len(self._out) > _LOOK:
+            self.collect()
         block, room = super().new(size + RECEIVERS)
         room[:RECEIVERS] = _UNSET
         self._flags[block.segment, block.offset + RECEIVERS] = room[:RECEIVERS]

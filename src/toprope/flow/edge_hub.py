@@ -128,7 +128,7 @@ class Hub:
         self._asleep = False
         self._woken = 0
         self._looked = 0
-        self._spins = Spins()
+        self._spins, self._forewarned = Spins(), Spins()
         self.links: list[Any] = []
         """The receiving ends of links (`toprope.flow.edge.InLink`)."""
         self.arrived: Callable[[], None] = lambda: None
@@ -173,6 +173,11 @@ class Hub:
             peer.bell.ring()
         else:
             peer.channel.send(Kind.WAKE, 0)
+
+    def forewarn(self, peer: Peer) -> None:
+        """A peer will be given something in a moment: where it sleeps, it wakes up meanwhile."""
+        if peer.bell is not None:
+            peer.bell.ring()
 
     def tell_all(self, kind: int, meta: Any = None, parts: Sequence[Any] = ()) -> None:
         """Send a message to all other processes; two of them may have two sockets between them."""
@@ -244,14 +249,10 @@ class Hub:
         if timeout <= 0:
             found = self._poll.poll(0)
         else:
-            found = []
-            if self._spins.is_worth_it():
-                looked = self._spin(woken, now)
-                self._spins.ended(is_hit=looked != [])
-                if looked is None:
-                    return
-                found = looked
-            found = found or self._lie_down(woken, timeout)
+            looked = self._await(woken, timeout)
+            if looked is None:
+                return
+            found = looked
         if found:
             self._take_in(found)
         for peer in self._peers.values():
@@ -269,16 +270,32 @@ class Hub:
             self.arrived()
         return found
 
-    def _spin(self, woken: int, since: int) -> list[tuple[int, int]] | None:
+    def _await(self, woken: int, timeout: float) -> list[tuple[int, int]] | None:
+        """Wait for something: what the sockets have; None where there is other news."""
+        found = self._spin(self._spins, woken)
+        if found == []:
+            found = self._lie_down(woken, timeout)
+            if [file for file, _ in found] == [self._bell.fileno()] and self._woken == woken and not self._drain():
+                # woken before there is anything: it is on its way
+                self._bell.clear()
+                found = self._spin(self._forewarned, woken)
+        return found
+
+    def _spin(self, spins: Spins, woken: int) -> list[tuple[int, int]] | None:
         """Look again for a moment: what the sockets have; None where there is other news."""
-        until, turn = since + SPIN_NS, 0
-        while time.perf_counter_ns() < until:
+        if not spins.is_worth_it():
+            return []
+        found: list[tuple[int, int]] | None = []
+        until, turn = time.perf_counter_ns() + SPIN_NS, 0
+        while time.perf_counter_ns() < until and not found:
             if self._drain() or self._woken != woken:
-                return None
+                found = None
+                break
             turn += 1
-            if turn % 16 == 0 and (found := self._poll.poll(0)):
-                return found
-        return []
+            if turn % 16 == 0:
+                found = self._poll.poll(0)
+        spins.ended(is_hit=found != [])
+        return found
 
     def _lie_down(self, woken: int, timeout: float) -> list[tuple[int, int]]:
         """Sleep until something comes; whoever has something for this process knocks meanwhile."""

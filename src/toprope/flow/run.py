@@ -183,7 +183,7 @@ class Runner:
                 message = values[input]
                 message.head.transaction_id = ids[input]
                 if message.kind == TORCH:
-                    sealed += [(link, self._codec.seal(message, 1, link.on_host), 0) for link in row]
+                    sealed += [(link, self._codec.seal(message, 1, link.on_host, link.forewarn), 0) for link in row]
                 else:
                     one = self._codec.seal(message, len(row), on_host=True)
                     sealed += [(link, one, place) for place, link in enumerate(row)]

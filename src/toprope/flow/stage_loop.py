@@ -92,7 +92,7 @@ class Outlet:
     def _send(self, message: Message, target: OutLink | InQueue) -> None:
         if isinstance(target, OutLink):
             # sealed first: the work on a card is waited for, and copied to the host, while others make room
-            sealed = self._codec.seal(message, 1, target.on_host)
+            sealed = self._codec.seal(message, 1, target.on_host, target.forewarn)
             target.wait(None)
             target.send(sealed, 0)
         else:
