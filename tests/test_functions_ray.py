@@ -1,5 +1,6 @@
 """Functions on a Ray of two nodes on this machine, with two simulated cards each: masks 0,1 and 2,3."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -383,6 +384,67 @@ def test_pairs_labels_and_the_end_of_ones_own(backend):
         assert caught.value.code == 1007
         assert until(lambda: not alive(pid))
     assert len(nodes) == 2
+
+
+@contextlib.contextmanager
+def pipeline(folder, **options):
+    """Three stages, two of them on two nodes: the graph and its input."""
+    import flow_far
+    from toprope import flow as df
+
+    left = set(os.listdir("/dev/shm"))
+    with contextlib.chdir(folder):
+        df.init({})
+        data = df.FlowData()
+        last = flow_far.described.fnode()(flow_far.Shifted.fnode(1).forward(flow_far.doubled.fnode()(data)))
+        with df.FlowGraph([last], **options) as graph:
+            yield graph, data
+        df.finalize()
+    assert until(lambda: set(os.listdir("/dev/shm")) <= left)
+
+
+def test_a_pipeline_runs_over_both_nodes(backend, tmp_path):
+    import torch
+
+    with pipeline(tmp_path) as (graph, data):
+        sizes = [(13 if number == 7 else 30_000) if number % 2 else 5 for number in range(30)]
+        for number, size in enumerate(sizes):
+            assert graph.feed({data: torch.full((size,), float(number))}) == 0, graph.error
+        assert graph.drain(60)
+        for number, size in enumerate(sizes):
+            result = graph.fetch_result(timeout=60_000)
+            if size == 13:
+                assert repr(result.error) == "ValueError('thirteen')"
+                continue
+            found = result.get()[0]
+            assert torch.equal(torch.as_tensor(found["values"]), torch.full((size,), number * 2 + 1.0))
+            assert found["big"] == bytes(100_000)
+        edges = {(each.source, each.target): each for each in graph.metrics()}
+        crossing = edges["doubled_fnode", "Shifted_fnode"]
+        assert (crossing.messages, crossing.to_host, crossing.shared) == (30, 29, 0)
+        book = graph._runner._hosts.book
+        assert book["stage-0-0"].node != book["stage-1-0"].node
+
+
+@pytest.mark.soak
+def test_stages_on_other_nodes_hang_and_die(backend, tmp_path):
+    """Their input fails alone, and another process stands in."""
+    import torch
+
+    with pipeline(tmp_path, deadline_ms=4000) as (graph, data):
+        for number in (-1, 2, 3):
+            assert graph.feed({data: torch.full((11,), float(number))}) == 0, graph.error
+        results = [graph.fetch_result(timeout=60_000) for _ in range(3)]
+        assert (results[0].code, str(results[0].error)) == (
+            545601, "stage Shifted_fnode has worked on input 1 for more than its deadline of 4000 ms",
+        )  # fmt: skip
+        assert [each.get()[0]["sum"] for each in results[1:]] == [55, 77]
+        pids = graph._runner.pids()
+        for name in ("doubled_fnode", "Shifted_fnode"):
+            os.kill(pids[name], signal.SIGKILL)
+            assert until(lambda name=name: graph._runner.pids()[name] not in (0, pids[name]), 30)
+            assert graph.feed({data: torch.ones(11)}) == 0
+            assert graph.fetch_result(timeout=60_000).get()[0]["sum"] == 33
 
 
 def test_a_detached_instance_outlives_its_session_and_others_do_not(backend, session):

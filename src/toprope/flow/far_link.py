@@ -1,8 +1,8 @@
 """An edge between processes on two machines: as `toprope.flow.edge`, but all of it goes over the socket.
 
 The sender's page is its own, and the receiver tells what it would write there. Payloads travel in the message. Should
-the receiver die, it may have taken more than it had told: what it is sent again is marked, and whoever has had the
-results already drops them.
+the receiver die, it may have taken more than the sender has been told: what is sent again is marked, and whoever has
+had the results already drops them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FarInLink(InLink):
         self._hub = hub
         self._name = (~key[0], key[1], key[2])
         self._step = max(1, queue.depth // 8)
-        self._told = (0, 0)
+        self._told = 0
 
     def drain(self) -> bool:
         """Move what has come into the queue; whether there was anything."""
@@ -124,12 +124,11 @@ class FarInLink(InLink):
         return True
 
     def take(self, hub: Hub, transaction: int) -> None:
-        """A message was taken."""
+        """A message was taken; told at once, or what kills this process would be sent to the next one too."""
         self.taken += 1
         self._begun.append(transaction)
         self.page.cells[TAKEN] = self.taken
-        if self.taken - self._told[0] >= self._step:
-            self._tell()
+        self._tell()
 
     def finish(self) -> None:
         """All that was taken is done with."""
@@ -143,12 +142,12 @@ class FarInLink(InLink):
 
     def _finished(self) -> None:
         done = self.page.cells[DONE]
-        if done != self._told[1] and (done - self._told[1] >= self._step or not len(self.queue)):
+        if done != self._told and (done - self._told >= self._step or not len(self.queue)):
             self._tell()
 
     def _tell(self) -> None:
         figures = tuple(self.page.cells[cell] for cell in TOLD)
-        self._told = figures[0], figures[1]
+        self._told = self.page.cells[DONE]
         try:
             self._hub.send(self.peer, CREDIT, 0, (self._name, figures))
         except Closed:

@@ -223,7 +223,9 @@ class Hosts:
 
     def _kill(self, host: _Running) -> None:
         if self._is_far(host.name):
-            current.backend().terminate(host.id, False)
+            # it is given a moment to end by itself, for which this thread does not wait
+            end = current.backend().terminate
+            threading.Thread(target=end, args=(host.id, False), name="flow end", daemon=True).start()
         elif host.pid and not host.ended:
             try:
                 os.kill(host.pid, signal.SIGKILL)
