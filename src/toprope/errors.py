@@ -10,6 +10,7 @@
     │   ├── DeviceNameError       a device's name cannot be read, or no backend has that kind of device
     │   ├── PlanError             limits for streams or places in memory cannot be planned, or a plan cannot be read
     │   ├── ScheduleError         a schedule of streams and operators cannot be read, or makes no sense
+    │   ├── PageError             a tensor cannot be stored in few bits, or a page cannot be read
     │   ├── SeedError             a seed of random numbers cannot be used
     │   └── WeightsError          a file holds no weights that can be loaded
     ├── EnvironmentProblem        the machine lacks something
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceUnavailableError",
     "EnvironmentProblem",
     "InstallError",
+    "PageError",
     "PlanError",
     "ProgramError",
     "ScheduleError",
@@ -153,6 +155,12 @@ class PlanError(UsageError):
     """Limits for streams or a model's places in memory cannot be planned for want of room, or a plan cannot be read."""
 
     page = "docs/errors/plan.md"
+
+
+class PageError(UsageError):
+    """A tensor cannot be stored as a page of few bits, or a page cannot be read or does not fit what it is used for."""
+
+    page = "docs/errors/page.md"
 
 
 class SeedError(UsageError):

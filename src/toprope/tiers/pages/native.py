@@ -1,0 +1,115 @@
+"""The kernels as functions of Python."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+import torch
+
+from toprope.errors import BuildError, PageError
+from toprope.tiers.pages import build
+from toprope.tiers.pages.page import Page
+
+__all__ = ["PATHS", "Kernels", "kernels", "why_none"]
+
+PATHS = ("portable", "avx2", "avx512", "avx512_bf16")
+"""Names of the sets of instructions that kernels are compiled for, the best last."""
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_STREAM_BYTES = 8 * 2**20  # more than this goes past the cache, as large copies do
+_log = logging.getLogger("toprope")
+
+
+class _Page(ctypes.Structure):
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("global_scale", c_void_p),
+        ("format", c_int32),
+    )
+
+
+class Kernels:
+    """The shared object.
+
+    Attributes:
+        paths: names of the sets of instructions that this CPU can run, the best last.
+    """
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        library.tp_paths.argtypes = []
+        self._decode = library.tp_decode
+        self._decode.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int]
+        self._multiply = library.tp_multiply
+        self._multiply.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int]
+        found = library.tp_paths()
+        self.paths = tuple(name for number, name in enumerate(PATHS) if found >> number & 1)
+
+    def decode(self, page: Page, out: torch.Tensor, path: str | None = None) -> None:
+        """Write the values of a page to a contiguous fp32 or bf16 tensor of the CPU."""
+        stream = out.nbytes > _STREAM_BYTES
+        self._check(
+            self._decode(
+                ctypes.byref(_described(page)), out.data_ptr(), _TYPES[out.dtype], self._number(path),
+                torch.get_num_threads(), stream,
+            )
+        )  # fmt: skip
+
+    def multiply(
+        self, page: Page, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, path: str | None = None
+    ) -> None:
+        """Write x @ page.T + bias to `out`; all contiguous, on the CPU and of one dtype, fp32 or bf16."""
+        self._check(
+            self._multiply(
+                ctypes.byref(_described(page)), x.data_ptr(), x.shape[0], None if bias is None else bias.data_ptr(),
+                out.data_ptr(), _TYPES[out.dtype], self._number(path), torch.get_num_threads(),
+            )
+        )  # fmt: skip
+
+    def _number(self, path: str | None) -> int:
+        return PATHS.index(self.paths[-1] if path is None else path)
+
+    def _check(self, status: int) -> None:
+        if status == 1:
+            raise PageError("this CPU cannot run these kernels.", do=f"use one of {', '.join(self.paths)}")
+        if status != 0:
+            raise MemoryError("no memory for the activations of a product with a page")
+
+
+def _described(page: Page) -> _Page:
+    return _Page(
+        page.codes.data_ptr(),
+        page.scales.data_ptr(),
+        page.rows,
+        page.columns,
+        None if page.global_scale is None else page.global_scale.data_ptr(),
+        page.format.number,
+    )
+
+
+@cache
+def _loaded() -> tuple[Kernels | None, str]:
+    try:
+        return Kernels(str(build.ensure())), ""
+    except BuildError as error:
+        _log.warning("pages are decoded by torch, many times slower than by kernels of their own: %s", error)
+        return None, error.what
+    except OSError as error:
+        _log.warning("pages are decoded by torch, many times slower than by kernels of their own: %s", error)
+        return None, f"the kernels cannot be loaded: {error}"
+
+
+def kernels() -> Kernels | None:
+    """The kernels, built now where they never were; None, after one warning in the log, where they cannot be."""
+    return _loaded()[0]
+
+
+def why_none() -> str:
+    """Why there are no kernels; empty where there are."""
+    return _loaded()[1]
