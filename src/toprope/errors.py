@@ -17,6 +17,11 @@
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
     │   ├── CardError             a real card was asked for and there is none
     │   ├── TierCapacityError     a level of memory has not the room that was asked of it
+    │   ├── TierError             what lies in a tier cannot be moved
+    │   │   ├── TierBusyError     no place on the device becomes free, or a transfer does not end
+    │   │   ├── TierChangedError  a file of weights is not the one that it was
+    │   │   ├── TierReadError     weights cannot be read from where they lie
+    │   │   └── TierWriteError    a file for what does not fit into memory cannot be written
     │   └── DeviceError           a device cannot do what was asked for
     │       ├── DeviceIndexError              there are devices of this kind, but none of this index
     │       ├── DeviceMaskError               the mask of cards was changed after one was given out
@@ -58,7 +63,12 @@ __all__ = [
     "SettingError",
     "SimulatorError",
     "SizeError",
+    "TierBusyError",
     "TierCapacityError",
+    "TierChangedError",
+    "TierError",
+    "TierReadError",
+    "TierWriteError",
     "TopropeError",
     "UnknownChipError",
     "UnsupportedError",
@@ -197,6 +207,34 @@ class TierCapacityError(EnvironmentProblem):
     """A level of memory has not the room that was asked of it: for a tensor, or for the level itself."""
 
     page = "docs/errors/tier-capacity.md"
+
+
+class TierError(EnvironmentProblem):
+    """What lies in a tier, such as weights on a disk, cannot be moved."""
+
+
+class TierBusyError(TierError):
+    """No place on the device becomes free for what is needed next, or a transfer does not end in its time."""
+
+    page = "docs/errors/tier-busy.md"
+
+
+class TierChangedError(TierError):
+    """A file of weights is not the one that it was: somebody wrote to it, replaced it or took it away."""
+
+    page = "docs/errors/tier-changed.md"
+
+
+class TierReadError(TierError):
+    """Weights cannot be read from where they lie: the disk has an error, or the file is cut short."""
+
+    page = "docs/errors/tier-read.md"
+
+
+class TierWriteError(TierError):
+    """A file for what does not fit into memory cannot be made or written."""
+
+    page = "docs/errors/tier-write.md"
 
 
 class DeviceError(EnvironmentProblem):
