@@ -14,21 +14,19 @@ import argparse
 import json
 import logging
 import os
-import statistics
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("TOPROPE_SIM", "910B4x1")
 
 import numpy as np
 import torch
-from parts.processes import memory, processor_time
+from parts.processes import memory
+from parts.turns import Measure, Row, Work, one_by_one, several
 
 from toprope import flow
 
@@ -96,7 +94,7 @@ class Ours:
         deepest = 0
         for number in range(count):
             self._fetch()
-            if number % 100 == 0:
+            if number % 20 == 0:
                 deepest = max([deepest, *(each.depth for each in self._graph.metrics())])
         feeding.join()
         return deepest
@@ -179,94 +177,6 @@ class Rays:
             self._ray.kill(actor)
 
 
-Side = Ours | Rays
-
-
-@dataclass
-class Row:
-    """One comparison; microseconds for each input.
-
-    Attributes:
-        name: what is done.
-        limit: our time must be at most so many times Ray's; None for no target.
-        ours, ray: a time for each round.
-        our_processor, rays_processor: of driver and stages, for each input and round.
-    """
-
-    name: str
-    limit: float | None = None
-    ours: list[float] = field(default_factory=list)
-    ray: list[float] = field(default_factory=list)
-    our_processor: list[float] = field(default_factory=list)
-    rays_processor: list[float] = field(default_factory=list)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing to measure it against."""
-        if self.limit is None or not self.ray:
-            return None
-        return statistics.median(self.ours) <= self.limit * statistics.median(self.ray)
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("ours", "ray", "our_processor", "rays_processor")
-        times = {name: statistics.median(found) if (found := getattr(self, name)) else None for name in names}
-        return {"name": self.name, "limit": self.limit, **times, "met": self.met}
-
-
-Measure = Callable[[Side], tuple[float, int]]
-"""Gives the time of an input, and how many there were."""
-
-
-@dataclass
-class Work:
-    """What a row measures: our side, Ray's where it takes part, and what both do."""
-
-    row: Row
-    ours: Ours
-    rays: Rays | None
-    measure: Measure
-
-    def turn(self, counts: bool) -> None:
-        """Measure each side once."""
-        row = self.row
-        sides = [(self.ours, row.ours, row.our_processor), (self.rays, row.ray, row.rays_processor)]
-        for side, times, processor in sides:
-            if side is None:
-                continue
-            before = processor_time(side.pids())
-            found, inputs = self.measure(side)
-            if counts:
-                times.append(found)
-                processor.append((processor_time(side.pids()) - before) / inputs * 1e6)
-
-
-def one_by_one(is_large: bool, count: int) -> Measure:
-    """The median time of an input that has the pipeline for itself."""
-
-    def measure(side: Side) -> tuple[float, int]:
-        value = side.value(is_large)
-        times = []
-        for _ in range(count):
-            begin = time.perf_counter_ns()
-            side.once(value)
-            times.append((time.perf_counter_ns() - begin) / 1000)
-        return statistics.median(times), count
-
-    return measure
-
-
-def several(is_large: bool, count: int) -> Measure:
-    """The time of an input where several are under way."""
-
-    def measure(side: Side) -> tuple[float, int]:
-        value = side.value(is_large)
-        begin = time.perf_counter_ns()
-        side.pipelined(value, count)
-        return (time.perf_counter_ns() - begin) / 1000 / count, count
-
-    return measure
-
-
 class Chains:
     """The rows of a chain of so many stages.
 
@@ -280,7 +190,7 @@ class Chains:
         self._name = f"{hops} stages" if hops > 1 else "1 stage"
         self._few = max(3, int(INPUTS * share))
         self._many = max(3, int(PIPELINED * share))
-        self._sides: list[Side] = []
+        self._sides: list[Ours | Rays] = []
         self.work: list[Work] = []
         plain = Ours(hops)
         rays = Rays(ray, hops) if ray is not None else None
@@ -349,7 +259,7 @@ def growth(count: int) -> Growth:
     """Feed as fast as there is room, and fetch."""
     side = Ours(3)
     value = torch.zeros(100_000, dtype=torch.uint8)
-    side.flooded(value, max(500, count // 10))  # memory that is kept to be used again is there afterwards
+    side.flooded(value, max(30, count // 5))  # memory that is kept to be used again is there afterwards
     before = memory(side.pids())
     depth = side.flooded(value, count)
     after = memory(side.pids())
@@ -400,12 +310,15 @@ def main() -> int:
     parser.add_argument("--without-ray", action="store_true", help="ours alone")
     parser.add_argument("--share", type=float, default=1.0, help="of the inputs of a whole measurement")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds that count")
+    parser.add_argument(
+        "--growth", type=int, default=0, help=f"inputs of the test of memory ({GROWTH}, or the share of it)"
+    )
     arguments = parser.parse_args()
     ray = None if arguments.without_ray else started_ray()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # stages have a folder each, where the program is
         rows = compare(ray, arguments.share, arguments.rounds)
-        grown = growth(max(500, int(GROWTH * arguments.share)))
+        grown = growth(arguments.growth or max(30, int(GROWTH * arguments.share)))
         flow.finalize()
         os.chdir("/")
     if arguments.json:
