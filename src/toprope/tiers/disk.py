@@ -1,0 +1,245 @@
+"""Reading parts of files past the page cache, or from it where they lie in it.
+
+A file is known by its inode, size and time of change: what has changed since it was opened is not read. Direct reads
+need offsets, lengths and addresses that are multiples of the disk's blocks; a worker's own buffer helps where they are
+not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from toprope.errors import TierChangedError, TierReadError
+from toprope.tiers.memory import as_buffer, move
+
+__all__ = ["BLOCK", "Buffer", "DiskFile"]
+
+BLOCK = 4096
+"""Bytes that direct reads and writes are rounded to, unless the disk is known to take less."""
+
+
+class Buffer:
+    """Memory that a worker reads into where it cannot read into its destination. Aligned to pages.
+
+    Args:
+        address: where it begins.
+        nbytes: how much.
+        keep: what keeps the memory alive.
+    """
+
+    def __init__(self, address: int, nbytes: int, keep: object) -> None:
+        self.address, self.nbytes, self._keep = address, nbytes, keep
+        self.view = as_buffer(address, nbytes)
+
+
+class DiskFile:
+    """A file that weights are read from.
+
+    Args:
+        path: for errors, and to look whether it is still the same.
+        descriptor: where it was opened already and has no name any more; it is closed with this.
+
+    Raises:
+        TierReadError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+        self.path = Path(path)
+        self.named = descriptor is None
+        self._direct = -1
+        try:
+            self._plain = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
+            status = os.fstat(self._plain)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.size = status.st_size
+        self._identity = status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
+        # The system tells only an owner which of a file's pages are in memory.
+        self._told = status.st_uid == os.geteuid() or os.geteuid() == 0 or os.access(self._plain, os.W_OK)
+        self.block = BLOCK
+        self._open_direct()
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads can go past the page cache."""
+        return self._direct >= 0
+
+    def _open_direct(self) -> None:
+        try:
+            self._direct = os.open(f"/proc/self/fd/{self._plain}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return
+        with mmap.mmap(-1, 4 * BLOCK) as area:
+            view = memoryview(area)
+            for block in (512, BLOCK):
+                try:
+                    os.preadv(self._direct, [view[block : 2 * block]], 0)
+                except OSError:
+                    continue
+                finally:
+                    self.block = block
+                view.release()
+                return
+            view.release()
+        os.close(self._direct)
+        self._direct = -1
+
+    def check(self) -> None:
+        """Raise if it is not the file that it was.
+
+        Raises:
+            TierChangedError: it was written to, replaced or taken away.
+        """
+        if not self.named:
+            return
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise TierChangedError(
+                f"{self.path.name} is gone: {error.strerror}.",
+                looked_at=str(self.path),
+                do="put it back, or attach the model again",
+            ) from error
+        now = status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
+        if now != self._identity:
+            told = f"size {self._identity[2]}, now {now[2]}"
+            if now[2] == self._identity[2]:
+                told = "another file" if now[:2] != self._identity[:2] else "its time of change"
+            raise TierChangedError(
+                f"{self.path.name} has changed since the model was attached.",
+                looked_at=f"{self.path}: {told}",
+                do="attach the model again",
+            )
+
+    def cached(self, offset: int, nbytes: int) -> bool:
+        """Whether all of it lies in the page cache."""
+        if not self._told or nbytes <= 0:
+            return False
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        length = offset + nbytes - start
+        libc = _libc()
+        address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, self._plain, start)
+        if address in (None, _FAILED):
+            return False
+        pages = -(-length // mmap.PAGESIZE)
+        there = ctypes.create_string_buffer(pages)
+        try:
+            if libc.mincore(address, length, there):
+                return False
+        finally:
+            libc.munmap(address, length)
+        # The lowest bit of each byte; the others are not defined, and are 0 in Linux.
+        return there.raw.count(b"\0") == 0
+
+    def read(self, offset: int, nbytes: int, target: int, buffer: Buffer) -> tuple[int, bool]:
+        """Read into the host's memory.
+
+        Args:
+            offset: from the start of the file.
+            nbytes: how many; with what rounding adds, no more than the buffer has.
+            target: an address.
+            buffer: of this thread.
+
+        Returns:
+            Bytes that came from the disk, and whether they went past the page cache.
+
+        Raises:
+            TierReadError: the disk has an error, or the file ends before.
+        """
+        if not nbytes:
+            return 0, False
+        try:
+            if not self.direct or self.cached(offset, nbytes):
+                was_cached = self.direct
+                self._fill(self._plain, as_buffer(target, nbytes), offset, nbytes)
+                if not was_cached:
+                    os.posix_fadvise(self._plain, offset, nbytes, os.POSIX_FADV_DONTNEED)
+                return (0 if was_cached else nbytes), False
+            return self._read_direct(offset, nbytes, target, buffer), True
+        except OSError as error:
+            raise self._failed(error, offset, nbytes) from error
+
+    def _read_direct(self, offset: int, nbytes: int, target: int, buffer: Buffer) -> int:
+        block = self.block
+        start, stop = offset // block * block, -(-(offset + nbytes) // block) * block
+        if (target - offset) % block == 0 and nbytes >= 4 * block:
+            # Whole blocks go where they belong; what is left at both ends goes through the buffer.
+            first, last = -(-offset // block) * block, (offset + nbytes) // block * block
+            self._fill(self._direct, as_buffer(target + first - offset, last - first), first, last - first)
+            if first > offset:
+                self._fill(self._direct, buffer.view[:block], start, first - start)
+                move(target, buffer.address + offset - start, first - offset)
+            if last < offset + nbytes:
+                self._fill(self._direct, buffer.view[:block], last, offset + nbytes - last)
+                move(target + last - offset, buffer.address, offset + nbytes - last)
+            return stop - start
+        self._fill(self._direct, buffer.view[: stop - start], start, offset + nbytes - start)
+        move(target, buffer.address + offset - start, nbytes)
+        return stop - start
+
+    def read_aside(self, offset: int, nbytes: int, buffer: Buffer) -> tuple[int, int, bool]:
+        """Read into the buffer, for what goes elsewhere from there.
+
+        Returns:
+            Where in the buffer it begins; bytes that came from the disk, and whether past the page cache.
+
+        Raises:
+            TierReadError: as for `read`.
+        """
+        if not self.direct or self.cached(offset, nbytes):
+            return (0, *self.read(offset, nbytes, buffer.address, buffer))
+        start, stop = offset // self.block * self.block, -(-(offset + nbytes) // self.block) * self.block
+        try:
+            self._fill(self._direct, buffer.view[: stop - start], start, offset + nbytes - start)
+        except OSError as error:
+            raise self._failed(error, offset, nbytes) from error
+        return offset - start, stop - start, True
+
+    def _fill(self, descriptor: int, view: memoryview, offset: int, least: int) -> None:
+        """Read until so many bytes are there."""
+        got = 0
+        while got < least:
+            count = os.preadv(descriptor, [view[got:] if got else view], offset + got)
+            # A direct read that ends within a block has come to the end of the file.
+            if count <= 0 or (got + count < least and descriptor == self._direct and count % self.block):
+                raise TierReadError(
+                    f"{self.path.name} ends before the weights that should be in it.",
+                    looked_at=f"{self.path}: at byte {offset + got}; it had {self.size}",
+                    do="check that nobody writes to it, or download it again",
+                )
+            got += count
+
+    def _failed(self, error: OSError, offset: int = 0, nbytes: int = 0) -> TierReadError:
+        return TierReadError(
+            f"{self.path.name} cannot be read: {error.strerror}.",
+            looked_at=f"{self.path}" + (f", bytes {offset} to {offset + nbytes}" if nbytes else ""),
+            do="check the disk" if nbytes else "check the path and the rights",
+        )
+
+    def close(self) -> None:
+        """Close it."""
+        for descriptor in (self._plain, self._direct):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._plain = self._direct = -1
+
+
+_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+_found: list[Any] = []
+
+
+def _libc() -> Any:
+    if not _found:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+        ]  # fmt: skip
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        _found.append(libc)
+    return _found[0]

@@ -1,0 +1,181 @@
+"""Memory that weights come into: on the CPU with its address, on a device as a tensor; and tensors that have none."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from toprope.device import Device
+
+__all__ = ["Memory", "as_buffer", "move", "placeholder"]
+
+PAGE = mmap.PAGESIZE
+
+
+def as_buffer(address: int, nbytes: int) -> memoryview:
+    """Memory of the host as something that files are read into."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def move(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes between addresses of the host, without Python's lock."""
+    ctypes.memmove(target, source, nbytes)
+
+
+class Memory:
+    """A stretch of bytes.
+
+    Attributes:
+        tensor: the bytes, uint8.
+        address: on the host; None on a device that has memory of its own.
+    """
+
+    __slots__ = ("__weakref__", "address", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, address: int | None = None) -> None:
+        self.tensor, self.address = tensor, address
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Memory:
+        """The memory of a dense tensor, as bytes."""
+        count = tensor.nbytes
+        flat = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+        made = flat.view(torch.uint8) if count else torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return cls(made, made.data_ptr() if tensor.device.type == "cpu" else None)
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+        return self.tensor.numel()
+
+    @classmethod
+    def host(cls, nbytes: int, device: Device | None = None) -> Memory:
+        """Of the host, at the beginning of a page; pinned where the device has use for that."""
+        if device is not None and device.capabilities.pinned_memory:
+            made = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
+            made = made[-made.data_ptr() % PAGE :][:nbytes]
+            return cls(made, made.data_ptr())
+        return cls.several([nbytes])[0]
+
+    @classmethod
+    def several(cls, sizes: Sequence[int], alignment: int = PAGE) -> list[Memory]:
+        """Stretches of the host's memory one after another, each a storage of its own."""
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += -(-size // alignment) * alignment
+        area = mmap.mmap(-1, max(end, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                area.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:  # a kernel without huge pages
+                pass
+        view = memoryview(area)
+        found = []
+        for start, size in zip(starts, sizes, strict=True):
+            tensor = torch.frombuffer(view, dtype=torch.uint8, count=max(size, 1), offset=start)
+            found.append(cls(tensor[:size] if not size else tensor, tensor.data_ptr()))
+        return found
+
+    @classmethod
+    def on(cls, device: Device, nbytes: int) -> Memory:
+        """Of a device."""
+        if not device.capabilities.separate_memory:
+            return cls.host(nbytes)
+        return cls(torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device))
+
+    def part(self, start: int, stop: int) -> Memory:
+        """Some of it."""
+        return Memory(self.tensor[start:stop], None if self.address is None else self.address + start)
+
+    def fill(self, value: int) -> None:
+        """Every byte."""
+        if self.address is None:
+            self.tensor.fill_(value)
+        else:
+            ctypes.memset(self.address, value, self.nbytes)
+
+
+# Tensors without memory
+
+
+class _Nothing:
+    """A stretch of addresses whose every byte is 0xFF, in the memory of one small file; for reading only."""
+
+    _FILE = 4 * 2**20
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._areas: list[tuple[int, int]] = []
+        self._libc: Any = None
+        self._file = -1
+
+    def at_least(self, nbytes: int) -> tuple[int, int]:
+        """Address and size. It stays as long as the process: tensors may point there."""
+        with self._lock:
+            for address, size in self._areas:
+                if size >= nbytes:
+                    return address, size
+            return self._grow(nbytes)
+
+    def _grow(self, nbytes: int) -> tuple[int, int]:
+        if self._libc is None:
+            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._libc.mmap.restype = ctypes.c_void_p
+            self._libc.mmap.argtypes = [
+                ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+            ]  # fmt: skip
+            self._file = os.memfd_create("toprope-nothing", os.MFD_CLOEXEC)
+            os.truncate(self._file, self._FILE)
+            for _ in range(self._FILE >> 20):
+                os.write(self._file, b"\xff" * 2**20)
+        size = -(-nbytes // self._FILE) * self._FILE
+        size = max(size, 2 * max((each for _, each in self._areas), default=0))
+        reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+        address = self._map(None, size, reserve, -1)
+        for start in range(0, size, self._FILE):
+            self._map(address + start, self._FILE, mmap.MAP_SHARED | 0x10, self._file)  # MAP_FIXED
+        self._areas.append((address, size))
+        return address, size
+
+    def _map(self, address: int | None, size: int, flags: int, file: int) -> int:
+        found = self._libc.mmap(address, size, mmap.PROT_READ, flags, file, 0)
+        if found is None or found == 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1:
+            code = ctypes.get_errno()
+            raise MemoryError(f"mmap of {size} bytes: {os.strerror(code)}")
+        return int(found)
+
+
+_nothing = _Nothing()
+
+
+def placeholder(like: torch.Tensor, device: Device) -> torch.Tensor:
+    """A tensor with shape, strides and dtype, and no memory: what it holds cannot be read, or is NaN; not written to.
+
+    Args:
+        like: shape, strides and dtype; its values are not looked at.
+        device: where it is.
+    """
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    nbytes = extent * like.dtype.itemsize if like.numel() else 0
+    with torch.inference_mode(False), torch.no_grad():
+        if not device.capabilities.separate_memory or device.capabilities.simulated:
+            address, size = _nothing.at_least(max(nbytes, 1))
+            storage: Any = torch._C._construct_storage_from_data_pointer(address, device.torch_device, size)
+            made = torch.empty(0, dtype=like.dtype, device=device.torch_device)
+            made.set_(storage, 0, like.shape, like.stride())
+            torch._C._set_throw_on_mutable_data_ptr(made)
+            return made
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device.torch_device)
+        forbid = getattr(torch._C, "_set_storage_access_error_msg", None)
+        if forbid is not None:
+            forbid(made, "these weights are not on the device now: they are there while their module runs")
+        else:
+            made.untyped_storage().resize_(0)
+        return made

@@ -1,0 +1,321 @@
+"""Stores in memory and in a file: the same bytes for any tensor, budgets, and what goes wrong told at the next call."""
+
+import gc
+import os
+import random
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
+from toprope.tiers import disk as disk_module
+from toprope.tiers.disk import Buffer, DiskFile
+from toprope.tiers.extents import Extents
+from toprope.tiers.host import HostStore
+from toprope.tiers.memory import Memory, placeholder
+from toprope.tiers.spill import SpillStore
+from toprope.tiers.store import Stacked, Store
+from toprope.tiers.transfer import Load, Transfers
+
+MIB = 2**20
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.int64]
+
+
+@pytest.fixture
+def transfers():
+    made = Transfers()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["host", "disk", "stacked"])
+def store(request, transfers, tmp_path):
+    host, spill = HostStore(32 * MIB, transfers), SpillStore(tmp_path, 64 * MIB, transfers)
+    made = {"host": host, "disk": spill, "stacked": Stacked([HostStore(2 * MIB, transfers), spill])}[request.param]
+    yield made
+    made.close()
+    spill.close()
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    for dtype in DTYPES:
+        yield torch.randint(0, 2, (37, 41), generator=generator).to(dtype)
+    yield torch.tensor(3.5)
+    yield torch.empty(0, 4)
+    yield torch.randint(0, 255, (10, 5), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    yield torch.randn(3 * MIB // 4 + 13, generator=generator)
+
+
+def same(one, other):
+    return one.shape == other.shape and torch.equal(Memory.of(one).tensor, Memory.of(other).tensor)
+
+
+def empty(store):
+    """What was dropped is given back when its last write or read has ended."""
+    store.flush()
+    deadline = time.monotonic() + 10
+    while store.used and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.used == 0
+
+
+def test_any_tensor_comes_back_with_the_same_bytes(store):
+    assert isinstance(store, Store)
+    kept = {str(number): each for number, each in enumerate(tensors())}
+    for key, each in kept.items():
+        store.put(key, each)
+    for _ in range(2):  # on its way to the file, and from the file
+        for key, each in kept.items():
+            out = torch.empty_like(each)
+            store.read(key, out).wait()
+            assert same(out, each), (store.name, each.dtype)
+        store.flush()
+    changed = torch.randn(1000)
+    store.put("0", changed)
+    changed_before = changed.clone()
+    changed.zero_()
+    out = torch.empty(1000)
+    store.read("0", out).wait()
+    assert torch.equal(out, changed_before)
+    for key in kept:
+        store.drop(key)
+        assert not store.contains(key)
+    empty(store)
+    with pytest.raises(KeyError):
+        store.read("0", out)
+
+
+def test_no_room_is_a_typed_error_and_what_was_there_stays(store):
+    small = torch.arange(1000.0)
+    store.put("a", small)
+    with pytest.raises(TierCapacityError, match="room for"):
+        store.put("a", torch.empty(70 * MIB, dtype=torch.uint8))
+    out = torch.empty(1000)
+    store.read("a", out).wait()
+    assert torch.equal(out, small)
+
+
+def test_many_threads_mix_what_they_like(store):
+    failed = []
+
+    def work(number):
+        chosen = random.Random(number)
+        mine = {}
+        try:
+            for _ in range(60):
+                key = f"{number}/{chosen.randrange(5)}"
+                if key in mine and chosen.random() < 0.6:
+                    out = torch.empty_like(mine[key])
+                    store.read(key, out).wait()
+                    assert torch.equal(out, mine[key])
+                elif key in mine and chosen.random() < 0.3:
+                    store.drop(key)
+                    del mine[key]
+                else:
+                    mine[key] = torch.full((chosen.randrange(1, 300_000),), chosen.random())
+                    store.put(key, mine[key])
+            for key in mine:
+                store.drop(key)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed
+    empty(store)
+
+
+def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(transfers, tmp_path, monkeypatch):
+    store = SpillStore(tmp_path, 64 * MIB, transfers)
+    real, fail = os.pwritev, OSError(5, "Input/output error")
+
+    def broken(descriptor, buffers, offset):
+        raise fail
+
+    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", broken)
+    values = torch.randn(2 * MIB // 4)
+    store.put("a", values)
+    deadline = time.monotonic() + 10
+    while store._error is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    out = torch.empty_like(values)
+    with pytest.raises(TierWriteError, match="Input/output error"):
+        store.read("a", out)
+    store.read("a", out).wait()
+    assert torch.equal(out, values)
+    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", real)
+    store.put("a", values + 1)
+    store.flush()
+    store.read("a", out).wait()
+    assert torch.equal(out, values + 1)
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_a_typed_error(transfers, tmp_path, monkeypatch):
+    store = SpillStore(tmp_path, 2**40, transfers)
+
+    def full(descriptor, offset, length):
+        raise OSError(28, "No space left on device")
+
+    store.put("a", torch.arange(10))
+    monkeypatch.setattr("toprope.tiers.spill.os.posix_fallocate", full)
+    with pytest.raises(TierCapacityError, match="the disk is full"):
+        store.put("b", torch.empty(200 * MIB, dtype=torch.uint8))
+    out = torch.empty(10, dtype=torch.int64)
+    store.read("a", out).wait()
+    assert torch.equal(out, torch.arange(10))
+    store.close()
+
+
+def test_no_file_can_be_made_where_there_is_no_folder(transfers, tmp_path):
+    with pytest.raises(TierWriteError, match="No such file"):
+        SpillStore(tmp_path / "nowhere", MIB, transfers)
+
+
+# Files
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(random.Random(0).randbytes(300_000))
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    return path
+
+
+def buffer():
+    memory = Memory.host(MIB)
+    return Buffer(memory.address, memory.nbytes, memory)
+
+
+def test_any_part_of_a_file_is_read_to_any_address(file):
+    opened, aside, whole = DiskFile(file), buffer(), file.read_bytes()
+    os.posix_fadvise(opened._plain, 0, 0, os.POSIX_FADV_DONTNEED)
+    chosen = random.Random(1)
+    target = Memory.host(400_000)
+    ways = set()
+    for _ in range(200):
+        offset = chosen.randrange(len(whole))
+        nbytes = chosen.randrange(len(whole) - offset) if chosen.random() < 0.5 else min(700, len(whole) - offset)
+        at = chosen.choice([0, 1, 64, offset % 512, offset % 4096 + 4096])
+        target.fill(0)
+        _, direct = opened.read(offset, nbytes, target.address + at, aside)
+        ways.add(direct)
+        found = bytes(target.tensor.numpy())
+        assert found[at : at + nbytes] == whole[offset : offset + nbytes]
+        assert not any(found[:at]) and not any(found[at + nbytes :])
+        begin, _, _ = opened.read_aside(offset, nbytes, aside)
+        assert bytes(aside.view[begin : begin + nbytes]) == whole[offset : offset + nbytes]
+    if opened.direct:
+        assert True in ways
+        file.read_bytes()  # it is in the page cache now
+        assert opened.cached(0, len(whole))
+        assert opened.read(5, 1000, target.address, aside) == (0, False)
+    opened.close()
+
+
+def test_a_file_that_changed_is_told(file):
+    opened = DiskFile(file)
+    opened.check()
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(TierChangedError, match="its time of change"):
+        opened.check()
+    opened = DiskFile(file)
+    with file.open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(TierChangedError, match="now 300001"):
+        opened.check()
+    file.unlink()
+    with pytest.raises(TierChangedError, match="is gone"):
+        opened.check()
+    with pytest.raises(TierReadError, match="cannot be read"):
+        DiskFile(file)
+
+
+def test_a_file_cut_short_and_a_disk_with_an_error_are_told(file, monkeypatch):
+    opened, target = DiskFile(file), Memory.host(400_000)
+    os.truncate(file, 100_000)
+    with pytest.raises(TierReadError, match="ends before"):
+        opened.read(90_000, 50_000, target.address, buffer())
+
+    def broken(descriptor, buffers, offset):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk_module.os, "preadv", broken)
+    with pytest.raises(TierReadError, match="Input/output error") as caught:
+        opened.read(0, 1000, target.address, buffer())
+    assert "bytes 0 to 1000" in str(caught.value)
+
+
+# Parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40_000)), max_size=60))
+def test_stretches_never_overlap_and_all_comes_back(actions):
+    extents, taken = Extents(4096), []
+    for take, number in actions:
+        if take or not taken:
+            offset, size = extents.take(number), extents.rounded(number)
+            assert offset % 4096 == 0 and offset + size <= extents.end
+            assert all(offset + size <= other or other + extents.rounded(length) <= offset for other, length in taken)
+            taken.append((offset, number))
+        else:
+            extents.give_back(*taken.pop(number % len(taken)))
+        assert extents.used == sum(extents.rounded(length) for _, length in taken)
+    for each in taken:
+        extents.give_back(*each)
+    assert extents.used == 0
+    assert extents._at == ({0: extents.end} if extents.end else {})
+
+
+def test_an_error_waits_in_its_load_and_the_threads_go_on(transfers):
+    class Bad:
+        def run(self, worker, load):
+            raise TierReadError("gone.")
+
+    class Slow:
+        def run(self, worker, load):
+            time.sleep(0.01)
+
+    load = transfers.begin(Load("x", [Bad(), Slow(), Slow()]))
+    with pytest.raises(TierReadError):
+        load.wait()
+    transfers.begin(Load("y", [Slow()])).wait()
+    transfers.close()
+    with pytest.raises(TierError, match="closed"):
+        transfers.begin(Load("z", [Slow()]))
+
+
+def test_threads_end_with_their_owner():
+    made = Transfers()
+    threads = made._threads
+    del made
+    gc.collect()
+    for each in threads:
+        each.join(5)
+        assert not each.is_alive()
+
+
+def test_a_placeholder_has_a_shape_and_no_memory():
+    from toprope import device as devices
+
+    like = torch.empty_strided((2**14, 2**14), (1, 2**14), device="meta")
+    made = placeholder(like, devices.get("cpu"))
+    assert made.shape == like.shape and made.stride() == like.stride() and made.device.type == "cpu"
+    assert made[5, 7].isnan()
+    with pytest.raises(RuntimeError):
+        made.add_(1)
+    assert placeholder(torch.empty(0, 3), devices.get("cpu")).shape == (0, 3)
