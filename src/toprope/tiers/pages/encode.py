@@ -17,7 +17,7 @@ from toprope.tiers.pages.scales import quantise
 
 __all__ = ["encode"]
 
-_AT_ONCE = 2**18  # values that are worked on at a time: what they need in between fits in the cache
+_AT_ONCE = 2**15  # values that are worked on at a time: what they need fits in the cache, and torch takes one thread
 _E4M3_MAX = 448.0
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -44,8 +44,8 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search") -
         raise PageError(f"there is no rule {scale!r} for the scales of a page.", do="use search or reference")
     if tensor.dtype not in _DTYPES or tensor.is_sparse:
         raise PageError(f"a tensor of {tensor.dtype} cannot be stored in few bits.", do="convert it to float32 first")
-    source = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
-    ours = source.contiguous()
+    columns = tensor.shape[-1] if tensor.dim() else 1
+    ours = tensor.detach().reshape(tensor.numel() // columns if columns else 0, columns).contiguous()
     global_scale = _global_scale(ours, form) if form.has_global else None
     if form.bits == 8 or ours.numel() == 0:
         codes, scales = _rows(ours, form)
@@ -60,7 +60,7 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search") -
 def _global_scale(values: torch.Tensor, form: Format) -> torch.Tensor:
     """The fp32 of a tensor with which its largest block's scale is the largest that E4M3 has."""
     largest = torch.zeros((), device=values.device)
-    for part in _spans(values, form):
+    for part in _spans(values, form) if values.numel() else ():
         sizes = torch.linalg.vector_norm(part.float(), float("inf"), dim=-1)
         # a NaN or an infinity spoils its own block, not the tensor
         largest = torch.maximum(largest, torch.where(torch.isfinite(sizes), sizes, 0.0).max())
