@@ -31,15 +31,28 @@ def move(target: int, source: int, nbytes: int) -> None:
 class Memory:
     """A stretch of bytes.
 
-    Attributes:
+    Args:
         tensor: the bytes, uint8.
         address: on the host; None on a device that has memory of its own.
     """
 
-    __slots__ = ("__weakref__", "address", "tensor")
+    __slots__ = ("__weakref__", "_tensor", "_whole", "address", "nbytes")
 
     def __init__(self, tensor: torch.Tensor, address: int | None = None) -> None:
-        self.tensor, self.address = tensor, address
+        self._tensor: torch.Tensor | None = tensor
+        self._whole: tuple[Memory, int] | None = None
+        self.address = address
+        self.nbytes = tensor.numel()
+        """How many."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The bytes, uint8."""
+        if self._tensor is None:
+            assert self._whole is not None
+            whole, start = self._whole
+            self._tensor = whole.tensor[start : start + self.nbytes]
+        return self._tensor
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Memory:
@@ -48,11 +61,6 @@ class Memory:
         flat = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
         made = flat.view(torch.uint8) if count else torch.empty(0, dtype=torch.uint8, device=tensor.device)
         return cls(made, made.data_ptr() if tensor.device.type == "cpu" else None)
-
-    @property
-    def nbytes(self) -> int:
-        """How many."""
-        return self.tensor.numel()
 
     @classmethod
     def host(cls, nbytes: int, device: Device | None = None) -> Memory:
@@ -91,8 +99,12 @@ class Memory:
         return cls(torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device))
 
     def part(self, start: int, stop: int) -> Memory:
-        """Some of it."""
-        return Memory(self.tensor[start:stop], None if self.address is None else self.address + start)
+        """Some of it; on the host without a tensor until one is asked for, which would count as a view."""
+        made = Memory.__new__(Memory)
+        made.nbytes, made._whole = stop - start, (self, start)
+        made.address = None if self.address is None else self.address + start
+        made._tensor = self.tensor[start:stop] if self.address is None else None
+        return made
 
     def fill(self, value: int) -> None:
         """Every byte."""

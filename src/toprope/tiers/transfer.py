@@ -203,10 +203,19 @@ class _Queue:
                 if self.disturb is not None:
                     self.disturb()
             except BaseException as error:
-                load.finish(error)
+                load.finish(_bare(error))
             else:
                 load.finish()
             del found, load, chunk
+
+
+def _bare(error: BaseException) -> BaseException:
+    """The error without the frames that it came through, which would keep memory in use as long as somebody has it."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 class Transfers:

@@ -1,0 +1,211 @@
+"""A model as groups of weights: by blocks, such as the layers of a transformer, and by modules where there are none.
+
+A weight is a memory: parameters that are tied, or views of one memory, are one weight. What a module needs while it
+runs are its own parameters; a block brings those of all modules in it at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from toprope.tiers.blocks import is_dense
+from toprope.tiers.homes import Home
+from toprope.tiers.plan_model import Group, Kind, Member
+
+__all__ = ["Model", "Weight", "read_model"]
+
+_EXPERT = re.compile(r"(.*\bexperts\.\d+)\.")
+
+CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules that use parameters of the modules in them without calling those, and look for hooks to choose a path."""
+
+
+@dataclass(eq=False)
+class Weight:
+    """One memory that parameters have.
+
+    Attributes:
+        name: of the first parameter, as in the model's state_dict.
+        names: of all.
+        parameters: the parameters, which stay the objects that they are.
+        like: its shape, strides and dtype, on meta.
+        kind: for the planner.
+        home: where it lies between its uses; None where it stays on the device.
+        placeholder: what parameters hold between its uses.
+    """
+
+    name: str
+    names: list[str]
+    parameters: list[nn.Parameter]
+    like: torch.Tensor
+    kind: Kind
+    home: Home | None = None
+    placeholder: torch.Tensor | None = None
+    version: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of its values."""
+        return self.like.numel() * self.like.dtype.itemsize
+
+
+@dataclass
+class Model:
+    """A model, taken apart.
+
+    Attributes:
+        weights: by the name of their first parameter.
+        groups: for the planner, in the order in which they are defined, which is not known to be that of their uses.
+        owners: modules with parameters of their own: name, module, and the names of its weights.
+        blocks: modules that are a whole group: name and module.
+        left: parameters that are left where they are, as they are no plain dense tensors.
+    """
+
+    weights: dict[str, Weight] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    owners: list[tuple[str, nn.Module, list[str]]] = field(default_factory=list)
+    blocks: dict[str, nn.Module] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+
+def _identity(parameter: torch.Tensor) -> tuple[object, ...]:
+    if parameter.device.type == "meta":
+        return (id(parameter),)
+    storage = parameter.untyped_storage()
+    return (storage._cdata, parameter.storage_offset(), parameter.shape, parameter.stride(), parameter.dtype)
+
+
+def _plain(parameter: torch.Tensor) -> bool:
+    return (
+        type(parameter.data) is torch.Tensor
+        and parameter.layout is torch.strided
+        and not parameter.is_quantized
+        and not parameter.is_conj()
+        and not parameter.is_neg()
+        and parameter.numel() > 0
+        and is_dense(parameter)
+    )
+
+
+def read_model(model: nn.Module) -> Model:
+    """Take a model apart."""
+    found = Model()
+    by_identity: dict[tuple[object, ...], Weight] = {}
+    overlaps = _overlapping(model)
+    for prefix, module in model.named_modules():
+        mine: list[str] = []
+        for short, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{short}" if prefix else short
+            if not _plain(parameter) or id(parameter) in overlaps:
+                found.left.append(name)
+                continue
+            weight = by_identity.get(_identity(parameter))
+            if weight is None:
+                like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+                kind: Kind = "bias" if short.endswith("bias") else "norm" if parameter.dim() <= 1 else "weight"
+                weight = Weight(name, [], [], like, kind)
+                by_identity[_identity(parameter)] = weight
+                found.weights[name] = weight
+            weight.names.append(name)
+            if not any(parameter is each for each in weight.parameters):
+                weight.parameters.append(parameter)
+            mine.append(weight.name)
+        if mine:
+            found.owners.append((prefix, module, mine))
+    _group(model, found)
+    return found
+
+
+def _overlapping(model: nn.Module) -> set[int]:
+    """Parameters that share some of their memory with others, but not all of it."""
+    areas: dict[int, list[tuple[int, int, int, tuple[object, ...]]]] = defaultdict(list)
+    for parameter in model.parameters():
+        if parameter.device.type != "meta" and _plain(parameter):
+            start = int(parameter.storage_offset()) * parameter.itemsize
+            cdata = parameter.untyped_storage()._cdata
+            areas[cdata].append((start, start + int(parameter.nbytes), id(parameter), _identity(parameter)))
+    bad = set()
+    for area in areas.values():
+        for number, (start, stop, one, identity) in enumerate(area):
+            for other_start, other_stop, other, other_identity in area[number + 1 :]:
+                if identity != other_identity and start < other_stop and other_start < stop:
+                    bad |= {one, other}
+    return bad
+
+
+def _group(model: nn.Module, found: Model) -> None:
+    sizes = {name: weight.nbytes for name, weight in found.weights.items()}
+    total = sum(sizes.values())
+    names = [(prefix, name) for prefix, _, some in found.owners for name in some]
+    group_of = _blocks(names, sizes, total)
+    members: dict[str, dict[str, Member]] = {}
+    around = _around(found.owners, group_of)
+    for prefix, _, some in found.owners:
+        group = group_of[prefix]
+        for name in some:
+            weight = found.weights[name]
+            # What a module owns that runs other groups would have to stay through all of them.
+            kind: Kind = "buffer" if prefix in around else weight.kind
+            if kind == "buffer":
+                weight.kind = "buffer"
+            member = Member(f"{prefix}.{name}" if name in members.get(group, {}) else name, weight.nbytes, kind, name)
+            members.setdefault(group, {}).setdefault(name, member)
+    for name, some_members in members.items():
+        fixed = [
+            Member(each.name, each.bytes, found.weights[each.storage].kind, each.storage)
+            for each in some_members.values()
+        ]
+        found.groups.append(Group(name or "(model)", tuple(fixed)))
+    modules = dict(model.named_modules())
+    for name in members:
+        module = modules.get(name)
+        if name and module is not None and name not in around:
+            found.blocks[name] = module
+
+
+def _blocks(owned: Iterable[tuple[str, str]], sizes: dict[str, int], total: int) -> dict[str, str]:
+    """The group of each owner's name: the outermost block that is not most of the model, an expert, or itself."""
+    below: dict[str, int] = defaultdict(int)
+    prefixes: dict[str, list[str]] = {}
+    for prefix, name in owned:
+        if prefix not in prefixes:
+            prefixes[prefix] = list(_numbered(prefix))
+        for block in prefixes[prefix]:
+            below[block] += sizes[name]
+    found = {}
+    for prefix, blocks in prefixes.items():
+        expert = _EXPERT.match(prefix + ".")
+        if expert is not None:
+            found[prefix] = expert[1]
+            continue
+        small = [each for each in blocks if below[each] * 3 <= total]
+        found[prefix] = (small or blocks[-1:] or [prefix])[0]
+    return found
+
+
+def _numbered(prefix: str) -> Iterator[str]:
+    """ "model.layers.3" and "model.layers.3.mlp.4" of "model.layers.3.mlp.4.up"."""
+    parts = prefix.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            yield ".".join(parts[: place + 1])
+
+
+def _around(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
+    """Owners, and groups, whose module has modules of other groups in it."""
+    prefixes = list(group_of)
+    found = set()
+    for prefix in {*prefixes, *group_of.values()}:
+        inner = [each for each in prefixes if each != prefix and (not prefix or each.startswith(prefix + "."))]
+        mine = group_of.get(prefix, prefix)
+        if any(group_of[each] != mine for each in inner) or not prefix:
+            found.add(prefix)
+    return found

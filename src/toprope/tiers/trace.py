@@ -1,0 +1,100 @@
+"""In which order groups are used, step by step: what was seen, and what is expected next. Pure."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+__all__ = ["Order", "Trace"]
+
+
+class Order:
+    """A step's uses, which repeat.
+
+    Args:
+        uses: names in their order; the same name twice in a row is one use.
+    """
+
+    def __init__(self, uses: Iterable[str]) -> None:
+        self.uses: list[str] = []
+        for each in uses:
+            if not self.uses or self.uses[-1] != each:
+                self.uses.append(each)
+        self.places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, each in enumerate(self.uses):
+            self.places[each].append(place)
+        self.at = 0
+        """The place of the next use."""
+        self.missed = 0
+        """Uses that came otherwise than expected."""
+
+    def __len__(self) -> int:
+        return len(self.uses)
+
+    def restart(self) -> None:
+        """A step begins."""
+        self.at = 0
+
+    def advance(self, use: str) -> None:
+        """This is used now: what comes next follows it."""
+        places = self.places.get(use)
+        if places is None:
+            self.missed += 1
+            return
+        count = len(self.uses)
+        if self.uses[self.at % count] == use:
+            self.at = (self.at + 1) % count
+            return
+        if self.uses[self.at - 1] == use:  # again
+            return
+        self.missed += 1
+        found = bisect_left(places, self.at)
+        self.at = (places[found] + 1 if found < len(places) else places[0] + 1) % count
+
+    def distance(self, use: str) -> int:
+        """How many uses from now until this one; more than a step where it is not known."""
+        places = self.places.get(use)
+        count = len(self.uses)
+        if not places:
+            return 2 * count + 1
+        found = bisect_left(places, self.at)
+        return places[found] - self.at if found < len(places) else places[0] + count - self.at
+
+    def upcoming(self, wanted: Collection[str], most: int) -> list[str]:
+        """The next different ones of these, as many as `most`, in the order of their use."""
+        found: dict[str, None] = {}
+        count = len(self.uses)
+        for step in range(count):
+            each = self.uses[(self.at + step) % count]
+            if each in wanted and each not in found:
+                found[each] = None
+                if len(found) == most:
+                    break
+        return list(found)
+
+
+class Trace:
+    """What one step did: uses, forward or backward, and how long each computed."""
+
+    def __init__(self) -> None:
+        self.uses: list[tuple[str, bool]] = []
+        self.seconds: list[float] = []
+        self._since = 0.0
+
+    def enter(self, name: str, backward: bool) -> None:
+        """A group is on the device, and is used from now on."""
+        now = time.perf_counter()
+        if self.uses and self.uses[-1] == (name, backward):
+            self._since = now
+            return
+        self.uses.append((name, backward))
+        self.seconds.append(0.0)
+        self._since = now
+
+    def leave(self) -> None:
+        """It is not used any more, or something else is waited for."""
+        if self.uses and self._since:
+            self.seconds[-1] += time.perf_counter() - self._since
+        self._since = 0.0
