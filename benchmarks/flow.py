@@ -52,7 +52,7 @@ def same(value: Any) -> Any:
     return value
 
 
-@flow.npu_model
+@flow.npu_model(resources={"num_cpus": 1})  # the simulated card computes on the CPU, with as many threads
 def same_on_card(value: torch.Tensor) -> torch.Tensor:
     return value
 

@@ -394,21 +394,23 @@ def test_a_masked_stage_sees_its_card_as_number_0_and_hooks_run_first(tmp_path):
 
         def run(x):
             return x + torch.tensor(
-                [float(os.environ["ASCEND_RT_VISIBLE_DEVICES"]), context.device_id, float(ran == "before")],
+                [float(os.environ["ASCEND_RT_VISIBLE_DEVICES"]), context.device_id, float(ran == "before"),
+                 torch.get_num_threads()],
                 device=x.device,
-            )
+            )  # fmt: skip
 
         return run
 
     options = {"env_hook": dumps(hook), "visible_device": True, "workspace": str(tmp_path / "ws"),
-               "resources": {"num_cpus": 2, "memory": 200}}  # fmt: skip
+               "resources": {"num_cpus": 3, "memory": 200}}  # fmt: skip
     graph = chain(lambda x: x, Point(None, kind="npu", make=make, options=options), lambda x: x, kind="npu")
     deploy = {each.name: Deploy((1,)) for each in graph.nodes[:2]}
     with running(graph, deploy=deploy) as runner:
-        assert feed(runner, torch.zeros(3)) == 0
+        assert feed(runner, torch.zeros(4)) == 0
         got, code = fetch(runner)
         assert code == 0, got
-        assert got.tolist() == [1.0, 0.0, 1.0]
+        threads = float(os.environ.get("OMP_NUM_THREADS") or 3)  # as many as it has cores
+        assert got.tolist() == [1.0, 0.0, 1.0, threads]
         assert (tmp_path / "ws").is_dir()
         edges = runner.metrics()
         assert (edges[1].shared, edges[1].to_host) == (1, 0)  # the same card by another number

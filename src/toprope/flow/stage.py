@@ -37,6 +37,7 @@ class Stage:
         spec = plan.spec
         if spec.workspace:
             os.makedirs(spec.workspace, exist_ok=True)
+        _limit_threads(spec.resources.get("num_cpus", 0))
         if spec.env_hook is not None:
             pickle.loads(spec.env_hook)()
         if spec.registry:
@@ -49,6 +50,16 @@ class Stage:
         self.made: StageObject = made
         self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
         self.outlets: list[Outlet] = []
+
+
+def _limit_threads(cores: float) -> None:
+    """Have torch compute with as many threads as the stage has cores.
+
+    Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
+    user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
+    """
+    if cores and "torch" in sys.modules and not os.environ.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(max(1, int(cores)))
 
 
 def _device(plan: StagePlan) -> Any:
