@@ -49,9 +49,10 @@ def takes(seconds):
 
 def interrupted(call: Callable[[], object], delay: float) -> bool:
     """Call something while Ctrl-C comes; whether it was done before. The interrupt has come when this returns."""
-    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
     done = False
     try:
+        timer.start()  # which waits for the thread, and may be interrupted already
         call()
         done = True
         while True:
