@@ -15,6 +15,7 @@ from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
+from toprope.port.no_import import why_no_import
 from toprope.port.registry import Table, table
 from toprope.port.rule import Handler
 from toprope.port.scopes import Walk
@@ -149,6 +150,10 @@ def _settle(file: File, findings: list[Finding]) -> None:
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
             finding.held_back = "a comment stands in the middle of it"
+    why = why_no_import(file) if findings and not file.imports_runtime else ""
+    for finding in findings if why else ():
+        if any(edit.says(f"{file.alias}.") or edit.says(file.runtime) for edit in finding.edits):
+            finding.held_back = finding.held_back or why
     converted = [finding for finding in findings if finding.converted]
     if _fits(file, [edit for finding in converted for edit in finding.edits]):
         return

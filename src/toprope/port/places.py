@@ -59,6 +59,8 @@ def said(file: File, node: ast.expr) -> Said | None:
     match node:
         case ast.Constant(value=str(text)) if found := _TEXT.fullmatch(text):
             return Said(found[1])
+        case ast.JoinedStr(values=[ast.Constant(value=str(text))]) if found := _TEXT.fullmatch(text):  # f"cuda"
+            return Said(found[1])
         case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(conversion=-1, format_spec=None)]):
             inner: ast.expr = node.values[1].value  # type: ignore[attr-defined]
             return Said(_kept(file, inner))

@@ -36,6 +36,21 @@ DEVICE = FAMILY.rule(
         ),
         Example(
             """
+            import torch as th
+
+            def dev():
+                return th.device(f"cuda")
+            """,
+            """
+            import torch as th
+            from toprope.device import portable
+
+            def dev():
+                return portable.device()
+            """,
+        ),
+        Example(
+            """
             import torch
 
             device = torch.device("cpu")
@@ -63,6 +78,14 @@ NAME = FAMILY.rule(
 
             device = portable.name()
             model = load(path, torch_device=portable.name(1))
+            """,
+        ),
+        Example(
+            """
+            from setuptools import setup
+
+            device = "cuda"
+            setup(name="built where only torch is installed")
             """,
         ),
         Example(
@@ -297,7 +320,7 @@ def _but_for(file: File, node: ast.expr, named: Said) -> bool:
         if isinstance(each, ast.expr) and each is not node and each not in kept and not kept & set(ast.walk(each)):
             file.done(each)
     for each in ast.walk(node):
-        if isinstance(each, ast.JoinedStr | ast.BinOp | ast.IfExp) and each not in kept:
+        if isinstance(each, ast.JoinedStr | ast.BinOp | ast.IfExp | ast.Call) and each not in kept and each is not node:
             file.pass_over(each)
     return False
 

@@ -45,6 +45,26 @@ BACKEND = FAMILY.rule(
             group = dist.new_group(ranks, backend=portable.dist_backend())
             """,
         ),
+        Example(
+            """
+            import torch
+
+            backend = "gloo" if not torch.cuda.is_available() else "nccl"
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            backend = "gloo" if not portable.is_available() else portable.dist_backend()
+            """,
+        ),
+        Example(
+            """
+            # a configuration that is read as plain values
+            log_level = "INFO"
+            dist_params = dict(backend="nccl")
+            """
+        ),
         Example('print("nccl is fast")', reported=False),
     ],
 )
@@ -88,6 +108,21 @@ def _keyword(file: File, node: ast.keyword) -> bool:
         return False
     file.report(BACKEND, node.value, edits=file.replace(node.value, f"{file.portable('dist_backend')}()"))
     return True
+
+
+@FAMILY.node(ast.Assign)
+def _assigned(file: File, node: ast.Assign) -> bool:
+    """`backend = "nccl"`, and `backend = "gloo" if ... else "nccl"`."""
+    target = node.targets[0]
+    name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+    if not name.lower().endswith("backend") or len(node.targets) != 1:
+        return False
+    branches = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+    for each in branches:
+        if _is_nccl(each):
+            file.report(BACKEND, each, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
+            file.done(each)
+    return False
 
 
 TEST = FAMILY.rule(

@@ -10,7 +10,9 @@ from toprope.port.rule import Example, Family, Kind, Rule
 __all__ = ["FAMILY"]
 
 FAMILY = Family(
-    "environment", "Environment and tools", words=[b"CUDA", b"nvidia", b"pynvml", b"GPUtil", b"gpustat", b"cuda"]
+    "environment",
+    "Environment and tools",
+    words=[b"CUDA", b"NVIDIA_", b"nvidia", b"pynvml", b"GPUtil", b"gpustat", b"cuda"],
 )
 
 MASK = FAMILY.rule(
@@ -103,6 +105,14 @@ OTHERS = FAMILY.rule(
             home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
             """
         ),
+        Example(
+            """
+            import os
+
+            in_container = os.environ.get("NVIDIA_PRODUCT_NAME", "") == "PyTorch"
+            version = os.environ.get("CUDA_VERSION", "")
+            """
+        ),
     ],
 )
 
@@ -143,8 +153,10 @@ def _read(file: File, node: ast.Constant) -> bool:
 
 
 @FAMILY.string(
-    "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "TORCH_CUDA_ARCH_LIST", "CUDA_CACHE_PATH", "CUBLAS_WORKSPACE_CONFIG"
-)
+    "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "TORCH_CUDA_ARCH_LIST", "CUDA_CACHE_PATH", "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VERSION", "CUDA_MODULE_LOADING", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH_VERSION", "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
 def _other(file: File, node: ast.Constant) -> bool:
     file.report(OTHERS, node)
     return True

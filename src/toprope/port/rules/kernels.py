@@ -13,7 +13,7 @@ FAMILY = Family(
     "kernels", "Kernels for CUDA",
     words=[b"flash_attn", b"flash_attention", b"xformers", b"apex", b"amp_C", b"bitsandbytes", b"triton", b"mamba_ssm",
            b"causal_conv1d", b"selective_scan", b"cupy", b"pycuda", b"numba", b"cudf", b"cuml", b"tensorrt",
-           b"cpp_extension", b"torch.ops", b"from torch import ops", b"deep_gemm", b"flashinfer", b"fla"],
+           b"torch.ops", b"from torch import ops", b"deep_gemm", b"flashinfer", b"fla"],
 )  # fmt: skip
 
 FLASH = FAMILY.rule(
@@ -204,7 +204,8 @@ _PACKAGES = (
      ("triton",), "import triton.language as tl"),
     ("TR083", "mamba_ssm, causal_conv1d, selective_scan_cuda: state-space kernels for CUDA",
      """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",
-     ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda", "fla"), "import causal_conv1d_cuda"),
+     ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda", "selective_scan", "fla"),
+     "import causal_conv1d_cuda"),
     ("TR084", "cupy, pycuda, numba.cuda, RAPIDS, TensorRT: NVIDIA's libraries",
      """There is no counterpart of the same form elsewhere; what they compute can often be said in torch.""",
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
@@ -231,6 +232,46 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
 for _package in _PACKAGES:
     _add(*_package)
 
+ASKED = FAMILY.rule(
+    "TR084b",
+    Kind.REVIEW,
+    'pytest.importorskip("triton"), find_spec("flash_attn"): whether a package for CUDA is there',
+    why="""Where the package is missing the program goes another way, or a test is not run: see that there is one for
+    every device.""",
+    source="importlib; pytest",
+    examples=[
+        Example(
+            """
+            import pytest
+
+            pytest.importorskip("triton")
+            """
+        ),
+        Example(
+            """
+            from importlib.util import find_spec
+
+            has_flash = find_spec("flash_attn") is not None
+            other = find_spec("einops")
+            """
+        ),
+    ],
+)
+_PACKAGE_NAMES = {name for package in _PACKAGES for name in package[3]} | {"flash_attn", "flash_attn_3", "xformers"}
+
+
+@FAMILY.call(
+    "pytest.importorskip", "importlib.util.find_spec", "importlib.import_module", "importlib.metadata.version",
+    "importlib.metadata.distribution",
+)  # fmt: skip
+def _asked(file: File, node: ast.Call) -> bool:
+    first = node.args[0] if node.args else None
+    name = str(first.value).partition(".")[0] if isinstance(first, ast.Constant) else ""
+    if name.replace("-", "_") in _PACKAGE_NAMES:
+        file.report(ASKED, node)
+    return False
+
+
 NUMBA = FAMILY.rule(
     "TR084a",
     Kind.NOT_CONVERTIBLE,
@@ -247,50 +288,6 @@ def _numba(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     if module.startswith("numba.cuda") or "cuda" in names or any(each.startswith("numba.cuda") for each in names):
         file.report(NUMBA, node)
-    return False
-
-
-EXTENSION = FAMILY.rule(
-    "TR085",
-    Kind.NOT_CONVERTIBLE,
-    "CUDAExtension, cpp_extension.load of .cu files: code that is compiled for CUDA",
-    why="""Another card needs kernels of its own (Ascend C and an operator plugin for NPUs). Build it only where
-    CUDA_HOME is set, and keep a version in torch for the others.""",
-    source="torch.utils.cpp_extension",
-    examples=[
-        Example(
-            """
-            from torch.utils.cpp_extension import CUDAExtension
-
-            extension = CUDAExtension("ops", ["ops.cu"])
-            """
-        ),
-        Example(
-            """
-            from torch.utils.cpp_extension import load
-
-            ops = load("ops", ["ops.cpp"])
-            """,
-            reported=False,
-        ),
-    ],
-)
-
-
-@FAMILY.reference("torch.utils.cpp_extension.CUDAExtension", "torch.utils.cpp_extension.CUDA_HOME")
-def _extension(file: File, node: ast.expr) -> bool:
-    file.report(EXTENSION, node)
-    return True
-
-
-@FAMILY.call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
-def _load(file: File, node: ast.Call) -> bool:
-    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    if any(each.endswith(".cu") for each in texts) or any(
-        (each.arg or "").startswith("cuda_") or (each.arg or "") in ("with_cuda", "extra_cuda_cflags")
-        for each in node.keywords
-    ):
-        file.report(EXTENSION, node.func)
     return False
 
 

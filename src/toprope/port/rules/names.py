@@ -11,7 +11,7 @@ from toprope.port.rule import Example, Family, Kind
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("names", "Names for torch.cuda", words=[b"cuda"])
+FAMILY = Family("names", "Names for torch.cuda", words=[b"cuda", b"aten::_"])
 
 _DOCS = "https://docs.pytorch.org/docs/stable/cuda.html"
 
@@ -64,12 +64,32 @@ UNKNOWN = FAMILY.rule(
         ),
     ],
 )  # fmt: skip
+QUOTED = FAMILY.rule(
+    "TR102b", Kind.REVIEW, 'a name of torch.cuda in a text, as in mock.patch("torch.cuda.device_count"): left as it is',
+    why="""What a text names is looked up when the program runs: a test that puts something in its place reaches ported
+    code on CUDA, and nothing elsewhere.""",
+    source="unittest.mock",
+    examples=[
+        Example(
+            """
+            from unittest.mock import patch
+
+            with patch("torch.cuda.get_device_capability", return_value=(8, 0)):
+                check()
+            """
+        ),
+        Example('print("torch.cuda is not there")', reported=False),
+    ],
+)  # fmt: skip
 PRIVATE = FAMILY.rule(
     "TR105", Kind.NOT_CONVERTIBLE, "torch._C._cuda_*, torch.cuda._*: private names",
     why="""Private names of torch's CUDA part change from version to version and have no counterpart elsewhere. Use the
     public name, or keep the call behind a condition on CUDA.""",
     source="torch's source",
-    examples=[Example("import torch\n\nprint(torch._C._cuda_getDeviceCount())\n")],
+    examples=[
+        Example("import torch\n\nprint(torch._C._cuda_getDeviceCount())\n"),
+        Example('import torch\n\nrun = torch._C._jit_get_operation("aten::cudnn_convolution_transpose")\n'),
+    ],
 )  # fmt: skip
 
 
@@ -79,6 +99,21 @@ def _private(file: File, node: ast.expr) -> bool:
     if not name.startswith(("torch._C._cuda", "torch._C._Cuda", "torch.cuda._")):
         return False
     file.report(PRIVATE, node)
+    return True
+
+
+@FAMILY.string("torch.cuda.*")
+def _quoted(file: File, node: ast.Constant) -> bool:
+    around = file.parent(node)
+    alone = isinstance(around, ast.Expr | ast.JoinedStr)  # a docstring, a part of a longer text
+    if not alone and all(part.isidentifier() for part in str(node.value).split(".")):
+        file.report(QUOTED, node)
+    return False
+
+
+@FAMILY.string("aten::cudnn*", "aten::_cudnn*", "aten::_thnn_fused*")
+def _operator(file: File, node: ast.Constant) -> bool:
+    file.report(PRIVATE, node, "an operator of cuDNN by its name: only CUDA has it")
     return True
 
 

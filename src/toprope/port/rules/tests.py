@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Family, Kind, Rule
@@ -36,6 +37,21 @@ IS_CUDA = FAMILY.rule(
         ),
         Example(
             """
+            def forward(self, input):
+                if input.is_cuda and self.gpus > 1:
+                    return nn.parallel.data_parallel(self.main, input, range(self.gpus))
+                return self.main(input)
+            """
+        ),
+        Example(
+            """
+            def scan(x, kernel_size=3):
+                assert x.is_cuda
+                _scan_kernel[(1,)](x)
+            """
+        ),
+        Example(
+            """
             class Settings:
                 def __init__(self):
                     self.is_cuda = False
@@ -55,6 +71,9 @@ def _is_cuda(file: File, node: ast.Attribute) -> bool:
     if isinstance(parent, ast.Call) and parent.func is node:
         return False
     if isinstance(node.value, ast.Name) and node.value.id == "self" and _is_assigned(file, node):
+        return False
+    if _guards_a_kernel(file, node):
+        file.report(IS_CUDA, node, _OF_A_KERNEL)
         return False
     file.report(IS_CUDA, node, edits=file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")"))
     return False
@@ -111,9 +130,33 @@ TYPE = FAMILY.rule(
                 other()
             """
         ),
+        Example(
+            """
+            def bias_act(x, impl="cuda"):
+                if impl == "cuda" and x.device.type == "cuda" and _init():
+                    return _bias_act_cuda(x)
+                return _bias_act_ref(x)
+            """
+        ),
         Example('if event.type == "click":\n    pass', reported=False),
     ],
 )
+_OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
+_KERNELS = re.compile(
+    r"custom_op|\w_cuda\b|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|DataParallel"
+)
+
+
+def _guards_a_kernel(file: File, node: ast.AST) -> bool:
+    """Whether the function around a place calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
+    if around is None:
+        return False
+    text = "\n".join(line.partition("#")[0] for line in file.text(around).splitlines())
+    return bool(_KERNELS.search(text.replace("is_cuda", "")))
+
+
 OTHERS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"}
 
 
@@ -169,6 +212,8 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     parent = file.parent(node)
     if _tells_apart(file, node):
         file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
+    elif _guards_a_kernel(file, node):
+        file.report(rule, node, _OF_A_KERNEL)
     elif is_not and isinstance(parent, ast.BinOp | ast.Attribute | ast.Compare | ast.Await | ast.Starred):
         file.report(rule, node)
     else:

@@ -1,0 +1,144 @@
+"""Rows 85 and 106: what is compiled for CUDA, and packages for it in a setup.py."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from toprope.port.file import File
+from toprope.port.rule import Example, Family, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "builds", "Extensions and packages for CUDA",
+    words=[b"cpp_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires", b"extras_require"],
+)  # fmt: skip
+
+EXTENSION = FAMILY.rule(
+    "TR085", Kind.NOT_CONVERTIBLE, "CUDAExtension, cpp_extension.load of .cu files, nvcc: code compiled for CUDA",
+    why="""Another card needs kernels of its own (Ascend C and an operator plugin for NPUs). Build it only where
+    CUDA_HOME is set, and keep a version in torch for the others.""",
+    source="torch.utils.cpp_extension",
+    examples=[
+        Example(
+            """
+            from torch.utils.cpp_extension import CUDAExtension
+
+            extension = CUDAExtension("ops", ["ops.cu"])
+            """
+        ),
+        Example(
+            """
+            from torch.utils.cpp_extension import load
+
+            ops = load("ops", ["ops.cpp", "ops.cu"])
+            """
+        ),
+        Example('plugin = get_plugin("act", sources=["act.cpp", "act.cu"], extra_cuda_cflags=["--use_fast_math"])'),
+        Example(
+            """
+            import subprocess
+
+            print(subprocess.check_output([home + "/bin/nvcc", "-V"]))
+            """
+        ),
+        Example(
+            """
+            from torch.utils.cpp_extension import load
+
+            ops = load("ops", ["ops.cpp"])
+            print("nvcc was not found")
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+PACKAGE = FAMILY.rule(
+    "TR106b", Kind.REVIEW, "triton, flash-attn, nvidia-*-cu12 in a setup.py: reported",
+    why="""They cannot be installed, or do nothing, on a machine without CUDA. Put them into an extra of their own
+    ("cuda"), so that the others' installation does not fail.""",
+    source="the packages' pages on PyPI",
+    examples=[
+        Example(
+            """
+            from setuptools import setup
+
+            setup(name="ops", install_requires=["torch", "triton>=3.0"])
+            """
+        ),
+        Example(
+            """
+            from setuptools import setup
+
+            setup(name="ops", install_requires=["torch"], keywords=["triton"])
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+_PACKAGES = re.compile(
+    r"(?:flash[-_]attn|xformers|triton|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
+    r"|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
+)
+
+
+@FAMILY.call("torch.utils.cpp_extension.CUDAExtension")
+def _called(file: File, node: ast.Call) -> bool:
+    file.report(EXTENSION, node)
+    file.done(node.func)
+    return False
+
+
+@FAMILY.reference("torch.utils.cpp_extension.CUDAExtension", "torch.utils.cpp_extension.CUDA_HOME")
+def _extension(file: File, node: ast.expr) -> bool:
+    file.report(EXTENSION, node)
+    return True
+
+
+@FAMILY.call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
+def _load(file: File, node: ast.Call) -> bool:
+    if any((each.arg or "").startswith("cuda_") or each.arg == "with_cuda" for each in node.keywords) or any(
+        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in ast.walk(node)
+    ):
+        file.report(EXTENSION, node)
+    return False
+
+
+@FAMILY.keyword("sources")
+def _sources(file: File, node: ast.keyword) -> bool:
+    if any(isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in ast.walk(node.value)):
+        _report_once(file, node)
+    return False
+
+
+@FAMILY.keyword("extra_cuda_cflags")
+def _flags(file: File, node: ast.keyword) -> bool:
+    _report_once(file, node)
+    return False
+
+
+def _report_once(file: File, node: ast.keyword) -> None:
+    """The call around a keyword, unless it is reported already."""
+    call = file.parent(node)
+    line = call.lineno if isinstance(call, ast.Call) else 0
+    if isinstance(call, ast.Call) and not any(
+        each.rule is EXTENSION and each.line <= line <= each.end_line for each in file.findings
+    ):
+        file.report(EXTENSION, call)
+
+
+@FAMILY.string("nvcc", "/bin/nvcc", "bin/nvcc")
+def _compiler(file: File, node: ast.Constant) -> bool:
+    around = file.parent(node)
+    if not isinstance(around, ast.Expr | ast.JoinedStr):
+        file.report(EXTENSION, node)
+    return True
+
+
+@FAMILY.keyword("install_requires", "extras_require")
+def _requires(file: File, node: ast.keyword) -> bool:
+    for each in ast.walk(node.value):
+        if isinstance(each, ast.Constant) and _PACKAGES.fullmatch(str(each.value)):
+            file.report(PACKAGE, each)
+    return False
