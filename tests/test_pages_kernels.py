@@ -13,7 +13,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from device_stand_ins import told
+from device_stand_ins import run_anew, told
 from toprope.tiers import pages
 from toprope.tiers.pages import native
 
@@ -151,6 +151,30 @@ def test_a_measurement_is_taken_once() -> None:
     assert first.seconds > 0
     assert first.speedup == first.plain_seconds / first.seconds
     assert first.faster == (first.speedup > 1)
+
+
+def test_a_layer_on_a_simulated_card_decodes_there() -> None:
+    code = """
+        import torch
+        from toprope.tiers import pages
+        errors, places = [], []
+        for form in pages.FORMATS:
+            layer = pages.QuantisedLinear.from_linear(torch.nn.Linear(64, 32), form)
+            x = torch.randn(4, 64)
+            wanted = layer(x)
+            layer.to("npu:0")
+            there = x.to("npu:0").requires_grad_()
+            found = layer(there)
+            found.sum().backward()
+            errors.append((found.cpu() - wanted).abs().max().item())
+            places += [str(layer.codes.device), str(found.device), str(there.grad.device)]
+            page = pages.encode(torch.randn(8, 64).to("npu:0"), form)
+            places.append(str(pages.decode(page).device))
+        tell(errors, places)
+    """
+    errors, places = told(code, by=run_anew, TOPROPE_SIM="910B3x1", TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    assert max(errors) < 1e-5
+    assert set(places) == {"npu:0"}
 
 
 def test_threads_and_forks() -> None:

@@ -52,7 +52,7 @@ def decode(
 
 def _by_torch(page: Page, out: torch.Tensor) -> None:
     form, columns = page.format, page.columns
-    matrix, scales = out.view(page.rows, columns), page.typed_scales()
+    matrix, scales = out.view(page.rows, columns), _scales(page)
     table = torch.tensor(form.values, dtype=torch.float32, device=page.device)
     step = max(_AT_ONCE // max(columns, 1), 1)
     if page.numel() == 0:
@@ -61,11 +61,20 @@ def _by_torch(page: Page, out: torch.Tensor) -> None:
         end = min(row + step, page.rows)
         codes = _codes(page, row * columns, end * columns)
         values = codes.float() if form.bits == 8 else table[codes]
-        scale = scales[row:end].float()
+        scale = scales[row:end]
         if page.global_scale is not None:
             scale = page.global_scale.view(torch.float32) * scale
         wide = scale.repeat_interleave(form.block or columns, dim=1)[:, :columns]
         matrix[row:end] = values.view(end - row, columns).mul_(wide)
+
+
+def _scales(page: Page) -> torch.Tensor:
+    """Scales as fp32, by a table where they are of 8 bits: many cards convert none of these."""
+    form = page.format
+    if form.scale_dtype == torch.float32:
+        return page.typed_scales()
+    table = torch.arange(256, dtype=torch.uint8).view(form.scale_dtype).float().to(page.device)
+    return table[page.scales.int()].view(page.rows, form.blocks(page.columns))
 
 
 def _codes(page: Page, begin: int, end: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ A block with a NaN or an infinity decodes to NaN as a whole; others are not touc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from toprope.errors import PageError
 from toprope.tiers.pages.formats import E2M1_MAX, Format, format_named
+from toprope.tiers.pages.native import kernels
 from toprope.tiers.pages.page import Page
 from toprope.tiers.pages.scales import quantise
 
@@ -23,10 +25,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @torch.no_grad()
-def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search") -> Page:
+def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *, path: str | None = None) -> Page:
     """Store a tensor in few bits.
 
-    It takes less memory than twice the tensor beside it, the page included.
+    It takes less memory than twice the tensor beside it, the page included. What lies on a card is encoded on the host,
+    and the page lies on the card.
 
     Args:
         tensor: of any shape, of fp32, bf16, fp16 or fp64 (which is rounded to fp32 first).
@@ -35,6 +38,7 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search") -
             nvfp4 amax / 6 and amax / 4, in mxfp4 three exponents, in nf4 four fractions of amax. "reference": by the
             rule alone, byte for byte what torchao makes of nvfp4 (with its scale for the tensor) and mxfp4 (FLOOR).
             They are the same for int8.
+        path: for tests: "torch" to leave our kernels out.
 
     Raises:
         PageError: no such format or rule, or a tensor that holds no such numbers.
@@ -44,17 +48,35 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search") -
         raise PageError(f"there is no rule {scale!r} for the scales of a page.", do="use search or reference")
     if tensor.dtype not in _DTYPES or tensor.is_sparse:
         raise PageError(f"a tensor of {tensor.dtype} cannot be stored in few bits.", do="convert it to float32 first")
+    if tensor.device.type != "cpu":
+        return encode(tensor.detach().cpu(), format, scale, path=path).to(
+            tensor.device
+        )  # many cards know no numbers of 8 bits
     columns = tensor.shape[-1] if tensor.dim() else 1
     ours = tensor.detach().reshape(tensor.numel() // columns if columns else 0, columns).contiguous()
+    whole = form.bits == 4 and ours.numel() > 0 and columns % form.block == 0
+    native = kernels() if whole and ours.dtype in (torch.float32, torch.bfloat16) and path != "torch" else None
+    if native is not None:
+        page = _empty(tuple(tensor.shape), tensor.dtype, form)
+        native.encode(ours, page, scale == "search")
+        return page
     global_scale = _global_scale(ours, form) if form.has_global else None
     if form.bits == 8 or ours.numel() == 0:
         codes, scales = _rows(ours, form)
-    elif ours.shape[1] % form.block == 0:
+    elif whole:
         codes, scales = _whole_blocks(ours, form, global_scale, scale)
     else:
         codes, scales = _any_columns(ours, form, global_scale, scale)
     kept = None if global_scale is None else global_scale.reshape(1).view(torch.uint8)
     return Page(form, tuple(tensor.shape), tensor.dtype, codes, scales.view(torch.uint8).flatten(), kept)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> Page:
+    """A page of whole blocks, to be written."""
+    count = math.prod(shape)
+    codes = torch.empty(count // 2, dtype=torch.uint8)
+    scales = torch.empty(count // form.block * form.scale_dtype.itemsize, dtype=torch.uint8)
+    return Page(form, shape, dtype, codes, scales, torch.empty(4, dtype=torch.uint8) if form.has_global else None)
 
 
 def _global_scale(values: torch.Tensor, form: Format) -> torch.Tensor:

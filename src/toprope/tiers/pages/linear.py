@@ -72,12 +72,20 @@ class QuantisedLinear(torch.nn.Module):
         self.register_buffer("scales", page.scales)
         self.register_buffer("global_scale", page.global_scale)
         self._read = (page.format, page.shape, page.dtype)
+        self._page = page
 
     @property
     def page(self) -> Page:
         """The weight."""
-        form, shape, dtype = self._read
-        return Page(form, shape, dtype, self.codes, self.scales, self.global_scale)
+        kept = self._page
+        if torch.compiler.is_compiling() or not (
+            kept.codes is self.codes and kept.scales is self.scales and kept.global_scale is self.global_scale
+        ):
+            form, shape, dtype = self._read
+            kept = Page(form, shape, dtype, self.codes, self.scales, self.global_scale)
+            if not torch.compiler.is_compiling():
+                self._page = kept  # its making checks sizes, which takes longer than some products
+        return kept
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input @ weight.T + bias."""

@@ -48,6 +48,8 @@ class Kernels:
         self._decode.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int]
         self._multiply = library.tp_multiply
         self._multiply.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int]
+        self._encode = library.tp_encode
+        self._encode.argtypes = [c_void_p, c_int, c_int64, c_int, c_int, c_void_p, c_void_p, c_void_p, c_int]
         found = library.tp_paths()
         self.paths = tuple(name for number, name in enumerate(PATHS) if found >> number & 1)
 
@@ -59,6 +61,14 @@ class Kernels:
                 ctypes.byref(_described(page)), out.data_ptr(), _TYPES[out.dtype], self._number(path),
                 torch.get_num_threads(), stream,
             )
+        )  # fmt: skip
+
+    def encode(self, values: torch.Tensor, page: Page, search: bool) -> None:
+        """Write codes and scales of contiguous fp32 or bf16 values, in rows of whole blocks, to a page of 4 bits."""
+        self._encode(
+            values.data_ptr(), _TYPES[values.dtype], values.numel() // page.format.block, page.format.number, search,
+            page.codes.data_ptr(), page.scales.data_ptr(),
+            None if page.global_scale is None else page.global_scale.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
 
     def multiply(

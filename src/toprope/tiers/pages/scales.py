@@ -78,7 +78,9 @@ def _candidates(
 def _nvfp4(scale: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     stored = (scale / global_scale).clamp(_E4M3_SMALLEST, _E4M3_MAX).to(torch.float8_e4m3fn)
     wide = stored.float()
-    return stored, (1.0 / global_scale) / wide, global_scale * wide
+    # zero times infinity is none
+    factor = ((1.0 / global_scale) / wide).clamp(max=torch.finfo(torch.float32).max)
+    return stored, factor, global_scale * wide
 
 
 def _mxfp4(exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
