@@ -13,20 +13,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from toprope.tiers.attaching import attach
+    from toprope.tiers.handle import Handle
     from toprope.tiers.linear import TierLinear
+    from toprope.tiers.load import skeleton
     from toprope.tiers.stack import Reservation, TierStack
+    from toprope.tiers.stats import Stats
     from toprope.tiers.tier import LevelStats, StackStats, Tier, free_memory
 
-__all__ = ["LevelStats", "Reservation", "StackStats", "Tier", "TierLinear", "TierStack", "free_memory"]
+__all__ = [
+    "Handle",
+    "LevelStats",
+    "Reservation",
+    "StackStats",
+    "Stats",
+    "Tier",
+    "TierLinear",
+    "TierStack",
+    "attach",
+    "free_memory",
+    "skeleton",
+]
 
 _HOMES = {
+    "Handle": "handle",
     "LevelStats": "tier",
     "Reservation": "stack",
     "StackStats": "tier",
+    "Stats": "stats",
     "Tier": "tier",
     "TierLinear": "linear",
     "TierStack": "stack",
+    "attach": "attaching",
     "free_memory": "tier",
+    "skeleton": "load",
 }
 
 

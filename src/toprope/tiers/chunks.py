@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,7 +14,7 @@ from toprope.tiers.disk import BLOCK, DiskFile
 from toprope.tiers.memory import Memory, as_buffer, move
 from toprope.tiers.transfer import CHUNK, Load, Worker
 
-__all__ = ["CastChunk", "CopyChunk", "ReadChunk", "WriteChunk", "cut", "write_failed"]
+__all__ = ["CastChunk", "CopyChunk", "PatchChunk", "ReadChunk", "StageChunk", "WriteChunk", "cut", "write_failed"]
 
 _SERIAL = 32256
 """Elements of a conversion: so few that torch does it in this thread, and not in all of them."""
@@ -164,6 +165,74 @@ class WriteChunk:
             raise write_failed(error, self.where) from error
         worker.moved["disk_write"] += nbytes
         worker.busy["disk_write"] += time.perf_counter() - begin
+
+
+class StageChunk:
+    """Write a part of a weight, wherever its memory is and begins, to our own file, by way of the worker's buffer.
+
+    Args:
+        file: the file.
+        offset: where to; a multiple of `BLOCK`.
+        source: what.
+    """
+
+    __slots__ = ("file", "offset", "source")
+
+    def __init__(self, file: Writable, offset: int, source: Memory) -> None:
+        self.file, self.offset, self.source = file, offset, source
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        staged = worker.memory.part(0, self.source.nbytes)
+        if self.source.address is not None:
+            assert staged.address is not None
+            move(staged.address, self.source.address, self.source.nbytes)
+        else:
+            staged.tensor.copy_(self.source.tensor)
+            worker.moved["device_to_host"] += self.source.nbytes
+        for each in self.file.writes(self.offset, staged):
+            each.run(worker, load)
+
+
+class PatchChunk:
+    """Write a part of a weight to our own file, from aligned memory, at any place.
+
+    Args:
+        file: the file.
+        offset: where to.
+        source: what; there is room after it up to a multiple of `BLOCK`.
+        last: the weight ends with it, and what follows it up to a multiple of `BLOCK` belongs to nothing.
+    """
+
+    __slots__ = ("file", "last", "offset", "source")
+
+    def __init__(self, file: Writable, offset: int, source: Memory, *, last: bool) -> None:
+        self.file, self.offset, self.source, self.last = file, offset, source, last
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        if self.offset % BLOCK == 0 and (self.last or self.source.nbytes % BLOCK == 0):
+            for each in self.file.writes(self.offset, self.source):
+                each.run(worker, load)
+            return
+        assert self.source.address is not None
+        begin, view, done = time.perf_counter(), as_buffer(self.source.address, self.source.nbytes), 0
+        try:
+            while done < self.source.nbytes:
+                done += os.pwritev(self.file.descriptor, [view[done:] if done else view], self.offset + done)
+        except OSError as error:
+            raise write_failed(error, "our own file") from error
+        worker.moved["disk_write"] += self.source.nbytes
+        worker.busy["disk_write"] += time.perf_counter() - begin
+
+
+class Writable(Protocol):
+    """A file that can be written to."""
+
+    descriptor: int
+
+    def writes(self, offset: int, source: Memory) -> list[WriteChunk]:
+        """What writes this memory there."""
 
 
 def write_failed(error: OSError, where: str) -> Exception:

@@ -1,0 +1,365 @@
+"""What runs a model whose weights come and go: brings them in before a module runs, and knows what comes next."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from toprope.device import Device
+from toprope.tiers.groups import Model, Weight
+from toprope.tiers.homes import DiskHome
+from toprope.tiers.memory import Memory
+from toprope.tiers.packing import Packing, Reference
+from toprope.tiers.placing import Placing
+from toprope.tiers.plan_model import Plan, Tier, aligned
+from toprope.tiers.ring import Ring, Slot, Unit
+from toprope.tiers.trace import Order, Trace
+from toprope.tiers.transfer import Transfers
+
+__all__ = ["DIRECT", "Engine", "Needs"]
+
+DIRECT = 512
+"""Slots have this much room more for each weight that can be read from a file into its place."""
+
+
+@dataclass(eq=False)
+class Needs:
+    """What a module needs while it runs.
+
+    Attributes:
+        name: of the module.
+        weights: that it uses; all of its group's for a block.
+        group: the block's group; "" for other modules.
+        root: it is the model itself: its runs are steps.
+        units: that bring the weights, as the plan has it now.
+    """
+
+    name: str
+    weights: list[Weight]
+    group: str = ""
+    root: bool = False
+    units: list[Unit] = field(default_factory=list)
+
+
+class _Local(threading.local):
+    """Of one thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Needs, list[Unit]]] = []
+        self.holding: dict[Unit, int] = {}
+        self.hooks = False
+
+
+class Engine:
+    """The weights of one model.
+
+    Args:
+        device: that computes.
+        model: the model, taken apart.
+        transfers: who copies.
+        placing: who moves weights for good.
+        poison, limit: as for `Ring`.
+    """
+
+    def __init__(
+        self, device: Device, model: Model, transfers: Transfers, placing: Placing, *, poison: bool, limit: float
+    ) -> None:
+        self.device, self.model, self.transfers, self.placing = device, model, transfers, placing
+        self.poison, self.limit = poison, limit
+        self.plan: Plan | None = None
+        self.ring = self._ring([])
+        self.needs: list[Needs] = []
+        self.unit_of: dict[Weight, Unit] = {}
+        self.packing = Packing(self._fetched)
+        self.traces = {False: Order([]), True: Order([])}
+        """The order of a step's uses by units, without and with backward."""
+        self.step: list[str] = []
+        self.trace = Trace()
+        self.tracing = True
+        self.steps = 0
+        self.missed = 0
+        self.learned: Callable[[], None] | None = None
+        """Called when a step begins after one that was traced."""
+        self.stale: Callable[[], None] | None = None
+        """Called before anything runs, once weights have other sizes."""
+        self.active: dict[Weight, list[Unit]] = {}
+        self.watch: Callable[[str, Slot, Unit], None] | None = None
+        self.moved: Counter[str] = Counter()
+        """Bytes that were moved without the threads, by link."""
+        self._local = _Local()
+        self._placed: dict[Unit, int] = {}
+        self._sizes: list[int] = []
+        self._units: list[Unit] = []
+        self._rooted = False
+
+    def _ring(self, memories: list[Memory]) -> Ring:
+        return Ring(memories, self.device, self.transfers, Order([]), poison=self.poison, limit=self.limit)
+
+    # The plan
+
+    def tiers(self, plan: Plan) -> dict[str, Tier]:
+        """Where each weight lies by a plan, by its name."""
+        found: dict[str, Tier] = dict.fromkeys(self.model.weights, "device")
+        streamed = {
+            member.key for group in plan.groups for member in plan.streamed(group.name)
+        } & self.model.weights.keys()
+        by_name: dict[str, Tier] = {
+            name: each.tier for each in plan.homes if each.what == "weights" for name in each.members
+        }
+        for name in streamed:
+            tier: Tier = next((by_name[each] for each in self.model.weights[name].names if each in by_name), "host")
+            found[name] = "host" if tier == "device" else tier
+        return found
+
+    def apply(self, plan: Plan) -> None:
+        """Move weights to where a plan has them, and make its slots.
+
+        Raises:
+            TierError: something cannot be moved; all weights lie somewhere whole then.
+        """
+        self.ring.clear()
+        self.lend()
+        tiers = self.tiers(plan)
+        order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
+        for name in sorted(tiers, key=lambda each: order[tiers[each]]):
+            self.placing.place(self.model.weights[name], tiers[name])
+        units = []
+        for group in plan.groups:
+            keys = [each.key for each in plan.streamed(group.name)]
+            weights = [self.model.weights[key] for key in keys if tiers.get(key, "device") != "device"]
+            if weights:
+                units.append(Unit(group.name, weights))
+        self._lay_out(units, plan)
+        self.plan = plan
+        size = max((each.nbytes for each in units), default=0)
+        count = min(plan.slots, len(units)) if units and not plan.training else plan.slots
+        self._sizes = [max(size, plan.slot_bytes if plan.training else 0)] * count
+        self._units = units
+        self.make_ring()
+        self.unit_of = {weight: unit for unit in units for weight in unit.weights}
+        groups: dict[str, list[Unit]] = {}
+        whole = {part.name: part.group for part in plan.split}
+        for unit in units:
+            groups.setdefault(whole.get(unit.name, unit.name), []).append(unit)
+        for needs in self.needs:
+            if needs.group:
+                mine = groups.get(needs.group, [])
+                needs.units = mine if len(mine) == 1 else []
+            else:
+                wanted = {weight for weight in needs.weights if weight.home is not None}
+                needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
+        self._expect([each.name for each in units])
+
+    def make_ring(self) -> None:
+        """Make the slots, all empty."""
+        order = self.ring.order
+        waited, loads, hits, unexpected = self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected
+        self.ring = self._ring(self._memories(self._sizes))
+        self.ring.order, self.ring.watch = order, self.watch
+        self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected = waited, loads, hits, unexpected
+        self.ring.add(self._units)
+        self.packing.slots = {each.storage._cdata: each for each in self.ring.slots}
+
+    def ring_clear(self) -> None:
+        """See `Ring.clear`; of the ring as it is now."""
+        self.ring.clear()
+
+    def lend(self) -> None:
+        """Give the slots' memory away until `make_ring`."""
+        self.packing.slots = {}
+        self.ring.slots.clear()
+
+    def _memories(self, sizes: list[int]) -> list[Memory]:
+        if not self.device.capabilities.separate_memory:
+            return Memory.several(sizes) if sizes else []
+        with self.device.as_current():
+            return [Memory.on(self.device, size) for size in sizes]
+
+    def _lay_out(self, units: list[Unit], plan: Plan) -> None:
+        unified = not self.device.capabilities.separate_memory
+        room = plan.budgets.device - plan.resident_bytes
+        most = max((len(each.weights) for each in units), default=0)
+        spare = room - plan.slots * (plan.slot_bytes + most * DIRECT)
+        for unit in units:
+            at = 0
+            for weight in unit.weights:
+                at = aligned(at)
+                if unified and spare >= 0 and isinstance(weight.home, DiskHome) and weight.home.direct:
+                    at += (weight.home.offset - at) % DIRECT
+                unit.offsets.append(at)
+                at += weight.nbytes
+            unit.nbytes = aligned(at)
+
+    def _expect(self, names: list[str]) -> None:
+        """What is expected before anything was seen: the order of definition, and back."""
+        self.traces = {False: Order(names), True: Order([*names, *reversed(names)])}
+        self.ring.order = self.traces[False]
+        self.step, self.trace = [], Trace()
+
+    # Steps
+
+    def begin_step(self) -> None:
+        """The model begins to run: what was seen since it did so before is one step."""
+        if self.step:
+            training = any(backward for _, backward in self.trace.uses)
+            known = self.traces[training]
+            order = Order(self.step)
+            if order.uses != known.uses:
+                self.missed += 1
+                self.traces[training] = order
+            self.steps += 1
+            if self.tracing and self.learned is not None:
+                self.learned()
+        self.step, self.trace = [], Trace()
+        self.ring.order = self.traces[torch.is_grad_enabled() and bool(self.traces[True].uses)]
+        self.ring.order.restart()
+
+    # Modules
+
+    def enter(self, needs: Needs) -> None:
+        """A module begins to run.
+
+        Raises:
+            TierError: its weights cannot be brought.
+        """
+        local = self._local
+        outermost = not local.stack
+        if outermost:
+            self._begin(needs, local)
+        held: list[Unit] = []
+        try:
+            for unit in needs.units:
+                if unit not in local.holding:
+                    self._take(unit, local)
+                    held.append(unit)
+        except BaseException:
+            for unit in held:
+                self._give(unit, local)
+            if outermost:
+                self._end(local)
+            raise
+        local.stack.append((needs, held))
+        if self.tracing and needs.group:
+            self.trace.enter(needs.group, torch._C._current_graph_task_id() != -1)
+
+    def leave(self, needs: Needs) -> None:
+        """A module has run, well or not. One that never began is not known here."""
+        local = self._local
+        if not any(each is needs for each, _ in local.stack):
+            return
+        if self.tracing and needs.group:
+            if self.device.capabilities.separate_memory:
+                self.device.synchronize()
+            self.trace.leave()
+        while local.stack:
+            each, held = local.stack.pop()
+            for unit in held:
+                self._give(unit, local)
+            if each is needs:
+                break
+        if not local.stack:
+            self._end(local)
+        if held:
+            self.ring.prefetch()
+
+    def _begin(self, needs: Needs, local: _Local) -> None:
+        for unit in list(local.holding):  # something was interrupted in the middle of the call before
+            self._give(unit, local)
+        backward = torch._C._current_graph_task_id() != -1
+        if self.stale is not None:
+            stale, self.stale = self.stale, None
+            stale()
+        if not backward and (needs.root or (not self._rooted and self._again(needs))):
+            self._rooted = self._rooted or needs.root
+            self.begin_step()
+        if torch.is_grad_enabled() and (self.packing.slots or self.packing.otherwise) and not backward:
+            torch._C._autograd._push_saved_tensors_default_hooks(self.packing.pack, self.packing.unpack)
+            local.hooks = True
+
+    def _again(self, needs: Needs) -> bool:
+        return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
+
+    def _end(self, local: _Local) -> None:
+        if local.hooks:
+            local.hooks = False
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    # Units
+
+    def _take(self, unit: Unit, local: _Local) -> Slot:
+        slot = self.ring.hold(unit)
+        self._used(unit)
+        local.holding[unit] = 1
+        with self.ring.lock:
+            placed = self._placed.get(unit, 0)
+            self._placed[unit] = placed + 1
+            if not placed:
+                for weight, view in zip(unit.weights, slot.view(unit), strict=True):
+                    self.active.setdefault(weight, []).append(unit)
+                    for parameter in weight.parameters:
+                        parameter.data = view
+        return slot
+
+    def _used(self, unit: Unit) -> None:
+        step = self.step
+        if not step or step[-1] != unit.name:
+            step.append(unit.name)
+
+    def _give(self, unit: Unit, local: _Local) -> None:
+        del local.holding[unit]
+        with self.ring.lock:
+            self._placed[unit] -= 1
+            if not self._placed[unit]:
+                for weight in unit.weights:
+                    users = self.active[weight]
+                    users.remove(unit)
+                    data = weight.placeholder
+                    if users and users[-1].slot is not None:  # tied: another group that is in use has it too
+                        other = users[-1]
+                        data = users[-1].slot.view(other)[other.weights.index(weight)]
+                    assert data is not None
+                    for parameter in weight.parameters:
+                        parameter.data = data
+            self.ring.let_go(unit)
+
+    def _fetched(self, reference: Reference) -> torch.Tensor:
+        """For backward: a view of a weight, which keeps its slot as long as it lives."""
+        weight = reference.weight
+        unit = self.unit_of.get(weight)
+        with torch.inference_mode(False), torch.no_grad():
+            if unit is None:  # it stays on the device now
+                whole = weight.parameters[0].data
+                at = int(whole.storage_offset()) * whole.dtype.itemsize + reference.offset
+                made = torch.empty(0, dtype=reference.dtype, device=whole.device)
+                return made.set_(
+                    whole.untyped_storage(), at // reference.dtype.itemsize, reference.shape, reference.stride
+                )
+            slot = self.ring.hold(unit)
+            try:
+                self._used(unit)
+                if self.tracing:
+                    self.trace.enter(unit.name, True)
+                else:
+                    self._backward_seen()
+                offset = unit.offsets[unit.weights.index(weight)] + reference.offset
+                return slot.at(offset, reference.dtype, reference.shape, reference.stride)
+            finally:
+                self.ring.let_go(unit)
+
+    def _backward_seen(self) -> None:
+        if not self.trace.uses:
+            self.trace.uses.append(("", True))
+
+    # The end
+
+    def close(self) -> None:
+        """End the threads and delete files; weights in files are gone with them."""
+        try:
+            self.ring.clear()
+        finally:
+            self.transfers.close()
+            self.placing.close()

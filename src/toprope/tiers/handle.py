@@ -1,0 +1,388 @@
+"""What `attach` gives back: the plan, the figures, training, and the way back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from toprope.device import Device
+from toprope.errors import UsageError
+from toprope.tiers.away import AwayWeights
+from toprope.tiers.engine import Engine
+from toprope.tiers.groups import Weight
+from toprope.tiers.homes import DiskHome, MemoryHome
+from toprope.tiers.hooks import Hooks
+from toprope.tiers.host import HostStore
+from toprope.tiers.load import Files
+from toprope.tiers.placing import set_data
+from toprope.tiers.plan_model import Budgets, Group, Plan, Use
+from toprope.tiers.spill import SpillStore
+from toprope.tiers.stats import Stats
+from toprope.tiers.store import Stacked, Store
+from toprope.tiers.timeline import Timeline
+from toprope.tiers.training import Sizes, Training
+
+__all__ = ["Handle"]
+
+
+class Handle:
+    """A model whose weights come and go. Made by `toprope.tiers.attach`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        hooks: Hooks,
+        host: HostStore,
+        files: Files | None,
+        budgets: Budgets,
+        again: Callable[[list[Group], list[Use | str], bool], Plan],
+        groups: list[Group],
+        origins: dict[Weight, torch.device],
+    ) -> None:
+        self.model = model
+        """The model; the same object as was given."""
+        self._engine, self._hooks, self._host, self._files = engine, hooks, host, files
+        self._budgets, self._again, self._groups, self._origins = budgets, again, groups, origins
+        self.timeline = Timeline()
+        """What was in which slot when."""
+        engine.watch = self.timeline.note
+        engine.learned = self._learned
+        self._weights = AwayWeights(engine, engine.make_ring)
+        self._training: Training | None = None
+        self._stores: list[Store] = []
+        self._base: dict[str, Any] = {}
+        self._closed = False
+        self._times: list[float] = []
+        self._began = 0.0
+        self._clock()
+
+    @property
+    def device(self) -> Device:
+        """The device that computes."""
+        return self._engine.device
+
+    @property
+    def plan(self) -> Plan:
+        """Where everything lies and what is loaded when."""
+        assert self._engine.plan is not None
+        return self._engine.plan
+
+    @property
+    def weights(self) -> AwayWeights:
+        """Where the values of parameters are."""
+        return self._weights
+
+    def _clock(self) -> None:
+        """Take the time of each run of the model."""
+
+        def before(_module: nn.Module, _args: Any) -> None:
+            now = time.perf_counter()
+            if self._began and torch.is_grad_enabled():
+                self._times.append(now - self._began)
+            self._began = now
+
+        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+            if not torch.is_grad_enabled():
+                self._times.append(time.perf_counter() - self._began)
+                self._began = 0.0
+            del self._times[:-64]
+
+        before = torch.compiler.disable(before)  # type: ignore[no-untyped-call]
+        after = torch.compiler.disable(after)  # type: ignore[no-untyped-call]
+        self._hooks.add(self.model.register_forward_pre_hook(before, prepend=True).remove)
+        self._hooks.add(self.model.register_forward_hook(after).remove)
+
+    # Planning again
+
+    def _learned(self) -> None:
+        """A step was seen: plan with its order and its times."""
+        engine = self._engine
+        trace, engine.tracing = engine.trace, False
+        whole = {part.name: part.group for part in self.plan.split}
+        seconds: Counter[str] = Counter()
+        count: Counter[str] = Counter()
+        order: list[Use | str] = []
+        for (name, backward), took in zip(trace.uses, trace.seconds, strict=False):
+            group = whole.get(name, name)
+            use = Use(group, backward)
+            if not order or order[-1] != use:
+                order.append(use)
+            if not backward:
+                seconds[group] += took  # type: ignore[assignment]
+                count[group] += 1
+        known = {each.name for each in self._groups}
+        order = [each for each in order if isinstance(each, Use) and each.group in known]
+        if not order:
+            return
+        self._groups = [
+            replace(each, compute_seconds=seconds[each.name] / count[each.name]) if count[each.name] else each
+            for each in self._groups
+        ]
+        self._plan_anew(order, self.plan.training)
+
+    def _plan_anew(self, order: list[Use | str], training: bool, *, force: bool = False) -> None:
+        engine, old = self._engine, self.plan
+        new = self._again(self._groups, order, training)
+        if not force and _alike(old, new):
+            engine.plan = replace(new, homes=old.homes, resident=old.resident, host=old.host, disk=old.disk)
+            return
+        traces = engine.traces
+        engine.apply(new)
+        names = set(engine.ring.units)
+        if all(use in names for each in traces.values() for use in each.uses):
+            engine.traces = traces
+            engine.ring.order = traces[False]
+
+    def _resized(self) -> None:
+        """Weights have another dtype: other sizes, another plan, before anything runs."""
+
+        def again() -> None:
+            weights = self._engine.model.weights
+            self._groups = [
+                replace(
+                    group,
+                    members=tuple(
+                        replace(each, bytes=weights[each.key].nbytes) if each.key in weights else each
+                        for each in group.members
+                    ),
+                )
+                for group in self._groups
+            ]
+            self._plan_anew(list(self.plan.traced), self.plan.training, force=True)
+
+        self._engine.stale = again
+
+    # Figures
+
+    def stats(self) -> Stats:
+        """The figures so far."""
+        engine, base = self._engine, self._base
+        ring = engine.ring
+        moved = Counter(engine.transfers.moved)
+        moved.update(engine.moved)
+        busy = engine.transfers.busy
+        told = {name: moved[name] - base.get("moved", {}).get(name, 0) for name in _LINKS}
+        took = {name: seconds - base.get("busy", {}).get(name, 0.0) for name, seconds in busy.items()}
+        waited = ring.waited - base.get("waited", 0.0)
+        step = self._times[-1] if self._times else None
+        plan = self.plan
+        total = sum(took.values())
+        stays = plan.resident_bytes
+        return Stats(
+            steps=engine.steps - base.get("steps", 0),
+            step_seconds=step,
+            moved=told,
+            busy_seconds=took,
+            waited_seconds=waited,
+            overlap=min(1.0, max(0.0, 1 - waited / total)) if total else 1.0,
+            ratio=max(1.0, step / plan.limit_seconds) if step is not None and plan.limit_seconds else None,
+            limit_seconds=plan.limit_seconds,
+            predicted_seconds=plan.predicted_seconds,
+            loads=ring.loads - base.get("loads", 0),
+            hits=ring.hits - base.get("hits", 0),
+            unexpected=ring.unexpected - base.get("unexpected", 0),
+            changed_orders=engine.missed - base.get("missed", 0),
+            peak_bytes={
+                "device": stays + sum(each.memory.nbytes for each in ring.slots),
+                "host": self._host.peak,
+                "disk": engine.placing.written,
+            },
+            budget_bytes={
+                "device": self._budgets.device,
+                "host": self._budgets.host,
+                "disk": self._budgets.disk or 0,
+            },
+            training={} if self._training is None else self._training.stats(),
+        )
+
+    def reset_stats(self) -> None:
+        """Count from now on."""
+        engine = self._engine
+        moved = Counter(engine.transfers.moved)
+        moved.update(engine.moved)
+        self._base = {
+            "moved": moved,
+            "busy": engine.transfers.busy,
+            "waited": engine.ring.waited,
+            "steps": engine.steps,
+            "loads": engine.ring.loads,
+            "hits": engine.ring.hits,
+            "unexpected": engine.ring.unexpected,
+            "missed": engine.missed,
+        }
+        self._times.clear()
+
+    # Training
+
+    @property
+    def training(self) -> Training:
+        """Gradients, activations and optimizer states; made when it is first asked for."""
+        if self._training is None:
+            self._training = self._train()
+        return self._training
+
+    def _train(self) -> Training:
+        engine = self._engine
+        transfers, device = engine.transfers, engine.device
+        moving = device if device.capabilities.separate_memory else None
+        stores: list[Store] = [self._host]
+        if engine.placing.folder is not None:
+            stores.append(SpillStore(engine.placing.folder, engine.placing.disk, transfers, moving))
+        store = Stacked(stores)
+        self._stores.append(store)
+        ring = sum(each.memory.nbytes for each in engine.ring.slots)
+        sizes = Sizes(room=ring) if ring else Sizes()
+        training = Training(self.model, self._weights, store, store, store, sizes)
+        if training.activations is not None:
+            training.activations.skip = lambda tensor: tensor.untyped_storage()._cdata in self._resident_storages()
+            engine.packing.otherwise = (training.activations.pack, training.activations.unpack)
+        return training
+
+    def _resident_storages(self) -> set[int]:
+        return {
+            each.parameters[0].data.untyped_storage()._cdata
+            for each in self._engine.model.weights.values()
+            if each.home is None
+        }
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
+        """Take an optimizer over. See `Training.optimizer`."""
+        return self.training.optimizer(optimizer, elementwise=elementwise)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        parameters: Iterable[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Clip gradients. See `Training.clip_grad_norm_`."""
+        return self.training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, parameters)
+
+    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+        """Write a checkpoint. See `Training.save`."""
+        self.training.save(path, extra)
+
+    def restore(self, path: str | os.PathLike[str]) -> Any:
+        """Go on from a checkpoint. See `Training.restore`."""
+        return self.training.restore(path)
+
+    # The way back
+
+    def detach(self, device: str | torch.device | None = None) -> nn.Module:
+        """Give the model its weights back, and take everything away that was put on it.
+
+        Args:
+            device: where they go; None for where they were. A model that was on meta is on meta again.
+
+        Returns:
+            The model.
+
+        Raises:
+            UsageError: the model was on meta, and its weights have changed: they would be lost.
+        """
+        if self._closed:
+            return self.model
+        engine = self._engine
+        engine.ring.clear()
+        where = None if device is None else torch.device(device)
+        if where is None:
+            lost = [
+                each.name
+                for each in engine.model.weights.values()
+                if self._origins[each].type == "meta" and not self._unchanged(each)
+            ]
+            if lost:
+                raise UsageError(
+                    "the model was on meta, and its weights have changed: they would be lost.",
+                    looked_at=f"{len(lost)} weights, such as {lost[0]}",
+                    do='detach it with a device that holds all of them: handle.detach("cpu"), or save it and close()',
+                )
+        if self._training is not None:
+            self._training.close()
+        for weight in engine.model.weights.values():
+            self._return(weight, where or self._origins[weight])
+        self.close()
+        return self.model
+
+    def _unchanged(self, weight: Weight) -> bool:
+        if weight.home is None:
+            return weight.parameters[0]._version == weight.version
+        return isinstance(weight.home, DiskHome) and weight.home.spill is None
+
+    def _return(self, weight: Weight, where: torch.device) -> None:
+        if where.type == "meta":
+            data: torch.Tensor = weight.like
+        elif weight.home is None:
+            data = weight.parameters[0].data
+            data = data if data.device == where else data.to(where)
+        elif isinstance(weight.home, MemoryHome) and isinstance(weight.home.keep, torch.Tensor) and where.type == "cpu":
+            data = weight.home.keep
+        else:
+            data = self._engine.placing.values(weight)
+            data = data if where.type == "cpu" else data.to(where)
+        home, weight.home = weight.home, None
+        for each in weight.parameters:
+            set_data(each, data)
+        if home is not None:
+            home.release()
+
+    def close(self) -> None:
+        """Take everything away without giving the weights back: those that were not on the device hold nothing then."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hooks.remove()
+        try:
+            self._engine.ring.clear()
+        finally:
+            for each in self._stores:
+                each.close()
+            self._host.close()
+            self._engine.close()
+            if self._files is not None:
+                self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.detach()
+            return
+        try:
+            self.detach()
+        except Exception:  # the first error counts
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<toprope tiers of {type(self.model).__name__} on {self.device}>"
+
+    def save_timeline(self, path: str | os.PathLike[str], seconds: float | None = None) -> None:
+        """Draw what was in which slot when, as SVG."""
+        Path(path).write_text(self.timeline.svg(seconds), encoding="utf-8")
+
+
+_LINKS = ("disk_read", "page_cache", "disk_write", "host_to_device", "device_to_host")
+
+
+def _alike(old: Plan, new: Plan) -> bool:
+    """Whether a plan is as good where it is: as many slots, as many bytes in each tier."""
+    return (
+        (old.slots, old.slot_bytes, old.training) == (new.slots, new.slot_bytes, new.training)
+        and old.resident_bytes == new.resident_bytes
+        and all(old.bytes_in(tier) == new.bytes_in(tier) for tier in ("host", "disk"))
+        and not (old.split or new.split)
+    ) or not (old.slots or new.slots)

@@ -1,0 +1,117 @@
+"""What is put on a model's modules so that their weights are there while they run, and how it is taken away again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from toprope.tiers.engine import Engine, Needs
+from toprope.tiers.groups import CLOSED, Model, Weight
+
+__all__ = ["Hooks"]
+
+
+class Hooks:
+    """The hooks on one model.
+
+    Args:
+        module: the model.
+        model: the same, taken apart.
+        engine: what is called before and after modules run.
+    """
+
+    def __init__(self, module: nn.Module, model: Model, engine: Engine) -> None:
+        self.module, self.model, self.engine = module, model, engine
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self) -> None:
+        """Put them on."""
+        owned = {prefix: [self.model.weights[name] for name in names] for prefix, _, names in self.model.owners}
+        in_group = {
+            group.name: list({each.key: self.model.weights[each.key] for each in group.members}.values())
+            for group in self.model.groups
+        }
+        inside: str | None = None
+        for prefix, module in self.module.named_modules():
+            if inside is not None and prefix.startswith(inside):
+                continue  # a module around it sees to it
+            closed = _closed(module)
+            weights = self._below(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
+            group = prefix if prefix in self.model.blocks else ""
+            if group:
+                weights = in_group[group]
+            if weights or not prefix:
+                needs = Needs(prefix, weights, group, root=not prefix)
+                self.engine.needs.append(needs)
+                self._put_on(module, needs)
+            inside = prefix + "." if closed and prefix else None
+
+    def _below(self, prefix: str, owned: dict[str, list[Weight]]) -> list[Weight]:
+        inner = prefix + "." if prefix else ""
+        return list(
+            {each: None for name, some in owned.items() if name == prefix or name.startswith(inner) for each in some}
+        )
+
+    def _put_on(self, module: nn.Module, needs: Needs) -> None:
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._around(module, "_compiled_call_impl", needs)
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            self._around(module, "forward", needs)
+        else:
+            enter, leave = self.engine.enter, self.engine.leave
+
+            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            def before(_module: nn.Module, _args: Any) -> None:
+                enter(needs)
+
+            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+                leave(needs)
+
+            self._undo.append(module.register_forward_pre_hook(before, prepend=True).remove)
+            self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+
+    def _around(self, module: nn.Module, name: str, needs: Needs) -> None:
+        """Stand in for what a module calls; it sees no hooks then, and is compiled without what is done here."""
+        call, own = getattr(module, name), name in vars(module)
+        engine = self.engine
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            engine.enter(needs)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                engine.leave(needs)
+
+        if name == "forward":
+            run = torch.compiler.disable(run, recursive=False)  # type: ignore[no-untyped-call]
+        vars(module)[name] = run
+
+        def undo() -> None:
+            if own:
+                vars(module)[name] = call
+            else:
+                vars(module).pop(name, None)
+
+        self._undo.append(undo)
+
+    def add(self, undo: Callable[[], Any]) -> None:
+        """Something else that is taken away with the hooks."""
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Take them away."""
+        while self._undo:
+            self._undo.pop()()
+        self.engine.needs.clear()
+
+
+def _closed(module: nn.Module) -> bool:
+    """Whether nothing may be put on the modules in it: it is compiled, or looks for hooks."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+    return compiled or isinstance(module, nn.TransformerEncoderLayer)

@@ -1,0 +1,94 @@
+"""What was in which slot when: recorded as it happens, drawn as SVG."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from html import escape
+
+from toprope.tiers.ring import Slot, Unit
+
+__all__ = ["Span", "Timeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time of a slot.
+
+    Attributes:
+        slot: its number.
+        unit: what was loaded or used.
+        what: "load", "ready" (loaded and not used yet or no more) or "use".
+        begin, end: seconds since the timeline began.
+    """
+
+    slot: int
+    unit: str
+    what: str
+    begin: float
+    end: float
+
+
+class Timeline:
+    """The last events of the slots.
+
+    Args:
+        most: how many events are kept.
+    """
+
+    def __init__(self, most: int = 8192) -> None:
+        self._events: deque[tuple[float, str, int, str]] = deque(maxlen=most)
+        self._since = time.perf_counter()
+
+    def note(self, what: str, slot: Slot, unit: Unit) -> None:
+        """Something happens to a slot: "load" begins, it is "ready", a "use" begins, it is "free" again."""
+        self._events.append((time.perf_counter() - self._since, what, slot.number, unit.name))
+
+    def spans(self) -> list[Span]:
+        """What the events say, in the order in which it began."""
+        found: list[Span] = []
+        last: dict[int, tuple[float, str, str]] = {}
+        for at, what, slot, unit in sorted(self._events):
+            known = last.get(slot)
+            if known is not None and known[2] == unit:
+                found.append(Span(slot, unit, known[1], known[0], at))
+            state = {"load": "load", "use": "use"}.get(what, "ready")
+            last[slot] = (at, state, unit)
+        now = time.perf_counter() - self._since
+        found += [Span(slot, unit, state, at, now) for slot, (at, state, unit) in last.items() if state != "ready"]
+        return sorted((each for each in found if each.end > each.begin), key=lambda each: each.begin)
+
+    def svg(self, seconds: float | None = None) -> str:
+        """A picture: a row for each slot, pale while it is loaded, dark while it is used.
+
+        Args:
+            seconds: of the end that are drawn; None for all that is kept.
+        """
+        spans = self.spans()
+        end = max((each.end for each in spans), default=0.0)
+        begin = min((each.begin for each in spans), default=0.0)
+        if seconds is not None:
+            begin = max(begin, end - seconds)
+        spans = [each for each in spans if each.end > begin]
+        rows = max((each.slot for each in spans), default=0) + 1
+        width, row, left = 1000.0, 26, 60
+        scale = width / max(end - begin, 1e-9)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 10:.0f} {rows * row + 46}" '
+            'font-family="sans-serif" font-size="11">',
+            "<style>.load{fill:#a6cee3}.ready{fill:#e8eef2}.use{fill:#1f78b4}text{fill:#333}</style>",
+        ]
+        for number in range(rows):
+            parts.append(f'<text x="4" y="{number * row + 17}">slot {number}</text>')
+        for each in spans:
+            x = left + (max(each.begin, begin) - begin) * scale
+            wide = max((each.end - max(each.begin, begin)) * scale, 0.4)
+            title = f"{each.unit}: {each.what}, {(each.end - each.begin) * 1e3:.1f} ms"
+            parts.append(
+                f'<rect class="{each.what}" x="{x:.1f}" y="{each.slot * row + 3}" width="{wide:.1f}" '
+                f'height="{row - 6}"><title>{escape(title)}</title></rect>'
+            )
+        legend = f"{(end - begin) * 1e3:.1f} ms; pale: loaded, dark: used"
+        parts.append(f'<text x="{left}" y="{rows * row + 16}">{legend}</text></svg>')
+        return "\n".join(parts)
