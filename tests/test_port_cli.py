@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import toprope
 from toprope.cli import main
 from toprope.port.scan import find, own_methods, port_files
 
@@ -171,5 +172,5 @@ def test_the_room_loads_no_torch():
         "import sys\nfrom toprope.cli import main\nstatus = main(['port', sys.argv[1], '--check'])\n"
         "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)\nsys.exit(status)"
     )
-    done = subprocess.run([sys.executable, "-c", code, __file__], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, toprope.__file__], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,17 +3,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 from toprope.port.files import FileKind, kind_of, port_text, text_rules
+from toprope.port.scan import find, port_files
 
 NAMES = {
     "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR107": "Dockerfile", "TR108": "run.sh",
-    "TR108a": "run.sh", "TR110": "README.md",
+    "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
 }  # fmt: skip
 CASES = [
     pytest.param(rule, example, id=f"{code}-{number}")
     for code, rule in text_rules().items()
     for number, example in enumerate(rule.examples)
+    if code in NAMES
 ]
 
 
@@ -90,6 +93,32 @@ def test_a_script_keeps_its_line_ends_and_gives_each_command_its_own_mask():
     )
     assert [each.rule.code for each in found.findings if each.line == 5] == ["TR106", "TR107"]
     assert [each.after for each in found.findings if each.line == 2] == [lines[1].removeprefix("export ")]
+
+
+REQUIREMENTS = """--index-url https://download.pytorch.org/whl/cu121
+torch==2.4.0+cu121
+flash-attn>=2.6 ; python_version < "3.13"  # fast
+numpy
+xformers  # toprope: ignore[TR106]
+"""
+
+
+def test_requirements_for_cuda_are_kept_beside_the_portable_ones(tmp_path):
+    found = ported(REQUIREMENTS, "sub/requirements.txt")
+    assert found.beside == ("requirements-cuda.txt", REQUIREMENTS.encode())
+    lines = found.after.decode().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "torch==2.4.0", "numpy", "xformers  # toprope: ignore[TR106]",
+    ]  # fmt: skip
+    for line in lines:  # as pip reads them
+        if not line.startswith("#"):
+            Requirement(line.split("#")[0])
+    assert kind_of("sub/requirements-cuda.txt") is None
+    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
+    (tmp_path / "requirements-cuda.txt").write_text("mine")
+    (kept,) = port_files(find([tmp_path]))
+    assert [each.held_back for each in kept.findings] == ["", "", "requirements-cuda.txt is there already"]
+    assert kept.beside is None
 
 
 def test_bytes_that_are_no_text_are_skipped_with_a_reason():

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from toprope import port
-from toprope.port.registry import families, table
+from toprope.port.registry import families, python_rules, table
 
-RULES = port.rules()
+RULES = python_rules()
 CASES = [
     pytest.param(rule, example, id=f"{rule.code}-{number}")
     for rule in RULES.values()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from toprope.errors import UsageError
 
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
     from toprope.port.finding import Ported
 
 __all__ = ["app"]
+
+
+class PortCommand(TyperCommand):
+    """Takes `--vendor` alone, too: its value, if there is one, stands behind "="."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a `--vendor` without a value an empty one."""
+        return super().parse_args(ctx, ["--vendor=" if each == "--vendor" else each for each in args])
+
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -36,9 +47,11 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    SARIF = "sarif"
+    HTML = "html"
 
 
-@app.command()
+@app.command(cls=PortCommand)
 def port(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", show_default=False, help="Files and folders.")],
     diff: Annotated[bool, typer.Option("--diff", help="Show what would be changed.")] = False,
@@ -52,6 +65,23 @@ def port(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report there instead of stdout.")
     ] = None,
+    vendor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="",
+            show_default=False,
+            help="--vendor or --vendor=FOLDER: ported code calls one file that is put into the program, and needs no "
+            "toprope.",
+        ),
+    ] = None,
+    with_trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What toprope run --trace-cuda saw: mark it, and add what only a run shows."),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The sites in this file are known: --check ends with 0.")
+    ] = None,
+    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all sites down as known.")] = None,
     backup: Annotated[bool, typer.Option("--backup", help="Keep each old file, with .orig behind its name.")] = False,
     allow_dirty: Annotated[
         bool, typer.Option("--allow-dirty", help="Write although git has changes that are not committed.")
@@ -61,31 +91,70 @@ def port(
     """Find what only runs on CUDA, rewrite it for NPU, CUDA and CPU, and say what needs a person.
 
     Nothing is written unless --write is given. The exit status is 0; with --check it is 1 where there are sites; 2 for
-    a wrong call; 3 where a file could not be read, parsed or written (the others are done).
-    """
-    from toprope.port import report
+    a wrong call; 3 where a file could not be read, parsed or written (the others are done). Docs: docs/port.md.
+    """  # fmt: skip
+    from toprope.port import baseline as baselines
+    from toprope.port import trace
+    from toprope.port import vendor as vendoring
+    from toprope.port.file import RUNTIME
     from toprope.port.scan import Choice, find, port_files
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
 
     if diff + write + check > 1:
         raise UsageError("--diff, --write and --check exclude each other.", do="give one of them")
+    if baseline is not None and write_baseline is not None:
+        raise UsageError("--baseline and --write-baseline exclude each other.", do="give one of them")
+    begun = time.perf_counter()
     choice = Choice(_codes(select), _codes(ignore))
+    sites = None if with_trace is None else trace.read(with_trace)
+    if baseline is not None:
+        baselines.read(baseline)  # before the work: it may be no baseline
     files = find(paths)
-    done = list(port_files(files, choice=choice, jobs=jobs, progress=_progress(len(files))))
+    file = vendoring.where(paths, vendor) if vendor is not None else vendoring.present(files)
+    runtime = RUNTIME if file is None else file.module
+    done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, progress=_progress(len(files))))
+    notes = []
+    if sites is not None:
+        elsewhere = trace.mark(done, sites, choice.leaves)
+        notes += [f"  elsewhere  {elsewhere:5}   sites of the trace lie in no file of these"] if elsewhere else []
+    if baseline is not None:
+        baselines.mark_known(baseline, done)
+    if write_baseline is not None:
+        number = baselines.write(write_baseline, done, written=write)
+        notes.append(f"{number} sites are known from now on: {write_baseline}")
     if write:
+        changed = [each for each in done if each.changed]
         if not allow_dirty:
-            check_clean(Path(each.path) for each in done if each.changed)
+            check_clean(Path(each.path) for each in changed)
+        if vendor is not None and file is not None and changed and file.put():
+            notes.append(f"{file.path} written: what ported code calls, and the program's own from now on")
         for each in done:
             write_file(each, backup=backup)
     name = ", ".join(map(str, paths))
-    if form is Format.JSON:
-        said = json.dumps(report.as_dict(name, done, written=write), ensure_ascii=False, indent=2) + "\n"
-    else:
-        said = "".join(report.diff(each) for each in done) if diff else ""
-        said += report.text(name, done, written=write)
-    _say(said, output)
+    _say(_report(form, name, done, diff, write, notes, time.perf_counter() - begun), output)
     raise typer.Exit(_status(done, check))
+
+
+def _report(
+    form: Format, name: str, done: list[Ported], diff: bool, written: bool, notes: list[str], seconds: float
+) -> str:
+    import toprope
+    from toprope.port import all_rules, report
+
+    if form is Format.HTML:
+        from toprope.port.report_html import html
+
+        return html(done, name)
+    if form is Format.TEXT:
+        said = "".join(report.diff(each) for each in done) if diff else ""
+        return said + report.text(name, done, written=written, notes=notes)
+    facts = report.as_dict(name, done, written=written) | {"seconds": round(seconds, 3)}
+    if form is Format.SARIF:
+        from toprope.port.report_sarif import sarif
+
+        facts = sarif(done, toprope.__version__, all_rules().values())
+    return json.dumps(facts, ensure_ascii=False, indent=2) + "\n"
 
 
 def _codes(given: list[str] | None) -> tuple[str, ...]:
@@ -93,7 +162,7 @@ def _codes(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _status(done: list[Ported], check: bool) -> int:
-    if check and any(each.findings for each in done):
+    if check and any(not finding.known for each in done for finding in each.findings):
         return 1
     return 3 if any(each.skipped for each in done) else 0
 

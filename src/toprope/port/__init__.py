@@ -10,7 +10,7 @@
 
 from toprope.port.engine import port
 from toprope.port.finding import Finding, Ported
-from toprope.port.registry import rules
+from toprope.port.registry import all_rules
 from toprope.port.rule import Example, Family, Kind, Rule
 
-__all__ = ["Example", "Family", "Finding", "Kind", "Ported", "Rule", "port", "rules"]
+__all__ = ["Example", "Family", "Finding", "Kind", "Ported", "Rule", "all_rules", "port"]

@@ -27,6 +27,8 @@ class Finding:
         after: the text of the place afterwards; "" where nothing is done there.
         held_back: why the edits were not made although the rule has some; "" where they were.
         cell: the number of the notebook's cell, from 1; None elsewhere.
+        seen: how often a trace saw it asked of torch.
+        known: whether it stands in the baseline.
     """
 
     rule: Rule
@@ -40,6 +42,8 @@ class Finding:
     after: str = ""
     held_back: str = ""
     cell: int | None = None
+    seen: int = 0
+    known: bool = False
 
     @property
     def converted(self) -> bool:
@@ -66,6 +70,7 @@ class Ported:
         skipped: why it was not looked at, as a sentence without a full stop; "" where it was.
         lines: number of its lines, 0 where it was skipped.
         ignored: how many places a comment or an option left out.
+        beside: name and bytes of a file that is put beside it where it is written, and must not be there yet.
     """
 
     path: str
@@ -75,6 +80,7 @@ class Ported:
     skipped: str = ""
     lines: int = 0
     ignored: int = 0
+    beside: tuple[str, bytes] | None = None
 
     @property
     def changed(self) -> bool:

@@ -7,7 +7,7 @@ import re
 from toprope.port.finding import Finding
 from toprope.port.source import Source
 
-__all__ = ["ignored_lines", "is_ignored"]
+__all__ = ["ignored_lines", "ignored_text_lines", "is_ignored"]
 
 _COMMENT = re.compile(r"#\s*(?:toprope|portable)\s*:\s*ignore(?:\s*\[([^\]]*)\])?(?![\w\[])", re.IGNORECASE)
 
@@ -17,9 +17,18 @@ def ignored_lines(source: Source) -> dict[int, frozenset[str]]:
     found = {}
     for match in _COMMENT.finditer(source.text):
         if source.has_comment(source.starts[source.place(match.start())[0] - 1], match.end()):
-            codes = re.split(r"[\s,]+", (match[1] or "").upper().strip())
-            found[source.place(match.start())[0]] = frozenset(code for code in codes if code)
+            found[source.place(match.start())[0]] = _codes(match)
     return found
+
+
+def ignored_text_lines(text: str) -> dict[int, frozenset[str]]:
+    """The same for a file that is not Python: a # is a comment wherever it stands."""
+    lines = enumerate(text.splitlines(), 1)
+    return {number: _codes(match) for number, line in lines if (match := _COMMENT.search(line))}
+
+
+def _codes(match: re.Match[str]) -> frozenset[str]:
+    return frozenset(code for code in re.split(r"[\s,]+", (match[1] or "").upper().strip()) if code)
 
 
 def is_ignored(finding: Finding, lines: dict[int, frozenset[str]]) -> bool:

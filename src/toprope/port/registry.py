@@ -1,4 +1,4 @@
-"""All rules: the families of `toprope/port/rules`, and a table of who is asked about what."""
+"""All rules: the families of `toprope/port/rules`, and a table of who is asked about what; those of other files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from toprope.port.files import text_rules
 from toprope.port.rule import Family, Handler, Rule
+from toprope.port.trace import AT_RUN_TIME
 
-__all__ = ["Table", "families", "rules", "table"]
+__all__ = ["Table", "all_rules", "families", "python_rules", "table"]
 
 
 @cache
@@ -23,9 +25,16 @@ def families() -> tuple[Family, ...]:
 
 
 @cache
-def rules() -> dict[str, Rule]:
-    """Every rule by its code, in the order of the codes."""
+def python_rules() -> dict[str, Rule]:
+    """The rules about Python by their codes, in their order."""
     found = [rule for family in families() for rule in family.rules]
+    return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
+
+
+@cache
+def all_rules() -> dict[str, Rule]:
+    """Every rule by its code, in the order of the codes: also those about other files, and about what a trace saw."""
+    found = [*python_rules().values(), *text_rules().values(), AT_RUN_TIME]
     return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from toprope.port.finding import Finding, Ported
@@ -29,6 +30,8 @@ class Totals:
         converted: places that are rewritten, by kind.
         skipped: files that could not be looked at.
         ignored: places that comments and options left out.
+        known: places that stand in the baseline.
+        seen: places that a trace saw at run time.
     """
 
     files: int
@@ -39,6 +42,8 @@ class Totals:
     converted: dict[Kind, int]
     skipped: int
     ignored: int
+    known: int
+    seen: int
 
     @property
     def rate(self) -> float | None:
@@ -59,16 +64,19 @@ def totals(files: Sequence[Ported]) -> Totals:
         converted={kind: sum(finding.kind is kind and finding.converted for finding in findings) for kind in Kind},
         skipped=sum(bool(each.skipped) for each in files),
         ignored=sum(each.ignored for each in files),
+        known=sum(finding.known for finding in findings),
+        seen=sum(bool(finding.seen) for finding in findings),
     )
 
 
-def text(name: str, files: Sequence[Ported], *, written: bool = False) -> str:
-    """The report for a terminal: totals, then the places that need a person, one line each.
+def text(name: str, files: Sequence[Ported], *, written: bool = False, notes: Sequence[str] = ()) -> str:
+    """The report for a terminal: totals, then the places that need a person, one line each. Known ones are counted.
 
     Args:
         name: what was looked at.
         files: the port of every file.
         written: whether the files were changed on the disk.
+        notes: lines about the whole, below the totals.
     """
     sums = totals(files)
     places = sum(sums.places.values())
@@ -84,14 +92,23 @@ def text(name: str, files: Sequence[Ported], *, written: bool = False) -> str:
         lines += [f"  {_NAMES[kind]:10} {sums.places[kind]:5}   {what:70} {kind}".rstrip() for kind, what in rows]
     if sums.ignored:
         lines.append(f"  ignored    {sums.ignored:5}   by a comment or an option")
+    if sums.known:
+        lines.append(f"  known      {sums.known:5}   stand in the baseline, and are not listed here")
+    if sums.seen:
+        lines.append(f"  seen       {sums.seen:5}   reached torch when the trace was made")
+    lines += notes
     if written:
         lines.append(f"{_many(sums.changed, 'file')} written")
     elif sums.changed:
         lines.append("nothing was written. See it: --diff · do it: --write · in CI: --check")
     for each in files:
-        lines += [_line(each, finding) for finding in each.findings if finding.kind is not Kind.PRESERVING]
+        lines += [_line(each, finding) for finding in each.findings if _is_for_a_person(finding)]
     lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
     return "\n".join(lines) + "\n"
+
+
+def _is_for_a_person(finding: Finding) -> bool:
+    return not finding.known and (finding.kind is not Kind.PRESERVING or (bool(finding.seen) and not finding.converted))
 
 
 def _many(number: int, what: str) -> str:
@@ -113,6 +130,8 @@ def _line(file: Ported, finding: Finding) -> str:
     said = finding.message or finding.rule.title
     if finding.held_back:
         said = f"{finding.rule.title}; left as it is: {finding.held_back}"
+    if finding.seen:
+        said += f" (asked {_many(finding.seen, 'time')} in the trace)"
     cell = f" (cell {finding.cell})" if finding.cell is not None else ""
     return f"{file.path}:{finding.line}:{finding.column}{cell}  {finding.rule.code} {finding.kind}  {said}"
 
@@ -123,7 +142,10 @@ def diff(file: Ported) -> str:
         return ""
     before, after = (_decoded(data) for data in (file.before, file.after))
     name = file.path.lstrip("/")
-    parts = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+    parts = list(difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}"))
+    if file.beside is not None:
+        beside = str(PurePath(name).with_name(file.beside[0]))
+        parts += difflib.unified_diff([], _lines(_decoded(file.beside[1])), "/dev/null", f"b/{beside}")
     return "".join(part if part.endswith("\n") else f"{part}\n\\ No newline at end of file\n" for part in parts)
 
 
@@ -153,6 +175,8 @@ def as_dict(name: str, files: Sequence[Ported], *, written: bool = False) -> dic
         "rewritten": {str(kind): number for kind, number in sums.converted.items()},
         "rate": sums.rate,
         "ignored": sums.ignored,
+        "known": sums.known,
+        "seen": sums.seen,
         "skipped": [{"path": each.path, "reason": each.skipped} for each in files if each.skipped],
         "findings": [_finding(each, finding) for each in files for finding in each.findings],
     }
@@ -173,5 +197,7 @@ def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
         "after": finding.after,
         "message": finding.message or finding.rule.title,
         "held_back": finding.held_back,
+        "seen": finding.seen,
+        "known": finding.known,
         "page": finding.rule.page,
     }

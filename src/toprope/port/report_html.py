@@ -128,6 +128,10 @@ def _row(finding: Finding) -> str:
     text = finding.message or finding.rule.title
     if finding.held_back:
         text += f" (not rewritten: {finding.held_back})"
+    if finding.seen:
+        text += f" (asked {finding.seen} times in the trace)"
+    if finding.known:
+        text += " (in the baseline)"
     told = f"<code>{escape(finding.before[:300])}</code>"
     if finding.converted:
         told += f" &rarr; <code>{escape(finding.after[:300])}</code>"

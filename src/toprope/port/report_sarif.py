@@ -82,6 +82,10 @@ def _result(path: str, finding: Finding, index: dict[str, int]) -> dict[str, Any
         "locations": [{"physicalLocation": {**_place(path), "region": region}}],
         "properties": {"converted": finding.converted},
     }
+    if finding.known:
+        result["baselineState"] = "unchanged"
+    if finding.seen:
+        result["properties"]["seen"] = finding.seen
     if finding.cell is not None:
         result["locations"][0]["logicalLocations"] = [{"name": f"cell {finding.cell}"}]
     return result

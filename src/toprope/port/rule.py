@@ -86,9 +86,9 @@ class Rule:
 
 def rule_of(code: str) -> Rule:
     """The rule of a code. Raises KeyError where there is none."""
-    from toprope.port.registry import rules
+    from toprope.port.registry import all_rules
 
-    return rules()[code]
+    return all_rules()[code]
 
 
 Handler = Callable[["File", Any], bool | None]

@@ -1,4 +1,4 @@
-"""Files and folders: which files there are, and the port of each, in one process or several.
+"""Files and folders: which files there are, and the port of each by its kind, in one process or several.
 
 Nothing is written here. What cannot be read or is no Python of this version is skipped with the reason, and the rest is
 done.
@@ -18,8 +18,11 @@ from pathlib import Path
 from toprope.errors import UsageError
 from toprope.port.engine import MOST_BYTES, own_methods_of, port
 from toprope.port.file import RUNTIME
+from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
+from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook
 from toprope.port.source import Source, UnreadableError
+from toprope.port.vendor import is_vendored
 
 __all__ = ["Choice", "find", "own_methods", "port_files"]
 
@@ -27,7 +30,6 @@ _LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints",
 }  # fmt: skip
-_OF_THE_RUNTIME = b'"""Runs a program written for CUDA on an NPU, CUDA, another accelerator or the CPU. Put here by'
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ class Choice:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        from toprope.port.registry import rules
+        from toprope.port.registry import all_rules
 
         for code in (*self.select, *self.ignore):
-            if not code or not any(each.startswith(code) for each in rules()):
+            if not code or not any(each.startswith(code) for each in all_rules()):
                 raise UsageError(f"there is no rule {code!r}.", do="give codes such as TR031, or their beginnings")
 
     def leaves(self, finding: Finding) -> bool:
@@ -61,7 +63,7 @@ class Choice:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The Python files among paths and in folders, sorted, each once.
+    """The files among paths and in folders that have a kind, sorted, each once. What is named itself is always taken.
 
     Links to folders are not followed, so that a loop has an end; folders of version control, of environments and of
     caches are left out, unless they are named themselves.
@@ -78,7 +80,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
                 )
                 for name in sorted(names):
                     file = Path(folder, name)
-                    if _is_python(file):
+                    if _kind(file) is not None:
                         found.setdefault(os.path.realpath(file), file)
         elif path.exists():
             found.setdefault(os.path.realpath(path), path)
@@ -91,23 +93,29 @@ def _is_environment(folder: str, name: str) -> bool:
     return os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
 
 
-def _is_python(path: Path) -> bool:
-    if path.suffix in (".py", ".pyw"):
-        return True
-    if path.suffix or not path.is_file():  # neither a pipe nor a device
-        return False
+def _kind(path: Path) -> FileKind | None:
+    """The kind of a file by its name; of one without a suffix by its first line, too."""
+    kind = kind_of(path.as_posix())
+    if kind is not None or path.suffix or not path.is_file():  # neither a pipe nor a device
+        return kind
     try:
         with path.open("rb") as file:
             first = file.read(128).partition(b"\n")[0]
     except OSError:
-        return False
-    return first.startswith(b"#!") and b"python" in first
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    if b"python" in first:
+        return FileKind.PYTHON
+    return FileKind.SHELL if first.rstrip().endswith(b"sh") else None
 
 
 def own_methods(files: Iterable[Path]) -> frozenset[str]:
     """The names of the classes in these files that have a method `cuda` of their own."""
     found: set[str] = set()
     for path in files:
+        if _kind(path) not in (FileKind.PYTHON, None):
+            continue
         try:
             data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
             if b"def cuda(" in data:
@@ -151,18 +159,25 @@ def port_files(
 def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
     name = str(path)
     try:
+        kind = _kind(path) or FileKind.PYTHON
         size = path.stat().st_size
-        if size > MOST_BYTES:
+        if size > (MOST_NOTEBOOK_BYTES if kind is FileKind.NOTEBOOK else MOST_BYTES):
             return Ported(name, skipped=f"it has {size / 1e6:.1f} MB: taken for a generated file")
         data = path.read_bytes()
     except OSError as error:
         return Ported(name, skipped=f"it cannot be read: {error.strerror}")
-    if data.startswith(_OF_THE_RUNTIME):  # the vendored file is the user's from then on
+    if is_vendored(data):  # it is the user's from then on
         return Ported(name, data, data, lines=data.count(b"\n"))
+    if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
+        ported = port_text(data, name, kind, choice.leaves)
+        if ported.beside is not None and path.with_name(ported.beside[0]).exists():
+            ported = port_text(data, name, kind, choice.leaves, keeps=False)
+        return ported
     collects = gc.isenabled()
     gc.disable()  # trees are large, and gone at the end of each file
     try:
-        return port(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+        one = port_notebook if kind is FileKind.NOTEBOOK else port
+        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
     finally:
         if collects:
             gc.enable()

@@ -66,11 +66,23 @@ def write(ported: Ported, *, backup: bool = False) -> None:
         elif target.read_bytes() != ported.before:
             ported.skipped = "it was changed by someone else in the meantime"
         else:
+            if ported.beside is not None:
+                _put(target.with_name(ported.beside[0]), ported.beside[1])
             _replace(target, ported.after, backup)
+    except FileExistsError:
+        ported.skipped = f"{ported.beside[0] if ported.beside else target} is there already"
     except OSError as error:
         ported.skipped = f"it cannot be written: {error.strerror}"
     if ported.skipped:
         ported.after = ported.before
+
+
+def _put(place: Path, data: bytes) -> None:
+    """A new file; FileExistsError where there is another one of its name."""
+    if place.exists() and place.read_bytes() == data:  # an earlier run was cut off behind it
+        return
+    with place.open("xb") as file:
+        file.write(data)
 
 
 def _replace(target: Path, data: bytes, backup: bool) -> None:

@@ -23,9 +23,9 @@ class FileKind(StrEnum):
 
 
 _SUFFIXES = {
-    ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK, ".sh": FileKind.SHELL,
-    ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL, ".md": FileKind.DOCUMENT,
-    ".rst": FileKind.DOCUMENT,
+    ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".pyw": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK,
+    ".sh": FileKind.SHELL, ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL,
+    ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT,
 }  # fmt: skip
 _WORKFLOWS = ((".github", "workflows"), (".gitlab-ci.yml",), (".circleci",), (".buildkite",), ("azure-pipelines.yml",))
 
@@ -46,9 +46,9 @@ def kind_of(path: str) -> FileKind | None:
             return FileKind.IMAGE
         return FileKind.ENVIRONMENT if "env" in name or "conda" in name else None
     if suffix in (".txt", ".in") and (
-        "requirement" in name or "constraint" in name or "requirement" in str(place.parent)
+        "requirement" in name or "constraint" in name or "requirement" in place.parent.name.lower()
     ):
-        return FileKind.REQUIREMENTS
+        return None if name.endswith(f"-cuda{suffix}") else FileKind.REQUIREMENTS  # by its name it is for CUDA
     if name in ("pyproject.toml", "setup.cfg", "pipfile"):
         return FileKind.PROJECT
     if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":

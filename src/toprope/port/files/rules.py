@@ -1,10 +1,10 @@
-"""Rows 106 to 108 and 110: what is reported of files that are not Python, and what is rewritten."""
+"""Rows 106 to 110: what is reported of files that are not Python, and what is rewritten."""
 
 from __future__ import annotations
 
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["BUILD", "COMMAND", "IMAGE", "PACKAGE", "RULES", "SHELL", "TOOL"]
+__all__ = ["BUILD", "COMMAND", "IMAGE", "NOTEBOOK", "PACKAGE", "RULES", "SHELL", "TOOL"]
 
 
 def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
@@ -12,12 +12,15 @@ def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tu
 
 
 PACKAGE = _rule(
-    "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12 and other packages for CUDA alone: reported",
-    """They cannot be installed, or do nothing, on a machine without CUDA. Keep them in a list of their own
-    (requirements-cuda.txt, an extra "cuda"), so that the others' installation does not fail; no marker of pip says
-    "where there is CUDA".""",
+    "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12 and other packages for CUDA alone: out of requirements.txt",
+    """They cannot be installed, or do nothing, on a machine without CUDA, and no marker of pip says "where there is
+    CUDA". The list as it was is kept beside the new one as requirements-cuda.txt, for those who have CUDA. In
+    pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
     "the packages' pages on PyPI",
-    (Example("torch\nflash-attn==2.6.3"), Example("torch\nnumpy", reported=False)),
+    (
+        Example("torch\nflash-attn==2.6.3", "torch\n# flash-attn==2.6.3"),
+        Example("torch\nnumpy", reported=False),
+    ),
 )  # fmt: skip
 
 BUILD = _rule(
@@ -46,7 +49,7 @@ SHELL = _rule(
     "TR108", Kind.REVIEW, "CUDA_VISIBLE_DEVICES=0 python train.py: the NPUs' variable too",
     """Another card is masked by another variable. Both get the same value, and each is read where its card is. A list
     of NPUs must be ascending.""",
-    "torch_npu's documentation; docs/visible.md",
+    "torch_npu's documentation",
     (
         Example(
             "CUDA_VISIBLE_DEVICES=0,1 torchrun train.py",
@@ -64,6 +67,15 @@ TOOL = _rule(
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip
 
+NOTEBOOK = _rule(
+    "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA and is not looked at: reported",
+    """The cells of a notebook are ported as one program, and its JSON stays as it is. Commands of IPython (%env,
+    %timeit) and cells that are no Python cannot be: a person has to look at them. Commands of the shell (!python ...)
+    are looked at as scripts are.""",
+    "IPython's documentation",
+    (Example("%env CUDA_VISIBLE_DEVICES=0"), Example("%matplotlib inline", reported=False)),
+)  # fmt: skip
+
 COMMAND = _rule(
     "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: reported",
     """Whoever copies them runs them as they stand. Say what the other devices need beside them.""",
@@ -74,4 +86,4 @@ COMMAND = _rule(
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, COMMAND)
+RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import PurePath
 
 from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
 from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, RULES, SHELL, TOOL
 from toprope.port.finding import Finding, Ported
+from toprope.port.ignore import ignored_text_lines, is_ignored
 from toprope.port.rule import Rule
 
 __all__ = ["port_text", "text_rules"]
@@ -58,7 +60,9 @@ def text_rules() -> dict[str, Rule]:
     return {rule.code: rule for rule in RULES}
 
 
-def port_text(data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None) -> Ported:
+def port_text(
+    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, keeps: bool = True
+) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
     Args:
@@ -66,6 +70,7 @@ def port_text(data: bytes, path: str, kind: FileKind, leave: Callable[[Finding],
         path: its name, for the report.
         kind: what it is.
         leave: says of a finding that it is not wanted.
+        keeps: whether a list of requirements may be kept as it was in a file beside it.
     """
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
@@ -94,17 +99,31 @@ def port_text(data: bytes, path: str, kind: FileKind, leave: Callable[[Finding],
             )
     if kind is FileKind.DOCUMENT:
         findings = [each for each in findings if each.line in _in_fences(text)]
-    wanted = [each for each in findings if leave is None or not leave(each)]
+    ignored = ignored_text_lines(text)
+    wanted = [each for each in findings if not is_ignored(each, ignored) and (leave is None or not leave(each))]
     ported.ignored = len(findings) - len(wanted)
     ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
-    made = [edit for each in wanted for edit in each.edits]
+    if kind is FileKind.REQUIREMENTS:
+        _keep(ported, keeps)
+    made = [edit for each in wanted if each.converted for edit in each.edits]
     if made:
         ported.after = render(text, made).encode("utf-8")
         for each in wanted:
-            if each.edits:
+            if each.converted:
                 (edit,) = each.edits
                 each.after = render(text, [edit], min(edit.start, edit.end - len(each.before)), edit.end)
     return ported
+
+
+def _keep(ported: Ported, keeps: bool) -> None:
+    """Have the list as it was kept beside the new one, or leave the packages in it."""
+    place = PurePath(ported.path)
+    name = f"{place.stem}-cuda{place.suffix}"
+    if keeps and any(each.edits for each in ported.findings):
+        ported.beside = name, ported.before
+    for each in ported.findings:
+        if each.rule is PACKAGE and not keeps:
+            each.held_back = f"{name} is there already"
 
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
@@ -117,7 +136,7 @@ def _lines(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _message(rule: Rule, text: str) -> str:
-    return f"{text.strip()} is for CUDA alone" if rule is PACKAGE else ""
+    return f"{_PACKAGES.findall(text)[0]} is for CUDA alone" if rule is PACKAGE else ""
 
 
 def _is_comment(line: str, at: int) -> bool:
@@ -143,6 +162,17 @@ def _packages(line: str, start: int) -> _Found:
     for found in _PACKAGES.finditer(line):
         if not _is_comment(line, found.start()):
             yield PACKAGE, start + found.start(), start + found.end(), ()
+
+
+def _requirements(line: str, start: int) -> _Found:
+    """A list of requirements for pip: a line that is one for CUDA becomes a comment."""
+    found = _PACKAGES.match(line.lstrip())
+    if found is None or line.endswith("\\"):
+        yield from _packages(line, start)
+        return
+    at = start + len(line) - len(line.lstrip())
+    text = line.strip()
+    yield PACKAGE, at, at + len(text), (Edit(at, at + len(text), ("# " + text,)),)
 
 
 def _shell(line: str, start: int) -> _Found:
@@ -203,7 +233,7 @@ def _in_fences(text: str) -> frozenset[int]:
 
 
 _LOOKS: dict[FileKind, Callable[[str, int], _Found]] = {
-    FileKind.REQUIREMENTS: _packages,
+    FileKind.REQUIREMENTS: _requirements,
     FileKind.ENVIRONMENT: _packages,
     FileKind.PROJECT: _packages,
     FileKind.IMAGE: _image,

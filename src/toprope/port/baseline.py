@@ -1,0 +1,88 @@
+"""A baseline: the places that are known, so that CI only fails for new ones.
+
+A place is known by its file, its rule and its text. Lines may move; where a file has the same place more often than
+the baseline says, the rest is new.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from toprope.errors import UsageError
+from toprope.port.finding import Finding, Ported
+
+__all__ = ["mark_known", "read", "write"]
+
+Place = tuple[str, str, str]
+
+
+def read(path: Path) -> Counter[Place]:
+    """How often each place is known.
+
+    Raises:
+        UsageError: it cannot be read, or is no baseline.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        if found["version"] != 1:
+            raise ValueError(f"its version is {found['version']}")
+        places: Counter[Place] = Counter()
+        for each in found["findings"]:
+            places[str(each["path"]), str(each["rule"]), str(each["text"])] += int(each["count"])
+        return places
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", do="make it with --write-baseline") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is no baseline.", looked_at=f"{type(error).__name__}: {error}", do="make it with --write-baseline"
+        ) from None
+
+
+def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
+    """Write all places down; where the ported files are written, too, those that are not rewritten. Returns how many.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    places = Counter(
+        _place(path, file, finding)
+        for file in files
+        for finding in file.findings
+        if not (written and finding.converted)
+    )
+    rows = [
+        {"path": file, "rule": rule, "text": text, "count": count}
+        for (file, rule, text), count in sorted(places.items())
+    ]
+    said = json.dumps({"version": 1, "findings": rows}, ensure_ascii=False, indent=1) + "\n"
+    try:
+        path.write_text(said, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
+        ) from None
+    return sum(places.values())
+
+
+def mark_known(path: Path, files: Sequence[Ported]) -> int:
+    """Mark the findings that stand in the baseline. Returns their number."""
+    left = read(path)
+    known = 0
+    for file in files:
+        for finding in file.findings:
+            place = _place(path, file, finding)
+            if left[place] > 0:
+                left[place] -= 1
+                finding.known = True
+                known += 1
+    return known
+
+
+def _place(baseline: Path, file: Ported, finding: Finding) -> Place:
+    """By what a place is known. Files are named from the baseline's folder, and blanks do not count."""
+    name = os.path.relpath(os.path.realpath(file.path), os.path.realpath(baseline.parent))
+    return name.replace(os.sep, "/"), finding.rule.code, " ".join(finding.before.split())

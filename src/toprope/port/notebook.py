@@ -1,0 +1,269 @@
+"""The port of a notebook: its cells are one program, so that names of earlier cells are known in later ones.
+
+What IPython understands and Python does not (`!`, `%`, `?`) is set aside and put back afterwards; commands of the shell
+are looked at as scripts are. A cell that is no Python is reported where it says CUDA, and the others are done.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from toprope.port.engine import port
+from toprope.port.file import RUNTIME
+from toprope.port.files import FileKind, port_text
+from toprope.port.files.rules import NOTEBOOK
+from toprope.port.finding import Finding, Ported
+from toprope.port.notebook_json import Cell, code_cells, with_cells
+from toprope.port.registry import table
+from toprope.port.source import UnreadableError, parse
+
+__all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook"]
+
+MOST_NOTEBOOK_BYTES = 100_000_000
+"""Notebooks larger than this are skipped. They hold pictures, so they are larger than programs."""
+
+_SAID = re.compile(r"cuda|nccl|nvidia", re.I)
+_SHELL_CELLS = ("bash", "sh", "script", "shell", "system", "sx")
+_PYTHON_CELLS = ("time", "timeit", "capture", "prun", "memit", "debug", "python", "python3")
+_MAGIC = re.compile(r"\s*(?:[!%?]|[\w., ]+=\s*[!%]\S|[\w.%*]+\?\??\s*$)")
+_SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?!")
+_PARTS = re.compile(r"#.*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|[\[({]|[\])}]|\\$")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass
+class _Code:
+    """A cell as one part of the program.
+
+    Attributes:
+        cell: the cell.
+        head: the line of a command for the whole cell, such as "%%time", with its end.
+        python: what Python understands of it; None for a cell that is no part of the program.
+        after: what becomes of a cell that is no part of the program.
+        above: number of the program's lines above its first one.
+    """
+
+    cell: Cell
+    head: str = ""
+    python: str | None = None
+    after: str = ""
+    above: int = 0
+
+
+@dataclass
+class _Notebook:
+    """What is known of a notebook while it is looked at.
+
+    Attributes:
+        path, leave: as given to `port_notebook`.
+        mark: text that stands nowhere in the notebook.
+        findings: places that are not the engine's, by cell.
+        aside: lines that were set aside, as they are put back.
+        ignored: how many places were left out.
+    """
+
+    path: str
+    leave: Callable[[Finding], bool] | None
+    mark: str
+    findings: list[Finding] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    ignored: int = 0
+
+    def add(self, finding: Finding, cell: Cell) -> None:
+        finding.cell = cell.number
+        if self.leave is not None and self.leave(finding):
+            self.ignored += 1
+        else:
+            self.findings.append(finding)
+
+    def report(self, cell: Cell, number: int, line: str, message: str = "") -> None:
+        """Report a line that says CUDA and is not looked at further."""
+        if _SAID.search(line):
+            text = line.strip()
+            column = len(line) - len(line.lstrip()) + 1
+            self.add(Finding(NOTEBOOK, number, column, number, column + len(text), text, message=message), cell)
+
+    def shell(self, cell: Cell, above: int, text: str) -> str:
+        """Look at commands of the shell. Returns what becomes of them."""
+        looked = port_text(text.encode("utf-8", "replace"), self.path, FileKind.SHELL, self.leave)
+        self.ignored += looked.ignored
+        for each in looked.findings:
+            each.line, each.end_line, each.cell = each.line + above, each.end_line + above, cell.number
+            self.findings.append(each)
+        return looked.after.decode("utf-8") if looked.changed else text
+
+
+def port_notebook(
+    data: bytes,
+    path: str = "",
+    *,
+    runtime: str = RUNTIME,
+    own_methods: frozenset[str] = frozenset(),
+    leave: Callable[[Finding], bool] | None = None,
+) -> Ported:
+    """The port of one notebook.
+
+    Args:
+        data: its bytes.
+        path: its name, for the report.
+        runtime: the module that ported code calls.
+        own_methods: names of the project's classes that have a method `cuda` of their own.
+        leave: says of a finding that it is not wanted.
+
+    Returns:
+        The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
+    """
+    ported = Ported(path, data, data)
+    if not table().words.search(data) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+        return ported
+    try:
+        text = data.decode("utf-8")
+        cells = code_cells(text)
+    except UnicodeDecodeError as error:
+        ported.skipped = f"byte {error.start} is not utf-8"
+        return ported
+    except ValueError as error:
+        ported.skipped = f"it cannot be read as a notebook: {error}"
+        return ported
+    except RecursionError:
+        ported.skipped = "it is nested too deeply"
+        return ported
+    book = _Notebook(path, leave, _mark(text))
+    codes = [_code(book, cell) for cell in cells]
+    parts = [code for code in codes if code.python is not None]
+    done = port(_program(book, parts), path, runtime=runtime, own_methods=own_methods, leave=leave)
+    if done.skipped:  # each cell is Python, and all of them together are too long
+        ported.skipped = done.skipped
+        return ported
+    _place(done, parts)
+    ported.findings = sorted(
+        (*book.findings, *done.findings), key=lambda each: (each.cell or 0, each.line, each.column, each.rule.code)
+    )
+    ported.ignored = done.ignored + book.ignored
+    ported.lines = sum(len(_LINE_END.findall(code.cell.text)) + 1 for code in codes)
+    pieces = done.after.decode("utf-8").split(f"# {book.mark}\n")[1:]
+    for code, piece in zip(parts, pieces, strict=True):
+        code.after = code.head + _restored(book, piece[:-1])
+    changed = [(code.cell, code.after) for code in codes if code.after != code.cell.text]
+    if changed:
+        ported.after = with_cells(text, changed).encode("utf-8")
+    return ported
+
+
+def _mark(text: str) -> str:
+    """What stands nowhere in the notebook."""
+    number = 0
+    while f"cell {number}:" in text:
+        number += 1
+    return f"cell {number}:"
+
+
+def _code(book: _Notebook, cell: Cell) -> _Code:
+    """A cell, with what only IPython understands set aside and looked at."""
+    code = _Code(cell, after=cell.text)
+    lines = cell.text.split("\n")
+    whole = re.match(r"%%(\w*)", lines[0])
+    if whole is not None:
+        code.head = lines.pop(0) + "\n"
+        if whole[1] in _SHELL_CELLS:
+            code.after = code.head + book.shell(cell, 1, "\n".join(lines)) if lines else cell.text
+            return code
+        if whole[1] not in _PYTHON_CELLS:
+            for number, line in enumerate(lines, 2):
+                book.report(cell, number, line)
+            return code
+        book.report(cell, 1, code.head)
+        if not lines:
+            return code
+    above = bool(code.head)
+    masked = _masked(lines)
+    python = "\n".join(
+        line if indent is None else f"{indent}pass  # {book.mark} {len(book.aside) + number}"
+        for line, indent, number in zip(lines, masked, _counted(masked), strict=True)
+    )
+    try:
+        parse(python)
+        python.encode("utf-8")
+    except (UnreadableError, UnicodeEncodeError) as error:
+        first = next((number for number, line in enumerate(lines) if _SAID.search(line)), None)
+        if first is not None:
+            book.report(cell, first + above + 1, lines[first], f"the cell is no Python ({error})")
+        return code
+    for number, (line, indent) in enumerate(zip(lines, masked, strict=True)):
+        if indent is not None:
+            book.aside.append(_command(book, cell, number + above, line))
+    code.python = python
+    return code
+
+
+def _counted(masked: list[str | None]) -> list[int]:
+    """For each line how many before it were set aside."""
+    counts, count = [], 0
+    for each in masked:
+        counts.append(count)
+        count += each is not None
+    return counts
+
+
+def _command(book: _Notebook, cell: Cell, above: int, line: str) -> str:
+    """Look at a line that only IPython understands. Returns what becomes of it."""
+    if _SHELL.match(line):
+        return book.shell(cell, above, line)
+    book.report(cell, above + 1, line)
+    return line
+
+
+def _masked(lines: list[str]) -> list[str | None]:
+    """For each line that only IPython understands its indentation; None for all others."""
+    masked: list[str | None] = []
+    depth, inside = 0, ""  # open brackets, and the quotes of a string that goes on
+    joined, command = False, None  # whether the line before ends in a backslash, as Python or as a command
+    for line in lines:
+        if command is None and not depth and not inside and not joined and _MAGIC.match(line):
+            command = line[: len(line) - len(line.lstrip())]
+        if command is not None:
+            masked.append(command)
+            command = command if line.endswith("\\") else None
+            continue
+        masked.append(None)
+        joined = False
+        for part in _PARTS.findall(line):
+            if inside:
+                inside = "" if part == inside else inside
+            elif part in ("'''", '"""'):
+                inside = part
+            elif part in "[({":
+                depth += 1
+            elif part in "])}":
+                depth = max(0, depth - 1)
+            else:
+                joined = part == "\\"
+    return masked
+
+
+def _program(book: _Notebook, parts: list[_Code]) -> bytes:
+    """All cells as one program, with the mark in front of each."""
+    text, at = [], 0
+    for code in parts:
+        python = code.python or ""
+        code.above = at + 1
+        at += 2 + len(_LINE_END.findall(python))
+        text.append(f"# {book.mark}\n{python}\n")
+    return "".join(text).encode("utf-8")
+
+
+def _place(done: Ported, parts: list[_Code]) -> None:
+    """Give the findings of the program their places in the cells."""
+    starts = [code.above for code in parts]
+    for finding in done.findings:
+        code = parts[bisect_right(starts, finding.line - 1) - 1]
+        shift = code.above - bool(code.head)
+        finding.line, finding.end_line, finding.cell = finding.line - shift, finding.end_line - shift, code.cell.number
+
+
+def _restored(book: _Notebook, text: str) -> str:
+    """A cell's text with what was set aside."""
+    return re.sub(rf"[^\S\n]*pass  # {book.mark} (\d+)", lambda found: book.aside[int(found[1])], text)
