@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from toprope.errors import TierCapacityError, UnsupportedError, UsageError
+from toprope.tiers.blocks import settle
 from toprope.tiers.gradients import Gradients, clip_grad_norm_
 from toprope.tiers.optimizer import Optimizers, kind_of
 from toprope.tiers.stored import StoredTensor
@@ -178,6 +179,7 @@ def test_accumulation_scaling_clipping_and_schedules(first, clip):
     assert plain.scaler.get_scale() == ours.scaler.get_scale()
     assert all(map(torch.equal, plain.norms, ours.norms))
     assert all(map(torch.equal, plain.values(), ours.values()))
+    settle(ours.optimizers.store)
     assert not any(key.startswith("gradient") for key in ours.optimizers.store.tensors)
     assert plain.optimizer.param_groups[0]["lr"] == ours.optimizer.param_groups[0]["lr"]
 
@@ -205,6 +207,7 @@ def test_what_is_left_when_gradients_are_moved_no_more():
     ours.moves.close()
     assert type(weight.grad) is torch.Tensor
     assert torch.equal(weight.grad, values)
+    settle(ours.optimizers.store)
     assert not ours.optimizers.store.tensors
 
 

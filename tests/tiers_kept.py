@@ -20,5 +20,8 @@ class Kept:
         out.copy_(self.tensors[key])
         return Done()
 
+    def contains(self, key):
+        return key in self.tensors
+
     def drop(self, key):
         del self.tensors[key]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from toprope.tiers.blocks import Pending, Store
+from toprope.tiers.store import Pending, Store
 
 __all__ = ["Activations", "Packed"]
 
@@ -151,19 +151,15 @@ class Activations:
             self._forget()
             yield
             self._forget()
-        self._settle()
+
+    def settle(self) -> None:
+        """Forget what autograd has let go of, which is also done at the next call of a hook."""
+        with self._held():
+            pass
 
     def _let_go(self, entry: _Entry) -> None:
-        """Autograd has let go of a saved tensor. The garbage collector may call it, in any thread, at any time."""
+        """Autograd has let go of a saved tensor. The garbage collector may say so in the middle of anything."""
         self._gone.append(entry)
-        self._settle()
-
-    def _settle(self) -> None:
-        while self._gone and self._lock.acquire(blocking=False):
-            try:
-                self._forget()
-            finally:
-                self._lock.release()
 
     def _forget(self) -> None:
         while self._gone:
@@ -181,7 +177,7 @@ class Activations:
                 self._fetched -= entry.nbytes if entry.stored else 0
                 self._count(-entry.nbytes)
                 entry.values = None
-            if entry.stored:
+            if entry.stored and self.store.contains(entry.key):
                 self.store.drop(entry.key)
 
     def _entry_of(self, tensor: torch.Tensor, counter: torch.Tensor) -> _Entry:

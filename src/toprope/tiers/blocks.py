@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
+from toprope.tiers.store import Pending, Store
 from toprope.tiers.tiles import Tile
 
-__all__ = ["Blocks", "Pending", "Store", "flat", "is_dense"]
-
-
-class Pending(Protocol):
-    """A read that is under way."""
-
-    def wait(self) -> None:
-        """Return once the bytes are there; raise what went wrong."""
-
-
-class Store(Protocol):
-    """What blocks ask of a store."""
-
-    def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep a copy under this key, in place of what was there; the tensor may be changed once it returns."""
-
-    def read(self, key: str, out: torch.Tensor) -> Pending:
-        """Begin to read into `out`, which has the dtype and shape that were put."""
-
-    def drop(self, key: str) -> None:
-        """Forget a key."""
+__all__ = ["Blocks", "flat", "is_dense", "settle"]
 
 
 _serial = itertools.count()
@@ -54,7 +35,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Blocks:
-    """A tensor in a store. Its entries are dropped when the last reference to this object goes.
+    """A tensor in a store. Once the last reference to this object is gone, its entries are dropped at the next `settle`
+    or write.
 
     Args:
         store: what keeps it.
@@ -75,7 +57,7 @@ class Blocks:
         serial = next(_serial)
         self._keys = [f"{label}/{serial}/{number}" for number in range(len(self.cut))]
         self._written: set[str] = set()
-        self._finalizer = weakref.finalize(self, _drop, store, self._written)
+        self._finalizer = weakref.finalize(self, _drop, weakref.ref(store), self._written)
         self._finalizer.atexit = False
 
     @property
@@ -97,6 +79,7 @@ class Blocks:
 
     def write_tile(self, number: int, values: torch.Tensor) -> None:
         """Keep one tile's values, one dimension of them."""
+        settle(self.store)
         key = self._keys[number]
         self._written.add(key)
         self.store.put(key, values)
@@ -120,6 +103,21 @@ class Blocks:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
 
 
-def _drop(store: Store, keys: set[str]) -> None:
-    for key in keys:
-        store.drop(key)
+_dropped: weakref.WeakKeyDictionary[Store, deque[set[str]]] = weakref.WeakKeyDictionary()
+"""Keys that nobody refers to any more, by store."""
+
+
+def _drop(store: weakref.ref[Store], keys: set[str]) -> None:
+    """Note keys to be dropped. The garbage collector may call it in the middle of the store's own work."""
+    there = store()
+    if there is not None:
+        _dropped.setdefault(there, deque()).append(keys)
+
+
+def settle(store: Store) -> None:
+    """Drop the keys of blocks that are gone."""
+    gone = _dropped.get(store)
+    while gone:
+        for key in gone.popleft():
+            if store.contains(key):
+                store.drop(key)

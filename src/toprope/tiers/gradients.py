@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.utils._foreach_utils import _device_has_foreach_support, _group_tensors_by_device_and_dtype
 
-from toprope.tiers.blocks import Store, is_dense
+from toprope.tiers.blocks import is_dense
+from toprope.tiers.store import Store
 from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile
 

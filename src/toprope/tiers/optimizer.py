@@ -7,14 +7,16 @@ they were made before or after. Its states are `StoredTensor`s in `optimizer.sta
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from toprope.errors import UnsupportedError, UsageError
-from toprope.tiers.blocks import Store, is_dense
+from toprope.tiers.blocks import is_dense
 from toprope.tiers.stepping import Stepper, Work, is_elementwise
+from toprope.tiers.store import Store
 from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile, tiles
 from toprope.tiers.weights import Weights
@@ -96,7 +98,7 @@ class Optimizers:
         self._kinds[id(optimizer)] = kind
         self.taken.append(optimizer)
         if "step" in vars(optimizer):  # a scheduler has put its own call around the step
-            optimizer.step = _counted(optimizer)  # type: ignore[method-assign]
+            optimizer.step = _counted(optimizer, type(optimizer))  # type: ignore[method-assign]
         for group in optimizer.param_groups:
             self._settle(optimizer, group)
         return optimizer
@@ -176,6 +178,19 @@ class Optimizers:
         for group in optimizer.param_groups:
             self._settle(optimizer, group)
 
+    def close(self) -> None:
+        """Leave all optimizers as torch made them, their states on the device of their parameters."""
+        for optimizer in self.taken:
+            if "step" in vars(optimizer):
+                optimizer.step = _counted(optimizer, optimizer.plain_class)
+            optimizer.__class__ = optimizer.plain_class
+            del optimizer.plain_class, optimizer.tiers
+            for state in optimizer.state.values():
+                for name, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, StoredTensor):
+                        state[name] = value.values()
+        self.taken.clear()
+
     def _check_resident(self, optimizer: torch.optim.Optimizer) -> None:
         away = [
             tuple(each.shape)
@@ -212,12 +227,14 @@ def _unhooked(step: Any) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
-def _counted(optimizer: Any) -> Callable[..., Any]:
+def _counted(optimizer: Any, cls: Any) -> Callable[..., Any]:
     """A step that tells schedulers that it was called, as theirs does."""
+    owner = weakref.ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer: Any = owner()
         optimizer._opt_called = True
-        return type(optimizer).step(optimizer, *args, **kwargs)
+        return cls.step(optimizer, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step

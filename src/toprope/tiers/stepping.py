@@ -16,7 +16,8 @@ import torch
 
 from toprope.errors import TierCapacityError
 from toprope.sizes import gibibytes
-from toprope.tiers.blocks import Blocks, Pending, Store, flat
+from toprope.tiers.blocks import Blocks, flat
+from toprope.tiers.store import Pending, Store
 from toprope.tiers.stored import StoredTensor
 from toprope.tiers.tiles import Tile
 from toprope.tiers.weights import Weights

@@ -14,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from toprope.errors import UsageError
-from toprope.tiers.blocks import Blocks, Store, flat
+from toprope.tiers.blocks import Blocks, flat
+from toprope.tiers.store import Store
 from toprope.tiers.tiles import Tile
 
 __all__ = ["StoredTensor", "store_tensor"]

@@ -8,13 +8,17 @@ from typing import Protocol
 
 import torch
 
-from toprope.tiers.blocks import Pending
+from toprope.tiers.store import Pending
 
 __all__ = ["ResidentWeights", "Weights"]
 
 
 class Weights(Protocol):
     """What the training step asks of whoever moves the weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
 
     def resident(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The values where they stay on the device and may be updated in place; None where they come and go."""
@@ -36,7 +40,12 @@ class ResidentWeights:
     """All weights stay on the device; room for a step is allocated."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        """The device that everything is on."""
+        return self._device
 
     def resident(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The parameter's own values."""
