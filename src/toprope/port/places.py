@@ -142,6 +142,9 @@ def _by_surroundings(file: File, inner: ast.AST, outer: ast.AST | None) -> Use:
             function = next((each for each in file.ancestors(outer) if isinstance(each, ast.FunctionDef)), None)
             return Use.TEXT if function is not None and device_name(function.name) else Use.UNKNOWN
         case ast.Dict(keys=keys, values=values):
+            named = file.parent(outer)
+            if isinstance(named, ast.Assign) and inner in values and _is_map(named):
+                return Use.TEXT
             key = next((key for key, value in zip(keys, values, strict=True) if value is inner), None)
             text = key.value if isinstance(key, ast.Constant) else None
             return Use.TEXT if isinstance(text, str) and device_name(text) else Use.UNKNOWN
@@ -150,6 +153,11 @@ def _by_surroundings(file: File, inner: ast.AST, outer: ast.AST | None) -> Use:
             if isinstance(above, ast.Assign) and all(isinstance(each, ast.Name) for each in above.targets):
                 return _named(file, above, *above.targets)
     return Use.UNKNOWN
+
+
+def _is_map(statement: ast.Assign) -> bool:
+    """Whether a table is kept as `map_location`: from names in a file to names of devices."""
+    return all(isinstance(each, ast.Name) and each.id == "map_location" for each in statement.targets)
 
 
 def _keyword_use(file: File, keyword: ast.keyword) -> Use:

@@ -171,6 +171,19 @@ INDEX = FAMILY.rule(
                 x.to(portable.device(i + 1), non_blocking=True)
             """,
         ),
+        Example(
+            """
+            import torch
+
+            map_location = {"cuda:%d" % 0: "cuda:%d" % rank}
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            map_location = {"cuda:%d" % 0: portable.name(rank)}
+            """,
+        ),
     ],
 )  # fmt: skip
 MOVE = FAMILY.rule(
@@ -315,7 +328,8 @@ def _but_for(file: File, node: ast.expr, named: Said) -> bool:
     """All of the node is done but what stays of it, which may hold more."""
     if not isinstance(named.index, ast.AST):
         return True
-    kept = set(ast.walk(named.index))
+    # expressions alone: all nodes of a tree share one Load
+    kept = {each for each in ast.walk(named.index) if isinstance(each, ast.expr)}
     for each in ast.walk(node):
         if isinstance(each, ast.expr) and each is not node and each not in kept and not kept & set(ast.walk(each)):
             file.done(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from toprope.port.file import File
+from toprope.port.places import device_name, index_name
 from toprope.port.rule import Example, Family, Kind
 
 __all__ = ["FAMILY"]
@@ -99,7 +100,9 @@ def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
 
 
 def _is_own(file: File, node: ast.expr) -> bool:
-    return any(isinstance(each, ast.IfExp) for each in (node,)) or isinstance(node, ast.Constant)
+    """Whether it is chosen already, or called a device: no number."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return isinstance(node, ast.IfExp | ast.Constant) or (device_name(name) and not index_name(file, node))
 
 
 @FAMILY.keyword("backend", "default", "dist_backend")
@@ -224,6 +227,7 @@ DEVICE_ID = FAMILY.rule(
             import torch.distributed as dist
 
             dist.init_process_group(device_id=None)
+            dist.init_process_group(device_id=device)
             """,
             reported=False,
         ),

@@ -43,6 +43,17 @@ FLASH = FAMILY.rule(
                 flash_attn_func = None
             """
         ),
+        Example(
+            """
+            try:
+                try:
+                    from flash_attn_interface import flash_attn_func
+                except ImportError:
+                    from flash_attn import flash_attn_func
+            except ImportError:
+                flash_attn_func = None
+            """
+        ),
     ],
 )
 
@@ -64,8 +75,12 @@ _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface"
 
 def _guarded(file: File, node: ast.stmt) -> bool:
     """Whether an import stands in a try that goes on without it."""
-    around = file.parent(node)
-    return isinstance(around, ast.Try) and node in around.body and bool(around.handlers)
+    inner: ast.AST = node
+    for around in file.ancestors(node):
+        if isinstance(around, ast.Try) and inner in around.body and around.handlers:
+            return True
+        inner = around
+    return False
 
 
 def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:

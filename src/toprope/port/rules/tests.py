@@ -7,6 +7,7 @@ import re
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Family, Kind, Rule
+from toprope.port.scopes import Binding
 
 __all__ = ["FAMILY"]
 
@@ -48,6 +49,14 @@ IS_CUDA = FAMILY.rule(
             def scan(x, kernel_size=3):
                 assert x.is_cuda
                 _scan_kernel[(1,)](x)
+            """
+        ),
+        Example(
+            """
+            import cutlass
+
+            def step(tensors):
+                assert all(t.is_cuda for t in tensors)
             """
         ),
         Example(
@@ -132,6 +141,29 @@ TYPE = FAMILY.rule(
         ),
         Example(
             """
+            def main(gpu, device):
+                if gpu is not None and device.type == "cuda":
+                    model.to(device)
+                else:
+                    model = torch.nn.DataParallel(model)
+            """,
+            """
+            from toprope.device import portable
+            def main(gpu, device):
+                if gpu is not None and portable.is_accelerator(device):
+                    model.to(device)
+                else:
+                    model = torch.nn.DataParallel(model)
+            """,
+        ),
+        Example(
+            """
+            def _should_use_custom_op(x):
+                return x.device.type == "cuda"
+            """
+        ),
+        Example(
+            """
             def bias_act(x, impl="cuda"):
                 if impl == "cuda" and x.device.type == "cuda" and _init():
                     return _bias_act_cuda(x)
@@ -143,17 +175,32 @@ TYPE = FAMILY.rule(
 )
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
 _KERNELS = re.compile(
-    r"custom_op|\w_cuda\b|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|DataParallel"
+    r"custom_op|\w_cuda\b|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
 )
 
 
+def _of_kernels(binding: Binding) -> bool:
+    return (binding.imported or "").partition(".")[0] in ("triton", "cutlass", "cupy", "tilelang", "numba")
+
+
 def _guards_a_kernel(file: File, node: ast.AST) -> bool:
-    """Whether the function around a place calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself."""
+    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
+
+    Of a condition that is what stands below it, of an assertion the function around it.
+    """
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    around = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
-    if around is None:
-        return False
-    text = "\n".join(line.partition("#")[0] for line in file.text(around).splitlines())
+    function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
+    around: ast.AST = file.statement(node)
+    if isinstance(around, ast.Assert):
+        if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):
+            return True
+        around = function or around
+    told = [file.text(around)]
+    if isinstance(around, ast.If):
+        told = [file.text(each) for each in (around.test, *around.body)]
+    if function is not None:
+        told.append(function.name)
+    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
     return bool(_KERNELS.search(text.replace("is_cuda", "")))
 
 
