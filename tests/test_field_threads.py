@@ -1,7 +1,8 @@
 """Public troubles of users that show only in whole processes, each named for its thread.
 
 Those that one process can show are in tests/simulated/test_field_threads.py (and _310p), those of npu-smi in
-tests/test_npu_smi.py. The list at the end holds all of them together.
+tests/test_npu_smi.py, those of pipelines in tests/test_flow_threads.py (and _host). The list at the end holds all of
+them together.
 """
 
 import json
@@ -139,7 +140,7 @@ def test_vllm_ascend_15578_the_plugin_in_place_of_mocks(tmp_path: Path) -> None:
     assert outcomes("--npu", "910B3") == {"test_normalise": "PASSED", "test_misspelt": "FAILED"}
 
 
-# Every thread in which the simulated card has a part and that can be tried without a card.
+# Every thread in which the simulated card or a pipeline has a part and that can be tried without a card.
 THREADS = [
     "https://github.com/agentscope-ai/Trinity-RFT/pull/618",
     "https://github.com/verl-project/verl/issues/6756",
@@ -160,6 +161,37 @@ THREADS = [
     "https://github.com/vllm-project/vllm-omni/issues/5211",
     "https://github.com/vllm-project/vllm-omni/issues/261",
     "https://github.com/AUTOMATIC1111/stable-diffusion-webui/pull/14801",
+    # pipelines of models
+    "https://github.com/ray-project/ray/issues/46284",
+    "https://github.com/ray-project/ray/issues/47790",
+    "https://github.com/ray-project/ray/issues/47285",
+    "https://github.com/ray-project/ray/issues/50381",
+    "https://github.com/vllm-project/vllm/issues/12747",
+    "https://github.com/ray-project/ray/issues/45306",
+    "https://github.com/ray-project/ray/issues/48272",
+    "https://github.com/ray-project/ray/issues/51574",
+    "https://github.com/ray-project/ray/issues/57098",
+    "https://github.com/ray-project/ray/issues/47590",
+    "https://github.com/triton-inference-server/server/issues/343",
+    "https://github.com/triton-inference-server/server/issues/4809",
+    "https://github.com/triton-inference-server/server/issues/3373",
+    "https://github.com/triton-inference-server/server/issues/5431",
+    "https://github.com/triton-inference-server/server/issues/3459",
+    "https://github.com/triton-inference-server/server/issues/3483",
+    "https://github.com/triton-inference-server/server/issues/8597",
+    "https://github.com/triton-inference-server/server/issues/4932",
+    "https://github.com/triton-inference-server/fastertransformer_backend/issues/155",
+    "https://github.com/pytorch/pytorch/issues/159942",
+    "https://github.com/pytorch/pytorch/issues/156618",
+    "https://github.com/pytorch/pytorch/issues/1338",
+    "https://github.com/NVIDIA/DALI/issues/4590",
+    "https://github.com/NVIDIA/DALI/issues/1506",
+    "https://github.com/nvidia-holoscan/holoscan-sdk/issues/18",
+    "https://github.com/nvidia-holoscan/holoscan-sdk/issues/43",
+    "https://github.com/apache/beam/issues/26687",
+    "https://github.com/joblib/joblib/issues/812",
+    "https://github.com/TexasInstruments/edgeai-gst-plugins/issues/182",
+    "https://github.com/vllm-project/vllm-ascend/issues/3133",
 ]
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.flow import convert, session
-from toprope.flow.exceptions import FAILED, INNER_ERROR, PARAM_INVALID, SUCCESS, DfException
+from toprope.flow.exceptions import (
+    FAILED,
+    INNER_ERROR,
+    MODEL_EXECUTE_TIMEOUT,
+    PARAM_INVALID,
+    QUEUE_EMPTY,
+    SUCCESS,
+    DfException,
+)
 from toprope.flow.graph import FlowData, FlowOutput, plan
 from toprope.flow.graph_options import is_compile_only
 from toprope.flow.graph_settings import GraphSettings
@@ -222,6 +230,10 @@ class FlowGraph(GraphSettings):
         except DfException as error:
             logger.error("fetching from %s: %s", self.name, error.message)
             return error.error_code
+        if self._runner is None and self._fed:  # another thread is starting it, or nothing can
+            if not self._lock.acquire(timeout=-1 if timeout < 0 else timeout / 1000):
+                return MODEL_EXECUTE_TIMEOUT if timeout else QUEUE_EMPTY
+            self._lock.release()
         runner = self._runner
         if runner is None or self._closed:
             return FAILED
