@@ -1,0 +1,130 @@
+"""Repositories in the folder that TOPROPE_CORPUS names: what the port does to each, beside a look of its own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parts.port_sites import Site, own_names, sites
+
+from toprope.port.engine import port
+from toprope.port.finding import Finding, Ported
+from toprope.port.rule import Kind
+from toprope.port.scan import find, port_files
+from toprope.port.source import Source
+
+__all__ = ["DATA", "Looked", "Place", "commits", "folders", "look"]
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of the look that knows no rules, and what the port says there: the findings that share text with it."""
+
+    path: str
+    site: Site
+    findings: tuple[Finding, ...]
+
+    @property
+    def state(self) -> str:
+        """Whether it is "converted", "reported" or "missed"."""
+        if not self.findings:
+            return "missed"
+        return "converted" if any(each.converted for each in self.findings) else "reported"
+
+
+@dataclass
+class Looked:
+    """A repository after the port.
+
+    Attributes:
+        name: its folder.
+        files: what the port did to each Python file.
+        seconds: processor seconds of the port, the least of some rounds.
+        places: what the look found before.
+        left: how many places it finds afterwards.
+        again: how many files a second run would change.
+        broken: files that can no longer be parsed.
+    """
+
+    name: str
+    files: list[Ported]
+    seconds: float
+    places: list[Place] = field(default_factory=list)
+    left: int = 0
+    again: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> int:
+        """All lines of the files."""
+        return sum(each.lines for each in self.files)
+
+    def edits(self) -> Iterator[tuple[str, Finding]]:
+        """The findings that are rewritten, with the file's path."""
+        for each in self.files:
+            yield from ((self.path(each), finding) for finding in each.findings if finding.converted)
+
+    def path(self, file: Ported) -> str:
+        """A file's path inside the repository."""
+        _, _, inside = file.path.partition(f"{self.name}/")
+        return inside
+
+    def counts(self, kind: Kind) -> tuple[int, int]:
+        """How many places rules of a kind found, and how many are rewritten."""
+        found = [finding for each in self.files for finding in each.findings if finding.rule.kind is kind]
+        return len(found), sum(finding.converted for finding in found)
+
+
+def commits() -> dict[str, str]:
+    """The commit of every repository, by its folder."""
+    text = (DATA / "port_repositories.toml").read_text(encoding="utf-8")
+    found: dict[str, str] = tomllib.loads(text)["repositories"]
+    return found
+
+
+def folders(named: list[str]) -> list[Path]:
+    """The repositories: those named, else those of the list that TOPROPE_CORPUS has."""
+    if named:
+        return [Path(each) for each in named]
+    corpus = os.environ.get("TOPROPE_CORPUS", "")
+    return [path for name in commits() if corpus and (path := Path(corpus, name)).is_dir()]
+
+
+def look(folder: Path, rounds: int = 1) -> Looked:
+    """Port every Python file of a folder in this process, nothing written, and look at it before and after."""
+    files = [path for path in find([folder]) if path.suffix == ".py"]
+    seconds, done = float("inf"), []
+    for _ in range(rounds):
+        begin = time.process_time()
+        done = list(port_files(files))
+        seconds = min(seconds, time.process_time() - begin)
+    looked = Looked(folder.name, done, seconds)
+    read = [(each, Source(each.before)) for each in done if not each.skipped]
+    own = own_names(source.text for _, source in read)
+    for each, source in read:
+        looked.places += _places(looked.path(each), each, source, own)
+        after = Source(each.after)
+        try:
+            looked.left += len(sites(after.text, own))
+            ast.parse(after.text)
+        except SyntaxError:
+            looked.broken.append(looked.path(each))
+        looked.again += port(each.after, each.path).changed
+    return looked
+
+
+def _places(path: str, file: Ported, source: Source, own: frozenset[str]) -> Iterator[Place]:
+    def offset(line: int, column: int) -> int:
+        return source.starts[line - 1] + column - 1
+
+    spans = [(offset(each.line, each.column), offset(each.end_line, each.end_column), each) for each in file.findings]
+    for site in sites(source.text, own):
+        start, end = source.offset(site.line, site.column), source.offset(site.end_line, site.end_column)
+        yield Place(path, site, tuple(each for low, high, each in spans if low < end and start < high))
