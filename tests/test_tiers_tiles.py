@@ -21,9 +21,9 @@ def one_by_one(runs):
 
 
 @given(
-    elements=st.integers(0, 2_000_000),
-    most=st.integers(1, 400_000),
-    threads=st.integers(1, 24),
+    elements=st.integers(0, 500_000),
+    most=st.integers(2_000, 100_000),
+    threads=st.integers(1, 12),
 )
 def test_the_same_elements_are_left_over(elements, most, threads):
     cut = tiles(elements, most, threads)
@@ -33,13 +33,13 @@ def test_the_same_elements_are_left_over(elements, most, threads):
             assert start == at
             at = stop
         assert tile.stop == at
-        assert tile.stop - tile.start <= max(most, GRAIN * threads)
+        assert tile.stop - tile.start <= max(most, UNIT)
     assert at == elements
     pieces = [run for tile in cut for piece in tile.pieces for run in parted(*piece, threads)]
     assert one_by_one(pieces) == one_by_one(parted(0, elements, threads))
 
 
-@given(elements=st.integers(0, 2_000_000), most=st.integers(1, 400_000), threads=st.integers(1, 24))
+@given(elements=st.integers(0, 500_000), most=st.integers(2_000, 100_000), threads=st.integers(1, 12))
 def test_fused_updates_have_one_end(elements, most, threads):
     cut = tiles(elements, most, threads, fused=True)
     assert [cut[0].start, *(tile.stop for tile in cut)] == [*(tile.start for tile in cut), elements]

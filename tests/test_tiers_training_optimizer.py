@@ -77,7 +77,8 @@ def gradients(some, seed):
 
 
 def taken(optimizer, weights, room=2**22, tile=2**17, **options):
-    optimizers = Optimizers(weights, Kept(), room=room, tile=tile, smallest=4096)
+    store = Kept()
+    optimizers = Optimizers(weights, lambda *_: store, store, room=room, tile=tile, smallest=4096)
     return optimizers, optimizers.take(optimizer, **options)
 
 
@@ -145,7 +146,9 @@ class Run:
             weights = ResidentWeights(torch.device("cpu"))
             self.optimizers, _ = taken(self.optimizer, weights)
             store = self.optimizers.store
-            self.moves = Gradients(list(self.model.named_parameters()), store, self.optimizers.cut, smallest=4096)
+            self.moves = Gradients(
+                list(self.model.named_parameters()), lambda *_: store, self.optimizers.cut, smallest=4096
+            )
         if not schedule_first:
             self.scheduler = O.lr_scheduler.OneCycleLR(self.optimizer, 0.1, 20)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3)

@@ -22,6 +22,7 @@ from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files, Progress, fill_buffers
 from toprope.tiers.memory import placeholder
+from toprope.tiers.places import Activated, Placed, check_places
 from toprope.tiers.placing import Placing, set_data
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan_budgets import Free, resolve
@@ -47,6 +48,8 @@ def attach(
     *,
     on: DeviceLike | None = None,
     training: bool = False,
+    states: Placed = "auto",
+    activations: Activated = "device",
     slots: int | None = None,
     small: int | str = SMALL,
     links: Links | None = None,
@@ -71,6 +74,10 @@ def attach(
         on: the device that computes; None for the one that the model is on, and for a model on the host or on meta the
             one that `toprope.device.get` gives.
         training: plan for training: gradients and the optimizer's states are counted.
+        states: where the gradients and the states of optimizers go: "auto" for where the plan has them, "host" (what
+            has no room there goes to the disk) or "disk".
+        activations: where what forward saves for backward goes: it stays on the "device", or is moved to the "host"
+            (what has no room there to the disk) or the "disk", and fetched ahead of backward.
         slots: of the ring; None for what the plan finds best.
         small: tensors of fewer bytes always stay on the device.
         links: the speeds between tiers; None to measure them.
@@ -95,13 +102,16 @@ def attach(
         raise UsageError("this model is attached already.", do="detach it first: handle.detach()")
     computes = _device(model, on)
     folder, most = _folder(disk)
+    check_places(states, activations, disk=folder is not None)
     taken = read_model(model)
     files = Files(folder, taken) if folder is not None and _has_weights(folder) else None
     try:
-        return _Attaching(model, taken, computes, files, folder).run(
+        handle = _Attaching(model, taken, computes, files, folder).run(
             device, host, most, training=training, slots=slots, small=_bytes(small), links=links, progress=progress,
             limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
         )  # fmt: skip
+        handle.states, handle.activations = states, activations
+        return handle
     except BaseException:
         if files is not None:
             files.close()

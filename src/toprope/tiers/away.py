@@ -96,7 +96,8 @@ class AwayWeights:
         assert weight.home is not None
         if not self._changed:
             self._changed = True
-            self.engine.ring.clear()
+            if not self._lent:  # else it is empty
+                self.engine.ring.clear()
         first = start * weight.like.dtype.itemsize
         source = Memory.of(values.detach().contiguous())
         home = weight.home
@@ -162,6 +163,10 @@ class AwayWeights:
         if self._changed and not self._lent:
             self.engine.ring.clear()
         self._changed = False
+
+    def room(self) -> int | None:
+        """Bytes of the ring; None where there is none."""
+        return sum(each.memory.nbytes for each in self.engine.ring.slots) or None
 
     @contextmanager
     def borrow(self, nbytes: int) -> Iterator[torch.Tensor]:

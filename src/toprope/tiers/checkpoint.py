@@ -220,8 +220,10 @@ def _fill_states(reader: Reader, number: int, rest: dict[str, Any], optimizer: A
         parameter, dtype = parameters[int(index)], reader.dtype(key)
         state = optimizer.state[parameter]
         like = torch.empty(stored.shape, dtype=dtype, device="meta")
-        if is_elementwise(like, parameter) and parameter.is_contiguous() and stored.bytes >= optimizers.smallest:
-            blocks = Blocks(optimizers.store, f"state/{name}", parameter, optimizers.cut(parameter), dtype)
+        store = optimizers.place("states", parameter)
+        tiled = is_elementwise(like, parameter) and parameter.is_contiguous() and stored.bytes >= optimizers.smallest
+        if tiled and store is not None:
+            blocks = Blocks(store, f"state/{name}", parameter, optimizers.cut(parameter), dtype)
             for tile_number, tile in enumerate(blocks.cut):
                 blocks.write_tile(tile_number, reader.read(key, tile.start, tile.stop).to(parameter.device))
             state[name] = StoredTensor(blocks)

@@ -13,14 +13,18 @@ import torch
 from torch.utils._foreach_utils import _device_has_foreach_support, _group_tensors_by_device_and_dtype
 
 from toprope.tiers.blocks import is_dense
+from toprope.tiers.plan_model import What
 from toprope.tiers.store import Store
 from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile
 
-__all__ = ["Gradients", "clip_grad_norm_", "total_norm"]
+__all__ = ["Gradients", "Place", "clip_grad_norm_", "total_norm"]
 
 Cut = Callable[[torch.Tensor], Sequence[Tile]]
 """The tiles of a parameter."""
+
+Place = Callable[[What, torch.Tensor], Store | None]
+"""Where a parameter's gradient or states go; None where they stay on the device."""
 
 
 class Gradients:
@@ -28,15 +32,15 @@ class Gradients:
 
     Args:
         parameters: whose gradients; names are for the store's keys.
-        store: where to.
+        place: where to; None for a parameter whose gradient stays.
         cut: the tiles of a parameter.
         smallest: gradients of fewer bytes stay where they are.
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, torch.Tensor]], store: Store, cut: Cut, *, smallest: int = 2**20
+        self, parameters: Sequence[tuple[str, torch.Tensor]], place: Place, cut: Cut, *, smallest: int = 2**20
     ) -> None:
-        self.store, self.cut = store, cut
+        self.place, self.cut = place, cut
         self.peak = 0
         """Bytes of the largest gradient that was on the device on its way to the store."""
         self._hooks = []
@@ -61,9 +65,12 @@ class Gradients:
             gradient = parameter.grad
             if gradient is None or isinstance(gradient, StoredTensor) or gradient.layout is not torch.strided:
                 return
+            store = self.place("gradients", parameter)
+            if store is None:
+                return
             self.peak = max(self.peak, gradient.nbytes)
             parameter.grad = None
-            parameter.grad = store_tensor(self.store, f"gradient/{name}", _as(gradient, parameter), self.cut(parameter))
+            parameter.grad = store_tensor(store, f"gradient/{name}", _as(gradient, parameter), self.cut(parameter))
 
         return move
 

@@ -23,11 +23,10 @@ from toprope.tiers.homes import DiskHome, MemoryHome
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files
+from toprope.tiers.places import Activated, Placed, Places
 from toprope.tiers.placing import set_data
 from toprope.tiers.plan_model import Budgets, Group, Plan, Use
-from toprope.tiers.spill import SpillStore
 from toprope.tiers.stats import Stats
-from toprope.tiers.store import Stacked, Store
 from toprope.tiers.timeline import Timeline
 from toprope.tiers.training import Sizes, Training
 
@@ -59,7 +58,11 @@ class Handle:
         engine.learned = self._learned
         self._weights = AwayWeights(engine, engine.make_ring)
         self._training: Training | None = None
-        self._stores: list[Store] = []
+        self._places: Places | None = None
+        self.states: Placed = "auto"
+        """Where gradients and optimizer states go."""
+        self.activations: Activated = "device"
+        """Where what forward saves for backward goes."""
         self._base: dict[str, Any] = {}
         self._closed = False
         self._times: list[float] = []
@@ -233,16 +236,12 @@ class Handle:
 
     def _train(self) -> Training:
         engine = self._engine
-        transfers, device = engine.transfers, engine.device
-        moving = device if device.capabilities.separate_memory else None
-        stores: list[Store] = [self._host]
-        if engine.placing.folder is not None:
-            stores.append(SpillStore(engine.placing.folder, engine.placing.disk, transfers, moving))
-        store = Stacked(stores)
-        self._stores.append(store)
-        ring = sum(each.memory.nbytes for each in engine.ring.slots)
-        sizes = Sizes(room=ring) if ring else Sizes()
-        training = Training(self.model, self._weights, store, store, store, sizes)
+        places = self._places = Places(engine, self._host, self.states, self.activations)
+        room = self._weights.room()
+        if room is None:
+            room = max(2**20, self._budgets.device - self._budgets.reserve - self.plan.resident_bytes)
+        sizes = Sizes.of(room)
+        training = Training(self.model, self._weights, places.place, places.all, places.activations(), sizes)
         if training.activations is not None:
             training.activations.skip = lambda tensor: tensor.untyped_storage()._cdata in self._resident_storages()
             engine.packing.otherwise = (training.activations.pack, training.activations.unpack)
@@ -346,8 +345,8 @@ class Handle:
         try:
             self._engine.ring.clear()
         finally:
-            for each in self._stores:
-                each.close()
+            if self._places is not None:
+                self._places.close()
             self._host.close()
             self._engine.close()
             if self._files is not None:

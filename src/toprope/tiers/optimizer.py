@@ -15,6 +15,7 @@ import torch
 
 from toprope.errors import UnsupportedError, UsageError
 from toprope.tiers.blocks import is_dense
+from toprope.tiers.gradients import Place
 from toprope.tiers.stepping import Stepper, Work, is_elementwise
 from toprope.tiers.store import Store
 from toprope.tiers.stored import StoredTensor, store_tensor
@@ -46,15 +47,16 @@ class Optimizers:
 
     Args:
         weights: where the parameters lie.
-        store: where states go.
+        place: where states go; None for a parameter whose states stay.
+        store: where they go if the weight comes and goes, and `place` says that they stay.
         room: bytes of the device that a step may use for tiles.
         tile: bytes of a weight that are moved at once.
         smallest: states and gradients of fewer bytes stay on the device.
     """
 
-    def __init__(self, weights: Weights, store: Store, *, room: int, tile: int, smallest: int) -> None:
-        self.stepper = Stepper(weights, store, room)
-        self.weights, self.store = weights, store
+    def __init__(self, weights: Weights, place: Place, store: Store, *, room: int, tile: int, smallest: int) -> None:
+        self.stepper = Stepper(weights, room)
+        self.weights, self.place, self.store = weights, place, store
         self.tile, self.smallest = tile, smallest
         self.taken: list[Any] = []
         self._cuts: dict[torch.Tensor, list[Tile]] = {}
@@ -111,13 +113,18 @@ class Optimizers:
             if self._cuts.get(parameter) != wanted:
                 self._cuts[parameter] = wanted
                 if isinstance(parameter.grad, StoredTensor):
-                    parameter.grad = store_tensor(self.store, "gradient", parameter.grad.values(), wanted)
+                    blocks = parameter.grad.blocks
+                    parameter.grad = store_tensor(blocks.store, blocks.label, parameter.grad.values(), wanted)
             if optimizer.state.get(parameter):
                 self.move_out(parameter, optimizer.state[parameter])
 
     def move_out(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Put a parameter's states into the store, those that are large, or whose parameter comes and goes."""
         stays = self.weights.resident(parameter) is not None
+        store = self.place("states", parameter)
+        if stays and store is None:
+            return
+        store = store or self.store
         for name, value in state.items():
             if not isinstance(value, torch.Tensor) or isinstance(value, StoredTensor):
                 continue
@@ -126,7 +133,7 @@ class Optimizers:
             count = value.numel()
             cut = self.cut(parameter) if is_elementwise(value, parameter) else [Tile(0, count, ((0, count),))]
             if count > 1:
-                state[name] = store_tensor(self.store, f"state/{name}", value, cut)
+                state[name] = store_tensor(store, f"state/{name}", value, cut)
 
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer that was taken."""
@@ -135,17 +142,16 @@ class Optimizers:
         if kind == "all":
             self._check_resident(optimizer)
         works = [
-            Work(each, group, optimizer.state[each], self.cut(each), self.weights.resident(each))
+            self._work(each, group, optimizer.state[each])
             for group in optimizer.param_groups
             for each in group["params"]
             if each.grad is not None
         ]
-        direct = [each for each in works if each.resident is not None and each.parameter.nbytes < self.smallest]
-        moved = [each for each in works if not any(each is other for other in direct)]
         for group in optimizer.param_groups:
-            mine = [each for each in direct if each.group is group]
+            mine = [each for each in works if each.group is group and each.store is None]
             if mine:
                 self.stepper.whole(optimizer, plain, group, mine)
+        moved = [each for each in works if each.store is not None]
         if moved:
             for each in moved:
                 self.move_out(each.parameter, each.state)
@@ -154,6 +160,14 @@ class Optimizers:
                 self.move_out(each.parameter, each.state)
                 torch.autograd.graph.increment_version(each.parameter)
         self.weights.updated()
+
+    def _work(self, parameter: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> Work:
+        resident = self.weights.resident(parameter)
+        small = parameter.nbytes < self.smallest
+        store = None if resident is not None and small else self.place("states", parameter)
+        if resident is None:
+            store = store or self.store
+        return Work(parameter, group, state, self.cut(parameter), resident, store)
 
     def load(self, optimizer: Any, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
         """Load a state_dict, one tensor on the device at a time."""

@@ -30,7 +30,7 @@ Plain = Callable[[Any], Any]
 ALIGNMENT = 256
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """One parameter's part in a step.
 
@@ -40,6 +40,7 @@ class Work:
         state: the optimizer's state of it; states that are stored are `StoredTensor`s.
         cut: its tiles.
         resident: its values, where they stay on the device.
+        store: where its states go; None where they stay on the device, and it is stepped as a whole.
     """
 
     parameter: torch.Tensor
@@ -47,6 +48,7 @@ class Work:
     state: dict[str, Any]
     cut: Sequence[Tile]
     resident: torch.Tensor | None
+    store: Store | None
     stored: dict[str, StoredTensor] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)
     made: dict[str, StoredTensor] = field(default_factory=dict)
@@ -122,29 +124,40 @@ class Stepper:
 
     Args:
         weights: where the parameters lie.
-        store: where states go.
         room: bytes of the device that a step may use for tiles; two of them are there at a time.
     """
 
-    def __init__(self, weights: Weights, store: Store, room: int) -> None:
-        self.weights, self.store, self.room = weights, store, room
+    def __init__(self, weights: Weights, room: int) -> None:
+        self.weights, self.room = weights, room
         self.peak = 0
         """The most bytes of the device that tiles took."""
 
     def whole(self, optimizer: Any, plain: Plain, group: dict[str, Any], works: Sequence[Work]) -> None:
-        """Step parameters that are on the device with all that belongs to them, as torch does."""
-        inner = _inner(optimizer, group, [each.parameter for each in works])
-        inner.state.update({each.parameter: each.state for each in works})
-        plain(inner)
+        """Step parameters that are on the device with their states, as torch does; a stored gradient is brought."""
+        away = [each for each in works if isinstance(each.parameter.grad, StoredTensor)]
+        for some in ([each for each in works if each not in away], *([each] for each in away)):
+            if not some:
+                continue
+            inner = _inner(optimizer, group, [each.parameter for each in some])
+            inner.state.update({each.parameter: each.state for each in some})
+            gradient = some[0].parameter.grad
+            if isinstance(gradient, StoredTensor):
+                some[0].parameter.grad = gradient.values()
+            try:
+                plain(inner)
+            finally:
+                some[0].parameter.grad = gradient
 
     def tiles(self, optimizer: Any, plain: Plain, works: Sequence[Work]) -> None:
         """Step parameters tile by tile."""
         largest = max(works, key=lambda each: each.need)
-        rows = 2 if largest.need * 2 <= self.room else 1
-        if largest.need > self.room:
+        room = self.weights.room()
+        room = self.room if room is None else room
+        rows = 2 if largest.need * 2 <= room else 1
+        if largest.need > room:
             raise TierCapacityError(
                 f"a step of {type(optimizer).__name__} has no room for a part of a parameter.",
-                looked_at=f"it takes {gibibytes(largest.need)}, the device has {gibibytes(self.room)} for it; "
+                looked_at=f"it takes {gibibytes(largest.need)}, the device has {gibibytes(room)} for it; "
                 f"the parameter has the shape {tuple(largest.parameter.shape)}",
                 do="make the device's budget larger, or use an optimizer that updates each element for itself",
             )
@@ -187,6 +200,7 @@ class Stepper:
     def _take_back(self, on_device: _OnDevice, parts: Sequence[torch.Tensor], states: Sequence[dict[str, Any]]) -> None:
         """Take a tile's states to the store. After the last tile the scalars hold for all of them."""
         work, number = on_device.work, on_device.number
+        assert work.store is not None
         for name, stored in work.stored.items():
             if states[0].get(name) is None:
                 continue
@@ -196,7 +210,7 @@ class Stepper:
             if name not in work.stored and is_elementwise(value, parts[0]):
                 if name not in work.made:
                     work.made[name] = StoredTensor(
-                        Blocks(self.store, f"state/{name}", work.parameter, work.cut, value.dtype)
+                        Blocks(work.store, f"state/{name}", work.parameter, work.cut, value.dtype)
                     )
                 work.made[name].blocks.write_tile(number, _joined(states, name))
         if number == len(work.cut) - 1:

@@ -39,7 +39,7 @@ class Tile:
 
 
 def tiles(elements: int, most: int, threads: int, *, fused: bool = False) -> list[Tile]:
-    """The tiles of a tensor, each of at most `most` elements, or of 32768 * `threads` where that is more.
+    """The tiles of a tensor, each of at most `most` elements, or of `UNIT` where that is more.
 
     Args:
         elements: of the tensor; one that is no larger than a tile is one tile of one piece.
@@ -47,7 +47,7 @@ def tiles(elements: int, most: int, threads: int, *, fused: bool = False) -> lis
         threads: that an operation is parted over.
         fused: the operation is one of the fused optimizers.
     """
-    most = max(most // (UNIT * threads) * (UNIT * threads), GRAIN * threads)
+    most = most // (UNIT * threads) * (UNIT * threads) or max(most // UNIT, 1) * UNIT
     if elements <= most:
         return [Tile(0, elements, ((0, elements),))]
     found: list[Tile] = []

@@ -11,7 +11,7 @@ import torch
 
 from toprope.tiers import checkpoint
 from toprope.tiers.activations import Activations
-from toprope.tiers.gradients import Gradients, clip_grad_norm_
+from toprope.tiers.gradients import Gradients, Place, clip_grad_norm_
 from toprope.tiers.optimizer import Optimizers
 from toprope.tiers.store import Store
 from toprope.tiers.weights import Weights
@@ -39,6 +39,12 @@ class Sizes:
     keep: int = 0
     ahead: int = 2**26
 
+    @classmethod
+    def of(cls, room: int) -> Sizes:
+        """For so many bytes of the device: two tiles at a time, each of a weight and up to four others like it."""
+        room = min(room, cls.room)
+        return cls(tile=max(2**14, min(cls.tile, room // 10)), room=room)
+
 
 class Training:
     """Gradients, activations and optimizer states of a model, in stores.
@@ -46,8 +52,8 @@ class Training:
     Args:
         model: the model.
         weights: where its weights lie.
-        states: the store of optimizer states.
-        gradients: the store of gradients; None leaves them where they are made.
+        place: where a parameter's gradient and states go; None for what stays on the device.
+        store: for states of weights that come and go, where `place` says that they stay.
         activations: the store of what forward saves for backward; None leaves it where it is.
         sizes: how much of the device it takes.
     """
@@ -56,19 +62,16 @@ class Training:
         self,
         model: torch.nn.Module,
         weights: Weights,
-        states: Store,
-        gradients: Store | None = None,
+        place: Place,
+        store: Store,
         activations: Store | None = None,
         sizes: Sizes | None = None,
     ) -> None:
         sizes = sizes or Sizes()
         self.model, self.weights = model, weights
-        self.optimizers = Optimizers(weights, states, room=sizes.room, tile=sizes.tile, smallest=sizes.smallest)
-        self.gradients = self.activations = None
-        if gradients is not None:
-            self.gradients = Gradients(
-                list(model.named_parameters()), gradients, self.optimizers.cut, smallest=sizes.smallest
-            )
+        self.optimizers = Optimizers(weights, place, store, room=sizes.room, tile=sizes.tile, smallest=sizes.smallest)
+        self.gradients = Gradients(list(model.named_parameters()), place, self.optimizers.cut, smallest=sizes.smallest)
+        self.activations: Activations | None = None
         if activations is not None:
             self.activations = Activations(
                 activations, keep=sizes.keep, ahead=sizes.ahead, smallest=sizes.smallest_activation
@@ -99,10 +102,10 @@ class Training:
 
     def stats(self) -> dict[str, int]:
         """Bytes and counts of this run so far."""
-        activations, gradients = self.activations, self.gradients
+        activations = self.activations
         return {
             "tiles_peak_bytes": self.optimizers.stepper.peak,
-            "largest_gradient_bytes": gradients.peak if gradients else 0,
+            "largest_gradient_bytes": self.gradients.peak,
             "activations_moved": activations.moved if activations else 0,
             "activations_moved_bytes": activations.moved_bytes if activations else 0,
             "activations_waited": activations.waited if activations else 0,
@@ -111,6 +114,5 @@ class Training:
 
     def close(self) -> None:
         """Bring gradients and states back, and leave optimizers as they were made."""
-        if self.gradients is not None:
-            self.gradients.close()
+        self.gradients.close()
         self.optimizers.close()

@@ -32,6 +32,9 @@ class Weights(Protocol):
     def updated(self) -> None:
         """All weights of a step are written; copies of them on the device are no longer good."""
 
+    def room(self) -> int | None:
+        """Bytes that `borrow` has to give; None where it allocates them."""
+
     def borrow(self, nbytes: int) -> AbstractContextManager[torch.Tensor]:
         """A context manager that gives so many bytes of the device's budget (a uint8 tensor) for a step."""
 
@@ -61,6 +64,10 @@ class ResidentWeights:
 
     def updated(self) -> None:
         """Nothing: there are no copies."""
+
+    def room(self) -> int | None:
+        """It allocates them."""
+        return None
 
     @contextmanager
     def borrow(self, nbytes: int) -> Iterator[torch.Tensor]:
