@@ -57,6 +57,19 @@ class BalanceConfig:
                 raise DfException(f"({row}, {col}) is outside {self.row_num} x {self.col_num}", UDF_PARAM_INVALID)
         self._positions = list(positions)
 
+    def refusal(self, balance: str) -> str:
+        """Why a node cannot use it; empty where it can.
+
+        Args:
+            balance: "scatter" or "gather", as the node was set; empty for neither.
+        """
+        if not balance:
+            return "the node has neither set_balance_scatter nor set_balance_gather"
+        is_free = self.affinity_policy is AffinityPolicy.NO_AFFINITY
+        if is_free != (balance == "scatter"):
+            return f"a node with set_balance_{balance} cannot use {self.affinity_policy.name}"
+        return ""
+
     def labels(self) -> list[tuple[int, int]]:
         """For each position its data label, and its route label, by which an instance is chosen."""
         found = []

@@ -31,7 +31,7 @@ from toprope.flow.edge_page import (
     Page,
     fence,
 )
-from toprope.flow.stage_spec import FAILURE, TORCH, Failure, Message
+from toprope.flow.stage_spec import FAILURE, TORCH, Failure, Head, Message
 from toprope.functions.wire import Closed
 
 __all__ = ["BYTES", "CELLS", "DONE", "LOST", "SENT", "TAKEN", "WAITED", "InLink", "InQueue", "OutLink", "Page"]
@@ -254,6 +254,11 @@ class _Arrived:
     sealed: Sealed | None
 
 
+def _part(head: Head) -> int:
+    """One number for a transaction, or for a part of one that was split."""
+    return head.transaction_id + (head.data_label << 64)
+
+
 class InQueue:
     """The messages of one input, of all processes that send to it.
 
@@ -284,10 +289,11 @@ class InQueue:
     def add(self, link: InLink, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
         """A message has come from another process."""
         sealed = self._codec.arrived(place, meta, parts)
-        if sealed.replayed and sealed.head.transaction_id in self._seen:
+        part = _part(sealed.head)
+        if sealed.replayed and part in self._seen:
             link.take(self._hub, sealed.head.transaction_id)  # the stage had sent it before it died
             return
-        self._append(_Arrived(link, None, sealed), sealed.head.transaction_id)
+        self._append(_Arrived(link, None, sealed), part)
         if self._overwrites and len(self._items) > self.depth:
             lost = self._items.popleft()
             self._open(lost)
@@ -297,7 +303,7 @@ class InQueue:
         """A message of this process."""
         if self.on_host and message.kind == TORCH and message.payload.device.type != "cpu":
             message = replace(message, payload=message.payload.cpu())
-        self._append(_Arrived(None, message, None), message.head.transaction_id)
+        self._append(_Arrived(None, message, None), _part(message.head))
         if self._overwrites and len(self._items) > self.depth:
             self._items.popleft()
 
@@ -306,10 +312,10 @@ class InQueue:
         """Whether as many messages wait as the edge is deep."""
         return len(self._items) >= self.depth and not self._overwrites
 
-    def _append(self, item: _Arrived, transaction: int) -> None:
+    def _append(self, item: _Arrived, part: int) -> None:
         seen, order = self._seen, self._order
-        order.append(transaction)
-        seen[transaction] = seen.get(transaction, 0) + 1
+        order.append(part)
+        seen[part] = seen.get(part, 0) + 1
         if len(order) > 4 * self.depth + 64:
             oldest = order.popleft()
             count = seen[oldest] - 1

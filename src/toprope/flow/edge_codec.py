@@ -76,13 +76,13 @@ class Sealed:
     def head(self) -> Head:
         """What travels with the message."""
         if self._head is None:
-            self._head = Head(*self.meta[:6])
+            self._head = Head(*self.meta[:7])
         return self._head
 
     @property
     def replayed(self) -> bool:
         """Whether it may have been sent before."""
-        return bool(self.meta[8])
+        return bool(self.meta[9])
 
 
 class Codec:
@@ -123,7 +123,7 @@ class Codec:
         head = message.head
         sealed.meta = (
             head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size,
-            message.ret_code, message.kind, message.replayed, form,
+            head.data_label, message.ret_code, message.kind, message.replayed, form,
         )  # fmt: skip
         sealed.windows = sealed.receivers = receivers
         return sealed
@@ -245,14 +245,14 @@ class Codec:
         """
         sealed = Sealed(meta, parts)
         sealed.place = place
-        form = meta[9]
+        form = meta[10]
         if form[0] == _ON_CARD:
             self._cards().meet(form[1])  # what is known of the memory now is safe should the sender die
         return sealed
 
     def open(self, sealed: Sealed) -> tuple[Message, int]:
         """A message with its value, and the number of copies from card to card that it will take."""
-        kind, form = sealed.meta[7], sealed.meta[9]
+        kind, form = sealed.meta[8], sealed.meta[10]
         between = 0
         try:
             if form[0] == _ON_CARD:
@@ -264,8 +264,8 @@ class Codec:
             origin, text = describe(error)
             kind, payload = FAILURE, Failure(origin, text)
         head = sealed.head
-        code = payload.code if kind == FAILURE else sealed.meta[6]
-        return Message(kind, payload, head, code, sealed.meta[8]), between
+        code = payload.code if kind == FAILURE else sealed.meta[7]
+        return Message(kind, payload, head, code, sealed.meta[9]), between
 
     def _value(self, form: tuple[Any, ...], sealed: Sealed) -> Any:
         what = form[0]

@@ -72,7 +72,7 @@ class FarOutLink(OutLink):
             return  # what is in the window is sent to the next one
         meta, parts = self._codec.flat(sealed)
         if self._again:
-            meta = (*meta[:8], True, meta[9])
+            meta = (*meta[:9], True, meta[10])
         try:
             self._hub.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
         except Closed:

@@ -137,7 +137,9 @@ def make_stage(
                 raise DfException(f"{type(made).__name__}.{name} returned {code}", code or FLOW_FUNC_FAILED)
     opened = {key: each.open(context) for key, each in closures.items()}
     functions = {
-        each.name: running.inside(context, _Caller(getattr(made, each.name), len(each.outputs), opened))
+        each.name: running.inside(
+            context, _Caller(getattr(made, each.name), len(each.outputs), opened, context.balance)
+        )
         for each in functions_of(type(made))
     }
 
@@ -151,7 +153,10 @@ def make_stage(
 class _Caller:
     """Calls a function with what it may know."""
 
-    def __init__(self, function: Callable[..., Any], output_num: int, closures: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], output_num: int, closures: Mapping[str, Any], balance: str
+    ) -> None:
+        self._balance = balance
         self._function = function
         self._output_num = output_num
         self._closures = closures
@@ -159,5 +164,5 @@ class _Caller:
 
     def __call__(self, activation: Any) -> int:
         messages = [FlowMsg(each) for each in activation.inputs]
-        code = self._function(MetaRunContext(activation, self._output_num, self._closures), messages)
+        code = self._function(MetaRunContext(activation, self._output_num, self._closures, self._balance), messages)
         return FLOW_FUNC_FAILED if type(code) is not int else code

@@ -149,7 +149,7 @@ class Order(Gather):
 
 
 class Align(Gather):
-    """Messages of the same transaction.
+    """Messages of the same transaction, and of the same part of it where it was split.
 
     Args:
         sources: the inputs.
@@ -163,7 +163,7 @@ class Align(Gather):
         self._limit = limit
         self._timeout = None if timeout_ms < 0 else timeout_ms / 1000
         self._drop = drop
-        self._groups: OrderedDict[tuple[int, int], tuple[float, dict[int, Message]]] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, int, int], tuple[float, dict[int, Message]]] = OrderedDict()
         self._out: list[Group] = []
 
     def is_ready(self) -> bool:
@@ -181,7 +181,7 @@ class Align(Gather):
     def _add(self, place: int, message: Message) -> None:
         number = 0
         while True:
-            key = message.head.transaction_id, number
+            key = message.head.transaction_id, message.head.data_label, number
             group = self._groups.get(key)
             if group is None:
                 group = self._groups[key] = (clock(), {})
@@ -195,7 +195,7 @@ class Align(Gather):
         elif len(self._groups) > self._limit:
             self._give_up(next(iter(self._groups)))
 
-    def _give_up(self, key: tuple[int, int]) -> None:
+    def _give_up(self, key: tuple[int, int, int]) -> None:
         _, found = self._groups.pop(key)
         if self._drop:
             return

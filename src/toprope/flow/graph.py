@@ -238,11 +238,11 @@ class FlowNode:
         return bool(self.attrs.get(_FLOW)) and self.attrs.get(_POLICY) == "OVERWRITE"
 
     def set_balance_scatter(self) -> None:
-        """Allow its outputs to be spread over the instances of what follows; not beside gathering."""
+        """Let its outputs be spread over the instances of what follows, by `BalanceConfig`; not beside gathering."""
         self.balance = self.balance or "scatter"
 
     def set_balance_gather(self) -> None:
-        """Allow its outputs to be brought together by rows or columns; not beside scattering."""
+        """Let outputs of its instances be brought together by rows or columns; not beside scattering."""
         self.balance = self.balance or "gather"
 
     def set_alias(self, name: str) -> FlowNode:

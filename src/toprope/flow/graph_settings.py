@@ -101,9 +101,10 @@ class GraphSettings:
         nodes = self._plan.nodes
         streams = any(each.stream_input for node in nodes for each in getattr(node.point, "functions", ()))
         batches = any(mapped.attrs for node in nodes for mapped in node.input_maps.values())
+        is_split = any(node.balance for node in nodes)
         return replace(
             self._run,
             deploy=deploys(self._options, [node.deploy_name for node in nodes], strict=self._strict),
             device_index=card(self._options),
-            n_mapping=self._run.n_mapping or streams or batches or self._run.exception_catch,
+            n_mapping=self._run.n_mapping or streams or batches or is_split or self._run.exception_catch,
         )

@@ -33,7 +33,6 @@ class FlowMsg:
         self.message = message
         self.head = Head(*(getattr(message.head, name) for name in Head.__slots__))
         self.route_label = 0
-        self.data_label = 0
 
     @property
     def msg_type(self) -> int:
@@ -91,7 +90,7 @@ class FlowMsg:
         self.head.transaction_id = value
 
     def set_route_label(self, route_label: int) -> None:
-        """Choose the instance that it goes to, beside others of the same label."""
+        """Choose the instance that it goes to: what has the same label and transaction goes to the same one."""
         self.route_label = route_label
 
     def get_tensor(self) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 from toprope.flow.balance import BalanceConfig
 from toprope.flow.data_type import DType
 from toprope.flow.exceptions import SUCCESS, UDF_PARAM_INVALID, DfException
+from toprope.flow.func_log import logger
 from toprope.flow.messages import FlowMsg
 from toprope.flow.registry import is_torch_tensor, wrap
 from toprope.flow.stage_spec import EMPTY, RAW, TENSOR, TORCH, Head, Message, StageContext
@@ -124,9 +125,11 @@ class MetaRunContext:
         activation: the call (`toprope.flow.stage_calls.Activation`).
         output_num: how many outputs the function has.
         closures: models and graphs that it may run, by their keys.
+        balance: "scatter" or "gather" where its node may use BalanceConfig.
     """
 
-    def __init__(self, activation: Any, output_num: int, closures: Mapping[str, Any]) -> None:
+    def __init__(self, activation: Any, output_num: int, closures: Mapping[str, Any], balance: str = "") -> None:
+        self._balance = balance
         self._activation = activation
         self._output_num = output_num
         self._closures = closures
@@ -159,24 +162,32 @@ class MetaRunContext:
         Args:
             index: which of the function's outputs.
             data: a FlowMsg, an array, or another value.
-            balance_config: which element of a matrix it is.
+            balance_config: which element of a matrix it is, and so which instance of what follows it goes to.
 
         Returns:
-            0; 164000 where there is no such output, or the element was not said.
+            0; 164000 where there is no such output, the element was not said, or the node may not use this policy:
+            NO_AFFINITY after `FlowNode.set_balance_scatter`, rows and columns after `set_balance_gather`.
         """
         return self.set_multi_outputs(index, [data], balance_config)
 
     def set_multi_outputs(self, index: int, data: Sequence[Any], balance_config: BalanceConfig | None = None) -> int:
         """Send several outputs by one port. As `set_output`."""
-        labels = balance_config.labels() if balance_config is not None else []
-        if balance_config is not None and len(labels) != len(data):
+        if not 0 <= index < self._output_num:
             return UDF_PARAM_INVALID
-        for each in data:
-            message = _message(each)
-            if balance_config is not None and message.head == Head():
-                message.head = replace(self._activation.head)
-            if not 0 <= index < self._output_num:
+        messages = [_message(each) for each in data]
+        if balance_config is not None:
+            labels = balance_config.labels()
+            why = balance_config.refusal(self._balance)
+            if not why and len(labels) != len(data):
+                why = f"{len(data)} outputs at {len(labels)} positions"
+            if why:
+                logger.error("set_output with a BalanceConfig: %s", why)
                 return UDF_PARAM_INVALID
+            for message, (data_label, route_label) in zip(messages, labels, strict=True):
+                head = self._activation.head if message.head == Head() else message.head
+                message.head = replace(head, data_label=data_label)
+                message.route_label = route_label
+        for message in messages:
             self._activation.set_output(index, message)
         return SUCCESS
 
@@ -231,5 +242,5 @@ def _message(value: Any) -> Message:
     """What is sent: a message of its own, since the one that came may be read elsewhere."""
     if isinstance(value, FlowMsg):
         found = value.message
-        return Message(found.kind, found.payload, value.head, found.ret_code)
+        return Message(found.kind, found.payload, value.head, found.ret_code, route_label=value.route_label)
     return Message(*_wrapped(value))

@@ -109,10 +109,20 @@ class _Placer:
                     raise DfException(f"{wired.name} batches an input, and exceptions cannot be caught then")
                 batches[place] = mapped.attrs[0]
         inward = sorted((edge.input, number) for number, edge in enumerate(self._plan.edges) if edge.target == node)
+        self._check_balance(node)
         device = 0 if spec.visible_device else devices[instance]
         return StagePlan(
             node,
-            StageContext(wired.name, wired.input_num, wired.output_num, device, instance, len(devices), spec.workspace),
+            StageContext(
+                wired.name,
+                wired.input_num,
+                wired.output_num,
+                device,
+                instance,
+                len(devices),
+                spec.workspace,
+                balance=wired.balance,
+            ),
             replace(spec, name=wired.name),
             wired.depth,
             wired.overwrites,
@@ -129,10 +139,22 @@ class _Placer:
             return None
         if options.align:
             return options.align, options.align_timeout_ms, options.align_drop
-        # several instances before it bring what belongs together out of order
-        if not options.n_mapping and any(len(self._deploys[each].devices) > 1 for each in self._before(node)):
+        # several instances before it bring what belongs together out of order; parts are told apart by their labels
+        before = self._before(node)
+        is_told = not options.n_mapping or any(self._plan.nodes[each].balance for each in before)
+        if is_told and any(len(self._deploys[each].devices) > 1 for each in before):
             return _ANY, -1, False
         return None
+
+    def _check_balance(self, node: int) -> None:
+        """Inputs of a node are parts of transactions, or none of them is."""
+        sources = [edge.source for edge in self._plan.edges if edge.target == node]
+        spread = [each >= 0 and bool(self._plan.nodes[each].balance) for each in sources]
+        if any(spread) and not all(spread):
+            raise DfException(
+                f"all inputs of {self._plan.nodes[node].name} must come from nodes with set_balance_scatter or "
+                "set_balance_gather, or none of them"
+            )
 
     def _before(self, node: int) -> set[int]:
         found: set[int] = set()

@@ -69,7 +69,7 @@ class Outlet:
         Raises:
             Whatever pickling raises.
         """
-        number = message.head.transaction_id - 1
+        number = message.head.transaction_id + (message.route_label or 1) - 2
         rows = self._targets
         if len(rows) == 1:
             row = rows[0]

@@ -62,6 +62,7 @@ class Head:
         flags: of EOS, SEG.
         user_data: up to 64 bytes of the user's; empty for none.
         data_size: how far into them something was written.
+        data_label: which part of a transaction that was split, see `BalanceConfig`; 0 for none.
     """
 
     transaction_id: int = 0
@@ -70,6 +71,7 @@ class Head:
     flags: int = 0
     user_data: bytes = b""
     data_size: int = 0
+    data_label: int = 0
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class Message:
         head: what travels with it.
         ret_code: 0, or what went wrong with it.
         replayed: whether it stands for one that a killed stage may have sent already.
+        route_label: chooses the instance that it goes to, together with its transaction; 0 for none. It does not
+            travel.
     """
 
     kind: int
@@ -106,6 +110,7 @@ class Message:
     head: Head = field(default_factory=Head)
     ret_code: int = 0
     replayed: bool = False
+    route_label: int = 0
 
     @property
     def failed(self) -> bool:
@@ -177,6 +182,7 @@ class StageContext:
         instance_id, instance_num: which of how many instances of the stage this is.
         workspace: see `StageSpec`.
         device: the device of an "npu" stage ("npu:0", "cuda:1", "cpu"); "" else.
+        balance: "scatter" or "gather" where the node may use `BalanceConfig`.
     """
 
     name: str
@@ -187,6 +193,7 @@ class StageContext:
     instance_num: int = 1
     workspace: str = ""
     device: str = ""
+    balance: str = ""
 
 
 def _wrap(value: Any) -> tuple[int, Any]:
