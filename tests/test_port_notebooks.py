@@ -69,6 +69,13 @@ def test_cells_are_one_program():
     assert texts[7, 9] == "y.cuda()"
 
 
+def test_an_import_stays_that_a_command_uses():
+    cells = ["from torch import cuda as c", "%time c.synchronize()", "c.synchronize()"]
+    assert sources(ported(notebook([("code", cell) for cell in cells])).after) == [
+        "from torch import cuda as c\nfrom toprope.device import portable", cells[1], "portable.synchronize()",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("as_lines", [True, False])
 @pytest.mark.parametrize(
     "options", [{"indent": 1}, {"indent": 4, "ensure_ascii": False}, {}, {"separators": (",", ":")}]

@@ -6,10 +6,12 @@ are looked at as scripts are. A cell that is no Python is reported where it says
 
 from __future__ import annotations
 
+import ast
 import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from toprope.port.engine import port
 from toprope.port.file import RUNTIME
@@ -134,7 +136,12 @@ def port_notebook(
     book = _Notebook(path, leave, _mark(text))
     codes = [_code(book, cell) for cell in cells]
     parts = [code for code in codes if code.python is not None]
-    done = port(_program(book, parts), path, runtime=runtime, own_methods=own_methods, leave=leave)
+    program = _program(book, parts)
+    done = port(program, path, runtime=runtime, own_methods=own_methods, leave=leave)
+    if not done.skipped and _unlooked(book, codes) & (_imported(program) - _imported(done.after)):
+        # what was not looked at may use a name whose import would go
+        stay = partial(_goes, leave)
+        done = port(program, path, runtime=runtime, own_methods=own_methods, leave=stay)
     if done.skipped:  # each cell is Python, and all of them together are too long
         ported.skipped = done.skipped
         return ported
@@ -151,6 +158,27 @@ def port_notebook(
     if changed:
         ported.after = with_cells(text, changed).encode("utf-8")
     return ported
+
+
+def _imported(program: bytes) -> set[str]:
+    """The names that a program imports."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(parse(program.decode("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _unlooked(book: _Notebook, codes: list[_Code]) -> set[str]:
+    """The words of what is no part of the program."""
+    texts = [*book.aside, *(code.head for code in codes), *(code.cell.text for code in codes if code.python is None)]
+    return set(re.findall(r"\w+", "\n".join(texts)))
+
+
+def _goes(leave: Callable[[Finding], bool] | None, finding: Finding) -> bool:
+    """Whether a finding is not wanted, or would take an import away."""
+    return (leave is not None and leave(finding)) or finding.rule.code == "TR102"
 
 
 def _mark(text: str) -> str:
