@@ -16,7 +16,7 @@ from toprope.device import Device
 from toprope.errors import SizeError, UsageError, WeightsError
 from toprope.sizes import parse_size
 from toprope.tiers.engine import DIRECT, Engine
-from toprope.tiers.groups import Model, read_model
+from toprope.tiers.groups import Model, Weight, read_model
 from toprope.tiers.handle import Handle
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
@@ -103,14 +103,14 @@ def attach(
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)
-    taken = read_model(model)
+    taken = read_model(model, _bytes(small))
     files = Files(folder, taken) if folder is not None and _has_weights(folder) else None
     try:
         handle = _Attaching(model, taken, computes, files, folder).run(
             device, host, most, training=training, slots=slots, small=_bytes(small), links=links, progress=progress,
             limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
         )  # fmt: skip
-        handle.states, handle.activations = states, activations
+        handle.states, handle.activations, handle.smallest = states, activations, _bytes(small)
         return handle
     except BaseException:
         if files is not None:
@@ -274,7 +274,7 @@ class _Attaching:
         """The groups, with a first guess of how long each computes: as long as its weights are read."""
         found = []
         for group in self.model.groups:
-            weights = {self.model.weights[each.key]: None for each in group.members if each.key in self.model.weights}
+            weights = [weight for each in group.members for weight in self.model.members[each.key]]
             train = sum(each.nbytes for each in weights if each.parameters[0].requires_grad) if training else 0
             found.append(
                 Group(
@@ -291,9 +291,12 @@ class _Attaching:
         """What slots take beside the weights so that files are read straight into them; 0 where that is too much."""
         if self.files is None or self.device.capabilities.separate_memory:
             return 0
-        most = max((len(each.members) for each in self.model.groups), default=0)
+        most = max((len(weights) for weights in self._weights_of_groups()), default=0)
         spare = 8 * most * DIRECT
         return spare if spare * 200 <= budgets.device and any(each.direct for each in self.files.homes.values()) else 0
+
+    def _weights_of_groups(self) -> list[list[Weight]]:
+        return [[one for each in group.members for one in self.model.members[each.key]] for group in self.model.groups]
 
     def _from_files(self) -> None:
         """Weights on meta are in their files from now on."""

@@ -32,7 +32,7 @@ class Needs:
 
     Attributes:
         name: of the module.
-        weights: that it uses; all of its group's for a block.
+        weights: that it uses itself.
         group: the block's group; "" for other modules.
         root: it is the model itself: its runs are steps.
         units: that bring the weights, as the plan has it now.
@@ -104,15 +104,13 @@ class Engine:
     def tiers(self, plan: Plan) -> dict[str, Tier]:
         """Where each weight lies by a plan, by its name."""
         found: dict[str, Tier] = dict.fromkeys(self.model.weights, "device")
-        streamed = {
-            member.key for group in plan.groups for member in plan.streamed(group.name)
-        } & self.model.weights.keys()
+        streamed = {member.key for group in plan.groups for member in plan.streamed(group.name)}
         by_name: dict[str, Tier] = {
             name: each.tier for each in plan.homes if each.what == "weights" for name in each.members
         }
-        for name in streamed:
-            tier: Tier = next((by_name[each] for each in self.model.weights[name].names if each in by_name), "host")
-            found[name] = "host" if tier == "device" else tier
+        for key in streamed:
+            tier = by_name[key]
+            found.update({each.name: tier for each in self.model.members[key]})
         return found
 
     def apply(self, plan: Plan) -> None:
@@ -129,8 +127,7 @@ class Engine:
             self.placing.place(self.model.weights[name], tiers[name])
         units = []
         for group in plan.groups:
-            keys = [each.key for each in plan.streamed(group.name)]
-            weights = [self.model.weights[key] for key in keys if tiers.get(key, "device") != "device"]
+            weights = [weight for each in plan.streamed(group.name) for weight in self.model.members[each.key]]
             if weights:
                 units.append(Unit(group.name, weights))
         self._lay_out(units, plan)
@@ -146,9 +143,9 @@ class Engine:
         for unit in units:
             groups.setdefault(whole.get(unit.name, unit.name), []).append(unit)
         for needs in self.needs:
-            if needs.group:
-                mine = groups.get(needs.group, [])
-                needs.units = mine if len(mine) == 1 else []
+            mine = groups.get(needs.group, [])
+            if len(mine) == 1:
+                needs.units = mine
             else:
                 wanted = {weight for weight in needs.weights if weight.home is not None}
                 needs.units = [unit for unit in units if wanted.intersection(unit.weights)]

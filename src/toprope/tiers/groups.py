@@ -16,9 +16,9 @@ from torch import nn
 
 from toprope.tiers.blocks import is_dense
 from toprope.tiers.homes import Home
-from toprope.tiers.plan_model import Group, Kind, Member
+from toprope.tiers.plan_model import Group, Kind, Member, aligned
 
-__all__ = ["Model", "Weight", "read_model"]
+__all__ = ["CLOSED", "Model", "Weight", "is_closed", "read_model"]
 
 _EXPERT = re.compile(r"(.*\bexperts\.\d+)\.")
 
@@ -64,6 +64,7 @@ class Model:
         groups: for the planner, in the order in which they are defined, which is not known to be that of their uses.
         owners: modules with parameters of their own: name, module, and the names of its weights.
         blocks: modules that are a whole group: name and module.
+        atoms: modules whose weights are needed all at once, with those of the modules in them: by the owners' names.
         left: parameters that are left where they are, as they are no plain dense tensors.
     """
 
@@ -71,7 +72,10 @@ class Model:
     groups: list[Group] = field(default_factory=list)
     owners: list[tuple[str, nn.Module, list[str]]] = field(default_factory=list)
     blocks: dict[str, nn.Module] = field(default_factory=dict)
+    atoms: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    members: dict[str, list[Weight]] = field(default_factory=dict)
+    """Weights by the key of their member of a group: those that a module uses at the same time are one."""
 
 
 def _identity(parameter: torch.Tensor) -> tuple[object, ...]:
@@ -93,12 +97,27 @@ def _plain(parameter: torch.Tensor) -> bool:
     )
 
 
-def read_model(model: nn.Module) -> Model:
-    """Take a model apart."""
+def is_closed(module: nn.Module) -> bool:
+    """Whether nothing may be put on the modules in it: it is compiled, or looks for hooks."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+    return compiled or isinstance(module, nn.TransformerEncoderLayer)
+
+
+def read_model(model: nn.Module, small: int) -> Model:
+    """Take a model apart.
+
+    Args:
+        model: the model.
+        small: weights of fewer bytes stay on the device, and are not bundled with others.
+    """
     found = Model()
     by_identity: dict[tuple[object, ...], Weight] = {}
     overlaps = _overlapping(model)
+    atom: str | None = None
     for prefix, module in model.named_modules():
+        if atom is None or not prefix.startswith(atom + "."):
+            atom = prefix if prefix and (is_closed(module) or isinstance(module, CLOSED)) else None
+        found.atoms[prefix] = prefix if atom is None else atom
         mine: list[str] = []
         for short, parameter in module._parameters.items():
             if parameter is None:
@@ -120,7 +139,7 @@ def read_model(model: nn.Module) -> Model:
             mine.append(weight.name)
         if mine:
             found.owners.append((prefix, module, mine))
-    _group(model, found)
+    _group(model, found, small)
     return found
 
 
@@ -141,29 +160,36 @@ def _overlapping(model: nn.Module) -> set[int]:
     return bad
 
 
-def _group(model: nn.Module, found: Model) -> None:
+def _group(model: nn.Module, found: Model, small: int) -> None:
     sizes = {name: weight.nbytes for name, weight in found.weights.items()}
     total = sum(sizes.values())
     names = [(prefix, name) for prefix, _, some in found.owners for name in some]
     group_of = _blocks(names, sizes, total)
-    members: dict[str, dict[str, Member]] = {}
     around = _around(found.owners, group_of)
+    users: dict[str, set[str]] = defaultdict(set)
     for prefix, _, some in found.owners:
-        group = group_of[prefix]
+        for name in some:
+            users[name].add(found.atoms[prefix])
+            if prefix in around:  # it would have to stay through all that the module runs
+                found.weights[name].kind = "buffer"
+    members: dict[str, dict[str, Member]] = {}
+    bundles: dict[tuple[str, str], list[Weight]] = {}
+    for prefix, _, some in found.owners:
+        group = members.setdefault(group_of[prefix], {})
         for name in some:
             weight = found.weights[name]
-            # What a module owns that runs other groups would have to stay through all of them.
-            kind: Kind = "buffer" if prefix in around else weight.kind
-            if kind == "buffer":
-                weight.kind = "buffer"
-            member = Member(f"{prefix}.{name}" if name in members.get(group, {}) else name, weight.nbytes, kind, name)
-            members.setdefault(group, {}).setdefault(name, member)
+            if weight.kind == "weight" and weight.nbytes >= small and len(users[name]) == 1:
+                bundles.setdefault((group_of[prefix], found.atoms[prefix]), []).append(weight)
+            else:
+                group.setdefault(name, Member(name, weight.nbytes, weight.kind, name))
+                found.members[name] = [weight]
+    for (group_name, _), weights in bundles.items():
+        key = weights[0].name
+        size = sum(aligned(each.nbytes) for each in weights[:-1]) + weights[-1].nbytes
+        members[group_name][key] = Member(key, size, "weight", key)
+        found.members[key] = weights
     for name, some_members in members.items():
-        fixed = [
-            Member(each.name, each.bytes, found.weights[each.storage].kind, each.storage)
-            for each in some_members.values()
-        ]
-        found.groups.append(Group(name or "(model)", tuple(fixed)))
+        found.groups.append(Group(name or "(model)", tuple(some_members.values())))
     modules = dict(model.named_modules())
     for name in members:
         module = modules.get(name)

@@ -25,7 +25,8 @@ from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files
 from toprope.tiers.places import Activated, Placed, Places
 from toprope.tiers.placing import set_data
-from toprope.tiers.plan_model import Budgets, Group, Plan, Use
+from toprope.tiers.plan import SMALL
+from toprope.tiers.plan_model import Budgets, Group, Plan, Use, aligned
 from toprope.tiers.stats import Stats
 from toprope.tiers.timeline import Timeline
 from toprope.tiers.training import Sizes, Training
@@ -54,7 +55,7 @@ class Handle:
         self._budgets, self._again, self._groups, self._origins = budgets, again, groups, origins
         self.timeline = Timeline()
         """What was in which slot when."""
-        engine.watch = self.timeline.note
+        engine.watch = engine.ring.watch = self.timeline.note
         engine.learned = self._learned
         self._weights = AwayWeights(engine, engine.make_ring)
         self._training: Training | None = None
@@ -63,6 +64,8 @@ class Handle:
         """Where gradients and optimizer states go."""
         self.activations: Activated = "device"
         """Where what forward saves for backward goes."""
+        self.smallest = SMALL
+        """Bytes of a gradient or of states from which on they leave the device."""
         self._base: dict[str, Any] = {}
         self._closed = False
         self._times: list[float] = []
@@ -150,12 +153,12 @@ class Handle:
         """Weights have another dtype: other sizes, another plan, before anything runs."""
 
         def again() -> None:
-            weights = self._engine.model.weights
+            members = self._engine.model.members
             self._groups = [
                 replace(
                     group,
                     members=tuple(
-                        replace(each, bytes=weights[each.key].nbytes) if each.key in weights else each
+                        replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
                         for each in group.members
                     ),
                 )
@@ -240,7 +243,7 @@ class Handle:
         room = self._weights.room()
         if room is None:
             room = max(2**20, self._budgets.device - self._budgets.reserve - self.plan.resident_bytes)
-        sizes = Sizes.of(room)
+        sizes = Sizes.of(room, self.smallest)
         training = Training(self.model, self._weights, places.place, places.all, places.activations(), sizes)
         if training.activations is not None:
             training.activations.skip = lambda tensor: tensor.untyped_storage()._cdata in self._resident_storages()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from toprope.tiers.engine import Engine, Needs
-from toprope.tiers.groups import CLOSED, Model, Weight
+from toprope.tiers.groups import CLOSED, Model, Weight, is_closed
 
 __all__ = ["Hooks"]
 
@@ -31,20 +31,14 @@ class Hooks:
     def install(self) -> None:
         """Put them on."""
         owned = {prefix: [self.model.weights[name] for name in names] for prefix, _, names in self.model.owners}
-        in_group = {
-            group.name: list({each.key: self.model.weights[each.key] for each in group.members}.values())
-            for group in self.model.groups
-        }
         inside: str | None = None
         for prefix, module in self.module.named_modules():
             if inside is not None and prefix.startswith(inside):
                 continue  # a module around it sees to it
-            closed = _closed(module)
+            closed = is_closed(module)
             weights = self._below(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
             group = prefix if prefix in self.model.blocks else ""
-            if group:
-                weights = in_group[group]
-            if weights or not prefix:
+            if weights or group or not prefix:
                 needs = Needs(prefix, weights, group, root=not prefix)
                 self.engine.needs.append(needs)
                 self._put_on(module, needs)
@@ -109,9 +103,3 @@ class Hooks:
         while self._undo:
             self._undo.pop()()
         self.engine.needs.clear()
-
-
-def _closed(module: nn.Module) -> bool:
-    """Whether nothing may be put on the modules in it: it is compiled, or looks for hooks."""
-    compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
-    return compiled or isinstance(module, nn.TransformerEncoderLayer)

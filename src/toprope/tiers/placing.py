@@ -40,7 +40,7 @@ def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
                 looked_at=str(error).splitlines()[0],
                 do="attach the model before anything else refers to its parameters, or move it there before",
             ) from error
-        if gradient is not None:
+        if gradient is not None and "meta" not in (gradient.device.type, tensor.device.type):
             parameter.grad = gradient.to(tensor.device)
 
 
@@ -181,7 +181,7 @@ class Placing:
         if old is not None and old is not home:
             old.release()
         if home is not None:
-            if weight.placeholder is None:
+            if weight.placeholder is None or weight.placeholder.dtype != weight.like.dtype:
                 weight.placeholder = placeholder(weight.like, self.device)
             for each in weight.parameters:
                 set_data(each, weight.placeholder)

@@ -37,6 +37,7 @@ class State:
             self._on_state_dict(owner, weights, hooks)
             self._on_load(owner, dict(zip(shorts, weights, strict=True)), hooks)
             self._on_apply(owner, weights, hooks)
+        hooks.add(module._register_load_state_dict_pre_hook(self._check_tied).remove)  # type: ignore[no-untyped-call]
         if not any(owner is module for _, owner, _ in self.model.owners):
             self._on_apply(module, [], hooks)
 
@@ -77,22 +78,47 @@ class State:
                 set_data(parameter, room)
 
         def after(module: nn.Module, _incompatible: Any) -> None:
-            while loading:
-                short = loading.pop()
-                weight, parameter = by_short[short], module._parameters[short]
+            for short, weight in by_short.items():
+                parameter = module._parameters[short]
                 assert parameter is not None
-                assert weight.placeholder is not None
-                if not any(parameter is each for each in weight.parameters):  # assign=True
-                    weight.parameters = [parameter]
-                dtype = weight.like.dtype
-                self.placing.replace(weight, parameter.data)
-                for each in weight.parameters:
-                    set_data(each, weight.placeholder)
-                if weight.like.dtype != dtype:
-                    self.resized()
+                new = not any(parameter is each for each in weight.parameters)  # assign=True
+                if new:
+                    self._adopt(weight, parameter)
+                if short in loading:
+                    self._take(weight, parameter)
+                elif new:
+                    weight.like = _like(parameter)
+            loading.clear()
 
         hooks.add(owner._register_load_state_dict_pre_hook(before).remove)  # type: ignore[no-untyped-call]
         hooks.add(owner.register_load_state_dict_post_hook(after).remove)  # type: ignore[no-untyped-call]
+
+    def _adopt(self, weight: Weight, parameter: nn.Parameter) -> None:
+        """A module has another parameter for a weight; those that no module has any more are forgotten."""
+        had = {id(each) for _, owner, _ in self.model.owners for each in owner._parameters.values()}
+        weight.parameters = [each for each in weight.parameters if id(each) in had]
+        weight.parameters.append(parameter)
+
+    def _check_tied(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        """Before anything is loaded: what is one weight here must be so there, where parameters are replaced."""
+        for weight in self.model.weights.values():
+            given = [state[prefix + name] for name in weight.names if prefix + name in state]
+            if metadata.get("assign_to_params_buffers") and any(not torch.equal(given[0], each) for each in given[1:]):
+                raise UsageError(
+                    f"{weight.name} is one tensor under several names, and there it is several.",
+                    looked_at=", ".join(weight.names),
+                    do="detach the model, load the weights and attach it again",
+                )
+
+    def _take(self, weight: Weight, parameter: nn.Parameter) -> None:
+        """What was loaded into a parameter goes to where its weight lies."""
+        dtype = weight.like.dtype
+        self.placing.replace(weight, parameter.data)
+        assert weight.placeholder is not None
+        for each in weight.parameters:
+            set_data(each, weight.placeholder)
+        if weight.like.dtype != dtype:
+            self.resized()
 
     # .to()
 
@@ -129,7 +155,7 @@ class State:
                 if weight.home is None:
                     now = weight.parameters[0]
                     if now.dtype != weight.like.dtype:
-                        weight.like = torch.empty_strided(now.shape, now.stride(), dtype=now.dtype, device="meta")
+                        weight.like = _like(now)
                         state.resized()
             return owner
 
@@ -148,3 +174,7 @@ class State:
         for parameter, gradient in gradients:
             parameter.grad = fn(gradient)
         self.resized()
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
