@@ -29,6 +29,7 @@ from parts.processes import memory
 from parts.turns import Measure, Row, Work, one_by_one, several
 
 from toprope import flow
+from toprope.flow.exceptions import QUEUE_FULL
 
 ROUNDS = 5
 INPUTS, PIPELINED, GROWTH = 1000, 2000, 10_000
@@ -86,6 +87,17 @@ class Ours:
                 self._fetch()
             if number < count:
                 self._feed(value)
+
+    def filled(self, value: Any) -> int:
+        """Feed until nothing fits any more, and fetch all of it; how many inputs that were."""
+        count = 0
+        while (code := self._graph.feed({self._input: value}, 500)) == 0:
+            count += 1
+        if code != QUEUE_FULL:
+            raise RuntimeError(f"feed returned {code}: {self._graph.error}")
+        for _ in range(count):
+            self._fetch()
+        return count
 
     def flooded(self, value: Any, count: int) -> int:
         """So many inputs, of which as many as fit are under way; the most that an edge held."""
@@ -259,7 +271,8 @@ def growth(count: int) -> Growth:
     """Feed as fast as there is room, and fetch."""
     side = Ours(3)
     value = torch.zeros(100_000, dtype=torch.uint8)
-    side.flooded(value, max(30, count // 5))  # memory that is kept to be used again is there afterwards
+    side.filled(value)  # memory that is kept to be used again is there afterwards
+    side.flooded(value, max(30, count // 10))
     before = memory(side.pids())
     depth = side.flooded(value, count)
     after = memory(side.pids())
@@ -314,11 +327,11 @@ def main() -> int:
         "--growth", type=int, default=0, help=f"inputs of the test of memory ({GROWTH}, or the share of it)"
     )
     arguments = parser.parse_args()
-    ray = None if arguments.without_ray else started_ray()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # stages have a folder each, where the program is
+        grown = growth(arguments.growth or max(30, int(GROWTH * arguments.share)))  # Ray has threads in the driver too
+        ray = None if arguments.without_ray else started_ray()
         rows = compare(ray, arguments.share, arguments.rounds)
-        grown = growth(arguments.growth or max(30, int(GROWTH * arguments.share)))
         flow.finalize()
         os.chdir("/")
     if arguments.json:

@@ -21,10 +21,13 @@ def processor_time(pids: Iterable[int]) -> float:
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Bytes of these processes that are in memory; what several of them share counts once for all of them."""
+    """Bytes of these processes that are in memory, without files: other programs that map the same come and go.
+
+    What several of them share counts once for all of them.
+    """
     kilobytes = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                 kilobytes += int(line.split()[1])
     return kilobytes * 1024
