@@ -72,6 +72,8 @@ def picky(x):
         os._exit(3)
     if x == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if x == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
     if x == "hang":
         time.sleep(3600)
     return x

@@ -277,8 +277,15 @@ class Hosts:
         return ", ".join(at_work) or "no stage works on an input"
 
 
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+
+
 def _death(names: str, error: BaseException | None) -> Failure:
     text = f"stage {names} has ended while it had this input: {error}"
+    if "SIGKILL" in text:
+        text += "; the system ends processes so where memory is short, and its log says so then"
+    elif any(name in text for name in _CRASHES):
+        text += "; native code has crashed: PYTHONFAULTHANDLER=1 shows where"
     return Failure(RuntimeError(text), stage=names, code=FLOW_FUNC_FAILED)
 
 
