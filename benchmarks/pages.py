@@ -1,12 +1,14 @@
 """Weights in few bits: their errors, decoding beside the memory's write speed, and products beside torch's.
 
     python benchmarks/pages.py                tables in Markdown, and exit status 1 when a target is missed
+    python benchmarks/pages.py --loaded       for a machine that others use: targets are held against one thread's CPU time
     python benchmarks/pages.py --json         the same figures as JSON
-    python benchmarks/pages.py --size 1024    smaller matrices, to see that all of it runs: nothing but errors has a verdict
+    python benchmarks/pages.py --size 1024    smaller matrices, to see that all of it runs; speed has no verdict then
 
-Every figure of a table is from this run; those that are compared took turns. Products are told twice: by all of torch's
-threads in wall time, and by one thread in the time that the CPU gave it, which a loaded machine disturbs less. Targets
-are held against the former; medians are beside the minima. torchao and bitsandbytes are measured where installed.
+Every figure of a table is from this run; those that are compared took turns, so that each finds the cache filled by the
+others. Products are told twice: by all of torch's threads in wall time, and by one thread in the time that the CPU gave
+it, which a loaded machine disturbs less. Medians are beside the minima, which count. torchao and bitsandbytes are
+measured where they are installed.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def errors(report: Report, size: int) -> None:
             )  # fmt: skip
 
 
-def decoding(report: Report, size: int) -> None:
+def decoding(report: Report, size: int, clock: Callable[[], float]) -> None:
     """Bytes that one core decodes in a second, beside those that it writes to memory."""
     held = size >= HELD
     threads = torch.get_num_threads()
@@ -120,7 +122,7 @@ def decoding(report: Report, size: int) -> None:
                 page.global_scale,
             )  # fmt: skip
             works[form] = lambda whole=whole, out=out: pages.decode(whole, out=out)
-        seconds = in_turns(works, time.perf_counter, 9)
+        seconds = in_turns(works, clock, 9)
         speeds = {name: out.nbytes / min(each) / 1e9 for name, each in seconds.items()}
         write = max(speeds["torch's fill_"], speeds["memset"])
         for name, speed in speeds.items():
@@ -152,7 +154,7 @@ def others(weight: torch.Tensor, x: torch.Tensor) -> dict[str, Callable[[], obje
     return found
 
 
-def products(report: Report, size: int) -> None:
+def products(report: Report, size: int, loaded: bool) -> None:
     """Products with few rows of activations, beside torch's in bf16, fp32 and int4."""
     torch.manual_seed(0)
     weight = torch.randn(size, size).bfloat16()
@@ -178,9 +180,9 @@ def products(report: Report, size: int) -> None:
         alone = in_turns(works, time.thread_time, ROUNDS)
         torch.set_num_threads(threads)
         slow = in_turns(others(weight, x), time.perf_counter, FEW_ROUNDS)
-        best = {name: min(each) for name, each in wall.items()}
+        best = {name: min(each) for name, each in (alone if loaded else wall | slow).items()}
         for name, seconds in (wall | slow).items():
-            fastest = min(seconds)
+            fastest = best.get(name, min(seconds))
             met = None
             target = ""
             if name in FOUR_BITS and size >= HELD and batch == 1:
@@ -191,7 +193,7 @@ def products(report: Report, size: int) -> None:
             report.add(
                 f"{size} x {size} times so many rows", met, rows=batch, work=name,
                 **{
-                    "ms, least": 1000 * fastest, "ms, median": 1000 * statistics.median(seconds),
+                    "ms, least": 1000 * min(seconds), "ms, median": 1000 * statistics.median(seconds),
                     "x of torch bf16": best["torch bf16"] / fastest,
                     "one thread, CPU ms": 1000 * min(alone[name]) if name in alone else "",
                 },
@@ -206,6 +208,7 @@ def main() -> int:
     """Measure, print, and tell by the status whether a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="figures as JSON")
+    parser.add_argument("--loaded", action="store_true", help="hold targets against one thread's CPU time")
     parser.add_argument("--size", type=int, default=4096, help="rows and columns of the weights")
     chosen = parser.parse_args()
     kernels = native.kernels()
@@ -215,8 +218,8 @@ def main() -> int:
     report = Report()
     with torch.no_grad():
         errors(report, chosen.size)
-        decoding(report, chosen.size)
-        products(report, chosen.size)
+        decoding(report, chosen.size, time.thread_time if chosen.loaded else time.perf_counter)
+        products(report, chosen.size, chosen.loaded)
     if chosen.json:
         print(json.dumps({"tables": report.tables, "missed": report.missed}))
     else:

@@ -34,7 +34,8 @@ struct E4m3 {
     E4m3() {
         for (int code = 0; code < 256; ++code) {
             int exponent = (code >> 3) & 15, mantissa = code & 7;
-            float size = exponent == 0 ? std::ldexp(float(mantissa), -9) : std::ldexp(float(8 + mantissa), exponent - 10);
+            float size = exponent == 0 ? std::ldexp(float(mantissa), -9)
+                                       : std::ldexp(float(8 + mantissa), exponent - 10);
             if (exponent == 15 && mantissa == 7) size = __builtin_nanf("");
             values[code] = code & 0x80 ? -size : size;
         }

@@ -1,5 +1,5 @@
-// From values to codes and scales, as toprope/tiers/pages/scales.py says it (which stays the one for odd shapes and for
-// machines without a compiler): the same operations of fp32 in the same order, so that the bytes are the same. Only sums
+// From values to codes and scales, as toprope/tiers/pages/scales.py does it (which stays in use for odd shapes, and
+// where there is no compiler): the same operations of fp32 in the same order, so that the bytes are the same. Only sums
 // of errors, which choose between scales, may differ in their last bits.
 //
 // Loops over a block have a fixed length and no branches: the compiler makes vectors of them, for several sets of
@@ -190,8 +190,8 @@ int64_t end_of(const Encoding& e, int64_t task) {
 using namespace pages;
 
 // Encodes `blocks` whole blocks of one of the formats of 4 bits; `global` is written for NVFP4. Returns 0.
-extern "C" __attribute__((visibility("default"))) int tp_encode(const void* values, int type, int64_t blocks, int format,
-                                                                int search, uint8_t* codes, void* scales,
+extern "C" __attribute__((visibility("default"))) int tp_encode(const void* values, int type, int64_t blocks,
+                                                                int format, int search, uint8_t* codes, void* scales,
                                                                 void* global, int threads) {
     const int64_t step = 65536 / (format == NVFP4 ? 16 : format == MXFP4 ? 32 : 64), tasks = (blocks + step - 1) / step;
     Encoding e{values, type, format, search, blocks, step, 1.0f, codes, scales, nullptr};
