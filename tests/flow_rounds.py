@@ -107,7 +107,9 @@ def one_round(seed: int) -> str:
         at = killed_at if victim else 0
         feed_all(runner, messages, at, lambda: os.kill(pid, signal.SIGKILL), interrupts)
         fetcher.join(90)
-        assert not fetcher.is_alive(), (told, len(found), runner.metrics())
+        how_far = len(found), found[-1:], runner.restarts, runner.pids(), runner.metrics()
+        assert not fetcher.is_alive(), (told, how_far)
+        assert len(found) == count, (told, how_far)  # what was fetched last has no messages
         more = runner.fetch(timeout_ms=50)
         assert more.code == MODEL_EXECUTE_TIMEOUT, (told, more)
     ids = [each[0] for each in found]
