@@ -15,10 +15,12 @@ import json
 import os
 import sys
 import tomllib
+from dataclasses import asdict
 from typing import Any
 
-from parts.port_corpus import DATA, Looked, folders, look
+from parts.port_corpus import DATA, Looked, commits, folders, look
 from parts.port_labels import Figures, figures
+from parts.port_oracle import oracle
 
 from toprope.port.rule import Kind
 
@@ -30,6 +32,7 @@ NINE = 10.0
 """Seconds that nine repositories may take."""
 
 RECALL, PRESERVING = 0.99, 0.97
+BEFORE, AFTER = "pytorch+examples-before", "pytorch+examples"
 
 
 def row(looked: Looked) -> dict[str, Any]:
@@ -62,6 +65,16 @@ def summary(rows: list[dict[str, Any]], said: Figures) -> dict[str, Any]:
     nine = sum(sorted((each["seconds"] for each in rows), reverse=True)[:9])
     preserving = sum(each["preserving_converted"] for each in rows) / max(1, sum(each["preserving"] for each in rows))
     wrong = said.edits["wrong"] + said.edits["needless"]
+    met = {
+        f">= {LINES} lines a second": speed >= LINES,
+        f"nine repositories in <= {NINE:.0f} s": nine <= NINE,
+        f"class P converted >= {PRESERVING}": preserving >= PRESERVING,
+        "every file parses": not any(each["broken"] for each in rows),
+        "a second run changes nothing": not any(each["second_run_changes"] for each in rows),
+    }
+    if {each["repository"] for each in rows} >= set(commits()):  # all that was read
+        met[f"recall >= {RECALL} of 200 places"] = said.recall >= RECALL and said.sites.total() >= 200
+        met["no wrong edit of 300"] = wrong == 0 and said.edits["right"] >= 300
     return {
         "lines_per_second": round(speed),
         "slowest_nine_seconds": round(nine, 2),
@@ -74,15 +87,7 @@ def summary(rows: list[dict[str, Any]], said: Figures) -> dict[str, Any]:
         "missed": said.missed,
         "bad": said.bad,
         "gone": said.gone,
-        "met": {
-            f">= {LINES} lines a second": speed >= LINES,
-            f"nine repositories in <= {NINE:.0f} s": nine <= NINE,
-            f"class P converted >= {PRESERVING}": preserving >= PRESERVING,
-            f"recall >= {RECALL} of 200 places": said.recall >= RECALL and said.sites.total() >= 200,
-            "no wrong edit of 300": wrong == 0 and said.edits["right"] >= 300,
-            "every file parses": not any(each["broken"] for each in rows),
-            "a second run changes nothing": not any(each["second_run_changes"] for each in rows),
-        },
+        "met": met,
     }
 
 
@@ -123,6 +128,9 @@ def main() -> int:
     looked = [look(folder, ROUNDS) for folder in found]
     rows = [row(each) for each in looked]
     sums = summary(rows, figures(looked))
+    there = {each.name: (each, folder) for each, folder in zip(looked, found, strict=True)}
+    if there.keys() >= {BEFORE, AFTER}:
+        sums["oracle"] = asdict(oracle(there[BEFORE][0], there[AFTER][1]))
     if arguments.json:
         print(json.dumps({"repositories": rows, "all": sums}, indent=1))
     else:

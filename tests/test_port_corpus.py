@@ -1,8 +1,10 @@
 """Whole programs, ported: excerpts of our own writing here, public repositories from TOPROPE_CORPUS in a soak."""
 
 import ast
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -166,6 +168,20 @@ def test_labels_are_whole():
     assert set(labels["edit"].values()) <= {"right", "wrong", "needless"}
     assert {key[0] for kind in labels.values() for key in kind} == set(known)
     assert all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in known.values())
+
+
+def test_the_benchmark_runs(tmp_path):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    done = subprocess.run(
+        [sys.executable, "benchmarks/port.py", "--json", str(tmp_path)],
+        cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+    (row,) = said["repositories"]
+    assert (row["files"], row["lines"], row["neither"], row["broken"]) == (1, TRAINER.count("\n"), 1, [])
+    assert row["edits"] >= row["converted"] >= 7
+    assert said["all"]["met"]["a second run changes nothing"]
+    assert said["all"]["preserving_converted"] == 1
 
 
 @needs(*commits())

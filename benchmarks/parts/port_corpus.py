@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import time
 import tomllib
@@ -113,7 +112,6 @@ def look(folder: Path, rounds: int = 1) -> Looked:
         after = Source(each.after)
         try:
             looked.left += len(sites(after.text, own))
-            ast.parse(after.text)
         except SyntaxError:
             looked.broken.append(looked.path(each))
         looked.again += port(each.after, each.path).changed

@@ -1,9 +1,9 @@
-"""What a person said about places and edits of the port, and what follows from it.
+"""What a reader said about places and edits of the port, and what follows from it.
 
 `benchmarks/data/port_labels.csv` has one place or edit a line: `what` ("site" or "edit"), repository, commit, path,
-line, column (from 1), rule (of an edit) or kind (of a place), verdict, reason. Verdicts of places: "site" (needs a port) or
-"none" (does not: the reason says why). Verdicts of edits: "right", "wrong" or "needless". A wrong or needless edit that
-stands there was found by a person and mended since: the port must no longer make it.
+line, column (from 1), rule (of an edit) or kind (of a place), verdict, reason. Verdicts of places: "site" (needs a
+port) or "none" (does not: the reason says why). Verdicts of edits: "right", "wrong" or "needless". A wrong or needless
+edit that stands there was found by the reader and mended since: the port must no longer make it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Figures:
     """What the labels say about a run of the port.
 
     Attributes:
-        sites: places that a person looked at and that need a port, by what the port does: converted, reported, missed.
+        sites: places that were read and that need a port, by what the port does: converted, reported, missed.
         edits: edits that the port makes, by the verdict; "unread" are those without one.
         missed: the places that are missed, and those that nothing is said about and no one looked at.
-        bad: edits that are made although a person called them wrong or needless.
+        bad: edits that are made although the reader called them wrong or needless.
         gone: edits that were called right and are no longer made.
     """
 

@@ -3,7 +3,7 @@
 A union of two looks: at the names, strings and imports of the tree that hold one of a few words, and at numbers and
 pinned memory in the arguments of calls. Left out are comments, strings that stand alone (docstrings), texts of several
 words unless they are compared, addresses, names that the program gives itself, and the uses of what an import of
-another library gave: the import is the place. It finds more than there is to port, on purpose: what a person says
+another library gave: the import is the place. It finds more than there is to port, on purpose: what a reader said
 about its places is in `benchmarks/data`.
 """
 
