@@ -202,6 +202,7 @@ class _Attaching:
         homes = {} if self.files is None else self.files.homes
         where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
         placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, told)
+        placing.limit = limit
         engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from toprope.tiers.placing import Placing
 from toprope.tiers.plan_model import Plan, Tier, aligned
 from toprope.tiers.ring import Ring, Slot, Unit
 from toprope.tiers.trace import Order, Trace
-from toprope.tiers.transfer import Transfers
+from toprope.tiers.transfer import Transfers, forked
 
 __all__ = ["DIRECT", "Engine", "Needs"]
 
@@ -90,6 +91,7 @@ class Engine:
         self.watch: Callable[[str, Slot, Unit], None] | None = None
         self.moved: Counter[str] = Counter()
         """Bytes that were moved without the threads, by link."""
+        self._process = os.getpid()
         self._local = _Local()
         self._placed: dict[Unit, int] = {}
         self._sizes: list[int] = []
@@ -264,6 +266,8 @@ class Engine:
             self.ring.prefetch()
 
     def _begin(self, needs: Needs, local: _Local) -> None:
+        if os.getpid() != self._process:
+            raise forked(self._process)
         for unit in list(local.holding):  # something was interrupted in the middle of the call before
             self._give(unit, local)
         backward = torch._C._current_graph_task_id() != -1

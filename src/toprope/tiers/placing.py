@@ -17,7 +17,7 @@ from toprope.tiers.host import HostStore
 from toprope.tiers.memory import Memory, placeholder
 from toprope.tiers.plan_model import Tier
 from toprope.tiers.spill import SpillFile
-from toprope.tiers.transfer import Load, Transfers
+from toprope.tiers.transfer import LIMIT, Load, Transfers
 
 __all__ = ["Placing", "set_data"]
 
@@ -69,6 +69,8 @@ class Placing:
     ) -> None:
         self.device, self.transfers, self.host, self.folder, self.disk = device, transfers, host, folder, disk
         self.in_place, self.told = dict(in_place), told
+        self.limit = LIMIT
+        """Seconds that a transfer may take."""
         self._spill: SpillFile | None = None
         self.written = 0
 
@@ -159,7 +161,7 @@ class Placing:
             StageChunk(self.spill, offset + start, source.part(start, stop)) for start, stop in cut(source.nbytes)
         ]
         try:
-            self.transfers.begin(Load(weight.name, chunks)).wait()
+            self.transfers.begin(Load(weight.name, chunks)).wait(self.limit)
         except BaseException:
             self.spill.give_back(offset, weight.nbytes)
             raise
@@ -170,7 +172,7 @@ class Placing:
         """Whether a file holds what the model has in memory."""
         memory = Memory.host(weight.nbytes)
         home.check()
-        self.transfers.begin(Load(weight.name, home.chunks(memory))).wait()
+        self.transfers.begin(Load(weight.name, home.chunks(memory))).wait(self.limit)
         return torch.equal(memory.tensor, source.tensor.cpu())
 
     def _settle(self, weight: Weight, home: Home | None) -> None:
@@ -193,7 +195,7 @@ class Placing:
         assert weight.home is not None
         weight.home.check()
         load = Load(weight.name, weight.home.chunks(target, start))
-        self.transfers.begin(load, urgent=True).wait()
+        self.transfers.begin(load, urgent=True).wait(self.limit)
         for event in load.events:
             event.synchronize()
 

@@ -19,7 +19,7 @@ from toprope.errors import TierBusyError, TierError
 from toprope.tiers.disk import BLOCK, Buffer
 from toprope.tiers.memory import Memory
 
-__all__ = ["Chunk", "Link", "Load", "Transfers", "Worker"]
+__all__ = ["Chunk", "Link", "Load", "Transfers", "Worker", "forked"]
 
 CHUNK = 4 * 2**20
 """Bytes of a request to the disk."""
@@ -249,11 +249,7 @@ class Transfers:
     def begin(self, load: Load, *, urgent: bool = False) -> Load:
         """Let the threads do it."""
         if os.getpid() != self._process:
-            raise TierError(
-                "a model with tiers cannot be used in a process that was forked.",
-                looked_at=f"attached in process {self._process}",
-                do="attach it in the process that uses it, or start processes by spawn",
-            )
+            raise forked(self._process)
         queue = self._queue
         with queue.ready:
             if queue.closed:
@@ -289,6 +285,15 @@ class Transfers:
         for each in self._threads:
             if each is not threading.current_thread() and self._process == os.getpid():
                 each.join(5)
+
+
+def forked(process: int) -> TierError:
+    """What is raised in a process that has no such threads."""
+    return TierError(
+        "a model with tiers cannot be used in a process that was forked.",
+        looked_at=f"attached in process {process}",
+        do="attach it in the process that uses it, or start processes by spawn",
+    )
 
 
 def _close(queue: _Queue) -> None:

@@ -1,0 +1,408 @@
+"""How near `toprope.tiers` comes to what disk, link and computation allow, beside accelerate in the same run.
+
+    python benchmarks/tiers.py                     tables, and exit status 1 when a target is missed
+    python benchmarks/tiers.py --json              the same as JSON
+    python benchmarks/tiers.py --quick             a small model and few runs, to see that everything works
+    python benchmarks/tiers.py --folder /data      where the model's 2.15 GB are written (and, for accelerate, again)
+
+32 x Linear(4096, 4096) in fp32 lie on the disk, the device is an arena of 0.5 GB in the host's memory. A run is: the
+disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and the
+calibration again; where the two calibrations differ by more than 20 % it does not count. The limit T* of a pass is the
+longer of computing with all weights in memory and reading what the pass reads at the disk's speed, by the faster
+calibration. A pass that is timed follows another one, so that nothing is read ahead for it between runs. Files are
+dropped from the page cache; `/proc/self/io` says whether a pass has read what it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from toprope.tiers import attach, skeleton
+
+ROWS = (1, 128, 512)
+APART = 1.2  # calibrations that differ by more make a run worthless
+TARGETS = {"disk, 1 row": 1.15, "disk, 128 rows": 1.25, "disk, 512 rows": 1.25, "host, 4 GB/s": 1.10}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured."""
+
+    layers: int = 32
+    width: int = 4096
+    shards: int = 4
+    arena: int = 500_000_000
+    runs: int = 7
+    tries: int = 14
+    link: float = 4e9
+    apart: float = APART
+
+    @property
+    def weights(self) -> int:
+        """Bytes."""
+        return self.layers * self.width * self.width * 4
+
+
+QUICK = Size(layers=8, width=512, shards=2, arena=4_500_000, runs=1, tries=2, link=1e9, apart=1e9)
+
+
+@dataclass
+class Row:
+    """One figure. `ratio` and `others` are medians of T/T* over the runs that count; `target` is for `ratio`."""
+
+    name: str
+    ratio: float
+    target: float | None
+    runs: int
+    discarded: int
+    spread: tuple[float, float]
+    others: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        """Whether it is within its target, where it has one."""
+        return self.target is None or self.ratio <= self.target
+
+
+def build(size: Size) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)))
+
+
+def write(folder: Path, size: Size) -> None:
+    torch.manual_seed(0)
+    each = size.layers // size.shards
+    for shard in range(size.shards):
+        scale = size.width**-0.5
+        tensors = {
+            f"{number}.weight": torch.randn(size.width, size.width) * scale
+            for number in range(shard * each, (shard + 1) * each)
+        }
+        save_file(tensors, folder / f"model-{shard}.safetensors", {"format": "pt"})
+    drop(folder)
+
+
+def drop(folder: Path) -> None:
+    """Out of the page cache."""
+    for file in folder.iterdir():
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def disk_speed(folder: Path, share: float = 1.0) -> float:
+    """Bytes a second of two threads that read the files directly, 4 MiB at a time, and do nothing else."""
+    import mmap
+
+    piece = 4 * 2**20
+    places = [
+        (file, offset)
+        for file in sorted(folder.glob("*.safetensors"))
+        for offset in range(0, file.stat().st_size - piece, piece)
+    ]
+    places = places[: max(2, int(len(places) * share))]
+    turn = iter(places)
+    lock = threading.Lock()
+    moved = [0, 0]
+
+    def read(number: int) -> None:
+        opened: dict[Path, int] = {}
+        with mmap.mmap(-1, piece) as area:
+            while True:
+                with lock:
+                    place = next(turn, None)
+                if place is None:
+                    break
+                if place[0] not in opened:
+                    opened[place[0]] = os.open(place[0], os.O_RDONLY | os.O_DIRECT)
+                moved[number] += os.preadv(opened[place[0]], [area], place[1])
+        for each in opened.values():
+            os.close(each)
+
+    begin = time.perf_counter()
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return sum(moved) / (time.perf_counter() - begin)
+
+
+def memory_speed(size: Size) -> float:
+    """Bytes copied a second in the host's memory by one thread."""
+    import ctypes
+
+    source, target = torch.ones(64 * 2**20, dtype=torch.uint8), torch.ones(64 * 2**20, dtype=torch.uint8)
+    begin, times = time.perf_counter(), 4
+    for _ in range(times):
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
+    return times * source.numel() / (time.perf_counter() - begin)
+
+
+def timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def read_bytes() -> int:
+    """Bytes that this process has had read from disks."""
+    text = Path("/proc/self/io").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
+
+
+def resident(folder: Path, size: Size) -> nn.Sequential:
+    from safetensors.torch import load_file
+
+    model = build(size)
+    state = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        state |= load_file(file)
+    model.load_state_dict(state)
+    drop(folder)
+    return model
+
+
+class Accelerate:
+    """The same model with accelerate's disk_offload; None of it where it is not installed."""
+
+    def __init__(self, folder: Path, model: nn.Sequential, size: Size) -> None:
+        self.model = None
+        try:
+            from accelerate import disk_offload
+        except ImportError:
+            return
+        import warnings
+
+        self.folder = folder / "accelerate"
+        self.folder.mkdir()
+        twin = build(size)
+        twin.load_state_dict(model.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.model = disk_offload(twin, str(self.folder), execution_device=torch.device("cpu"))
+
+    def run(self, x: torch.Tensor) -> float | None:
+        if self.model is None:
+            return None
+        drop(self.folder)
+        return timed(lambda: self.model(x))
+
+
+def from_disk(folder: Path, plain: nn.Sequential, other: Accelerate, size: Size, rows: int) -> Row:
+    """A pass whose weights come from the disk."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, size.width)
+    with skeleton():
+        model = build(size)
+    start = timed(lambda: None)
+    ratios, others, told, discarded = [], [], [], 0
+    begin = time.perf_counter()
+    with attach(model, size.arena, 0, folder) as handle:
+        start = time.perf_counter() - begin
+        want = plain(x)
+        assert torch.equal(model(x), want)
+        for _ in range(size.tries):
+            model(x)  # the order and the times are known
+            computes = [min(timed(lambda: plain(x)) for _ in range(2))]
+            speeds = [disk_speed(folder, 0.5)]
+            model(x)
+            handle.reset_stats()
+            was = read_bytes()
+            took = timed(lambda: model(x))
+            stats, moved = handle.stats(), read_bytes() - was
+            theirs = other.run(x)
+            speeds.append(disk_speed(folder, 0.5))
+            computes.append(min(timed(lambda: plain(x)) for _ in range(2)))
+            if max(speeds) > size.apart * min(speeds) or max(computes) > size.apart * min(computes):
+                discarded += 1
+                continue
+            # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
+            limit = max(min(computes), sum(each.bytes for each in handle.plan.loads) / max(speeds))
+            ratios.append(took / limit)
+            told.append((limit, took, moved / max(1, stats.moved["disk_read"]), stats.overlap, max(speeds)))
+            if theirs is not None:
+                others.append(theirs / max(min(computes), size.weights / max(speeds)))
+            if len(ratios) == size.runs:
+                break
+        assert torch.equal(model(x), want)
+    name = f"disk, {rows} row{'s' if rows > 1 else ''}"
+    return row(name, ratios, discarded, {"accelerate": others}, told, start)
+
+
+def row(name, ratios, discarded, others, told, start) -> Row:
+    middle = statistics.median
+    if not ratios:
+        return Row(name, float("nan"), TARGETS.get(name), 0, discarded, (float("nan"), float("nan")))
+    notes = {"limit_s": middle(each[0] for each in told), "pass_s": middle(each[1] for each in told)}
+    if len(told[0]) > 2:
+        notes |= {
+            "read by the system / counted": middle(each[2] for each in told),
+            "overlap": middle(each[3] for each in told),
+            "disk_gb_per_s": middle(each[4] for each in told) / 1e9,
+            "attach_s": start,
+        }
+    return Row(
+        name,
+        middle(ratios),
+        TARGETS.get(name),
+        len(ratios),
+        discarded,
+        (min(ratios), max(ratios)),
+        {key: middle(each) for key, each in others.items() if each},
+        notes,
+    )
+
+
+def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
+    """A pass whose weights come from the host over an emulated link."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, size.width)
+    model = build(size)
+    model.load_state_dict(plain.state_dict())
+    ratios, told, discarded = [], [], 0
+    with attach(model, size.arena, size.weights, link=size.link) as handle:
+        want = plain(x)
+        assert torch.equal(model(x), want)
+        for _ in range(size.tries):
+            model(x)
+            computes = [min(timed(lambda: plain(x)) for _ in range(2))]
+            copies = [memory_speed(size)]
+            model(x)
+            took = timed(lambda: model(x))
+            copies.append(memory_speed(size))
+            computes.append(min(timed(lambda: plain(x)) for _ in range(2)))
+            if max(copies) > size.apart * min(copies) or max(computes) > size.apart * min(computes):
+                discarded += 1
+                continue
+            moved = sum(each.bytes for each in handle.plan.loads)
+            memory = (2 * moved + size.weights) / (2 * max(copies))
+            limit = max(min(computes), moved / size.link, memory)
+            ratios.append(took / limit)
+            told.append((limit, took))
+            if len(ratios) == size.runs:
+                break
+    return row("host, 4 GB/s", ratios, discarded, {}, told, 0.0)
+
+
+def overhead() -> float:
+    """Microseconds of Python a layer: small layers that come and go, against the same ones in memory."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(64)))
+    x = torch.randn(1, 64)
+    plain = min(timed(lambda: model(x)) for _ in range(50))
+    with attach(model, 40 * 64 * 64 * 4, "1GB", small=1) as handle:
+        for _ in range(5):
+            model(x)
+        took = min(timed(lambda: model(x)) for _ in range(50))
+        assert handle.plan.slots
+    return (took - plain) / 64 * 1e6
+
+
+MEMORY = """
+import sys, threading, time, torch
+sys.path.insert(0, {folder!r})
+import tiers
+size = tiers.Size(**{size!r})
+with tiers.skeleton():
+    model = tiers.build(size)
+x = torch.randn(8, size.width)
+torch.nn.Linear(size.width, 64)(x)
+def anon():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+peak, going = 0, True
+def watch():
+    global peak
+    while going:
+        peak = max(peak, anon())
+        time.sleep(0.002)
+before = anon()
+thread = threading.Thread(target=watch)
+thread.start()
+with torch.no_grad(), tiers.attach(model, size.arena, 0, {model!r}) as handle:
+    for _ in range(2):
+        model(x)
+going = False
+thread.join()
+print((peak - before) / size.arena)
+"""
+
+
+def memory(folder: Path, size: Size) -> float:
+    """The most memory that a process takes beside what it had, as a part of the device's budget."""
+    code = MEMORY.format(folder=str(Path(__file__).parent), size=asdict(size), model=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def measure(size: Size, folder: Path, counts: Sequence[int] = ROWS) -> tuple[list[Row], dict[str, float]]:
+    torch.set_grad_enabled(False)
+    write(folder, size)
+    plain = resident(folder, size)
+    other = Accelerate(folder, plain, size)
+    rows = [from_disk(folder, plain, other, size, count) for count in counts]
+    if other.model is not None:
+        shutil.rmtree(other.folder)
+    del other
+    gc.collect()
+    rows.append(from_host(plain, size, 128))
+    return rows, {"python_us_a_layer": overhead(), "memory_of_budget": memory(folder, size)}
+
+
+LIMITS = {"python_us_a_layer": 100.0, "memory_of_budget": 1.05}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="a small model and few runs")
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="how many rows the passes from the disk have")
+    parser.add_argument("--folder", type=Path, help="where the model is written")
+    given = parser.parse_args()
+    size = QUICK if given.quick else Size()
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="toprope-bench-") as folder:
+        rows, figures = measure(size, Path(folder), given.rows)
+    load = os.getloadavg()[0]
+    if given.json:
+        about = {"size": asdict(size), "load": load, "torch": torch.__version__, "machine": platform.machine()}
+        print(json.dumps({"rows": [asdict(each) | {"met": each.met} for each in rows], **figures, **about}, indent=2))
+    else:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.1f}")
+        print(f"{size.layers} x Linear({size.width}, {size.width}), {size.weights / 1e9:.2f} GB")
+        print(f"arena of {size.arena / 1e9} GB")
+        for each in rows:
+            low, high = each.spread
+            told = ", ".join(f"{name} {value:.2f}" for name, value in (each.others | each.notes).items())
+            mark = "" if each.target is None else f"   target {each.target:.2f} {'met' if each.met else 'MISSED'}"
+            print(f"{each.name:16} T/T* {each.ratio:.2f} ({low:.2f}-{high:.2f}, {each.runs} runs, {each.discarded} "
+                  f"discarded){mark}   {told}")  # fmt: skip
+        for name, value in figures.items():
+            mark = "met" if value <= LIMITS[name] else "MISSED"
+            print(f"{name:20} {value:.2f}   target {LIMITS[name]} {mark}")
+    missed = [each for each in rows if not each.met] or [
+        name for name, value in figures.items() if value > LIMITS[name]
+    ]
+    return 1 if missed and not given.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
