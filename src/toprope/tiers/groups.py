@@ -38,6 +38,8 @@ class Weight:
         kind: for the planner.
         home: where it lies between its uses; None where it stays on the device.
         placeholder: what parameters hold between its uses.
+        version: of its parameter when it came to the device to stay.
+        changed: its values are others than when the model was attached.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Weight:
     home: Home | None = None
     placeholder: torch.Tensor | None = None
     version: int = 0
+    changed: bool = False
 
     @property
     def nbytes(self) -> int:

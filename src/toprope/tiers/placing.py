@@ -119,6 +119,7 @@ class Placing:
         self._settle(weight, None)
         for each in weight.parameters:
             set_data(each, made)
+        weight.version = weight.parameters[0]._version
 
     def _to_host(self, weight: Weight) -> None:
         if isinstance(weight.home, MemoryHome):
@@ -177,6 +178,8 @@ class Placing:
 
     def _settle(self, weight: Weight, home: Home | None) -> None:
         """A weight has a new home: the old one is given back, and its parameters hold no memory."""
+        if weight.home is None and weight.parameters[0]._version != weight.version:
+            weight.changed = True
         old, weight.home = weight.home, home
         if isinstance(old, MemoryHome):
             self.host.release(weight.nbytes)
@@ -215,6 +218,7 @@ class Placing:
 
     def replace(self, weight: Weight, values: torch.Tensor) -> None:
         """New values of a weight, of its shape and of any dtype, for where it lies."""
+        weight.changed = True
         with torch.inference_mode(False), torch.no_grad():
             ordered = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=values.dtype, device="meta")
             if values.stride() != ordered.stride() or values.device.type != "cpu":
@@ -244,7 +248,9 @@ class Placing:
             self._change_dtype(weight, dtype)
             weight.home = home.cast(dtype)
             return
+        changed = weight.changed
         self.replace(weight, self.values(weight).to(dtype))
+        weight.changed = changed
         for each in weight.parameters:
             assert weight.placeholder is not None
             set_data(each, weight.placeholder)
