@@ -196,7 +196,7 @@ def compare(sides: list[Side], share: float) -> list[Row]:
     work: list[tuple[Row, Callable[[Side], float]]] = [
         (Row("a call and its reply", **faster(15)), lambda side: median_of(side.nothing, some(CALLS))),
         (Row("calls one after the other without waiting, each", **faster(15)),
-         lambda side: median_of(lambda: side.pipelined(pipelined), 1) / pipelined),
+         lambda side: median_of(lambda: side.pipelined(pipelined), 3) / pipelined),
         (Row("10 KB argument"), lambda side: median_of(lambda: side.size(values[0]), some(CALLS // 4))),
         (Row("1 MB argument", **faster(15)), lambda side: median_of(lambda: side.size(values[1]), some(CALLS // 10))),
         (Row("100 MB put once, passed by reference", **faster(8)),
