@@ -215,7 +215,8 @@ def test_any_part_of_a_file_is_read_to_any_address(file):
         ways.add(direct)
         found = bytes(target.tensor.numpy())
         assert found[at : at + nbytes] == whole[offset : offset + nbytes]
-        assert not any(found[:at]) and not any(found[at + nbytes :])
+        assert not any(found[:at])
+        assert not any(found[at + nbytes :])
         begin, _, _ = opened.read_aside(offset, nbytes, aside)
         assert bytes(aside.view[begin : begin + nbytes]) == whole[offset : offset + nbytes]
     if opened.direct:
@@ -269,7 +270,8 @@ def test_stretches_never_overlap_and_all_comes_back(actions):
     for take, number in actions:
         if take or not taken:
             offset, size = extents.take(number), extents.rounded(number)
-            assert offset % 4096 == 0 and offset + size <= extents.end
+            assert offset % 4096 == 0
+            assert offset + size <= extents.end
             assert all(offset + size <= other or other + extents.rounded(length) <= offset for other, length in taken)
             taken.append((offset, number))
         else:
@@ -314,7 +316,7 @@ def test_a_placeholder_has_a_shape_and_no_memory():
 
     like = torch.empty_strided((2**14, 2**14), (1, 2**14), device="meta")
     made = placeholder(like, devices.get("cpu"))
-    assert made.shape == like.shape and made.stride() == like.stride() and made.device.type == "cpu"
+    assert (made.shape, made.stride(), made.device.type) == (like.shape, like.stride(), "cpu")
     assert made[5, 7].isnan()
     with pytest.raises(RuntimeError):
         made.add_(1)
