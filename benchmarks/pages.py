@@ -1,7 +1,7 @@
 """Weights in few bits: their errors, decoding beside the memory's write speed, and products beside torch's.
 
     python benchmarks/pages.py                tables in Markdown, and exit status 1 when a target is missed
-    python benchmarks/pages.py --loaded       for a machine that others use: targets are held against one thread's CPU time
+    python benchmarks/pages.py --loaded       where others use the machine: targets are held against a thread's CPU time
     python benchmarks/pages.py --json         the same figures as JSON
     python benchmarks/pages.py --size 1024    smaller matrices, to see that all of it runs; speed has no verdict then
 
