@@ -22,7 +22,6 @@ from toprope.tiers.transfer import Load
 __all__ = ["AwayWeights"]
 
 _STAGED = 64 * 2**20
-"""Bytes of new values on their way to a file."""
 
 
 class _New:
@@ -43,6 +42,8 @@ class AwayWeights:
 
     def __init__(self, engine: Engine, again: Callable[[], None]) -> None:
         self.engine, self._again = engine, again
+        self.staged = _STAGED
+        """Bytes of new values in memory that are on their way to a file, at most."""
         self._new: dict[Weight, _New] = {}
         self._writing: list[tuple[Load, int]] = []
         self._lent = self._changed = False
@@ -98,6 +99,7 @@ class AwayWeights:
             self._changed = True
             if not self._lent:  # else it is empty
                 self.engine.ring.clear()
+        weight.changed = True
         first = start * weight.like.dtype.itemsize
         source = Memory.of(values.detach().contiguous())
         home = weight.home
@@ -119,7 +121,7 @@ class AwayWeights:
 
     def _write(self, weight: Weight, home: DiskHome, first: int, source: Memory) -> None:
         assert home.spill is not None
-        while self._writing and sum(each for _, each in self._writing) + source.nbytes > _STAGED:
+        while self._writing and sum(each for _, each in self._writing) + source.nbytes > self.staged:
             load, _ = self._writing.pop(0)
             load.wait()
         staged = Memory.host(-(-source.nbytes // BLOCK) * BLOCK, self.engine.device)

@@ -19,7 +19,7 @@ from toprope.errors import UsageError
 from toprope.tiers.away import AwayWeights
 from toprope.tiers.engine import Engine
 from toprope.tiers.groups import Weight
-from toprope.tiers.homes import DiskHome, MemoryHome
+from toprope.tiers.homes import MemoryHome
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files
@@ -240,6 +240,7 @@ class Handle:
     def _train(self) -> Training:
         engine = self._engine
         places = self._places = Places(engine, self._host, self.states, self.activations)
+        self._weights.staged = places.staged
         room = self._weights.room()
         if room is None:
             room = max(2**20, self._budgets.device - self._budgets.reserve - self.plan.resident_bytes)
@@ -318,9 +319,7 @@ class Handle:
         return self.model
 
     def _unchanged(self, weight: Weight) -> bool:
-        if weight.home is None:
-            return weight.parameters[0]._version == weight.version
-        return isinstance(weight.home, DiskHome) and weight.home.spill is None
+        return not weight.changed and (weight.home is not None or weight.parameters[0]._version == weight.version)
 
     def _return(self, weight: Weight, where: torch.device) -> None:
         if where.type == "meta":

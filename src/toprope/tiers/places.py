@@ -34,10 +34,12 @@ class Places:
 
     def __init__(self, engine: Engine, host: HostStore, states: Placed, activations: Activated) -> None:
         self.engine, self.host, self._states, self._activations = engine, host, states, activations
+        self.staged = min(2**26, max(2**22, host.capacity // 8))
+        """Bytes on their way to the disk that may be in the host's memory beside what it keeps."""
         self.disk: SpillStore | None = None
         if engine.placing.folder is not None:
             moving = engine.device if engine.device.capabilities.separate_memory else None
-            self.disk = SpillStore(engine.placing.folder, engine.placing.disk, engine.transfers, moving)
+            self.disk = SpillStore(engine.placing.folder, engine.placing.disk, engine.transfers, moving, self.staged)
         on_disk = [] if self.disk is None else [self.disk]
         self.all = Stacked([host, *on_disk])
         """The host's memory, and the disk for what has no room there."""

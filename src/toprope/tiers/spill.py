@@ -26,7 +26,6 @@ _GROW = 64 * 2**20
 """Bytes by which the file grows."""
 
 _STAGED = 64 * 2**20
-"""Bytes in memory that are on their way to the file, at most; of a larger tensor, all of it."""
 
 
 class SpillFile:
@@ -155,15 +154,22 @@ class SpillStore:
         capacity: bytes that it may have.
         transfers: whose threads write and read.
         device: with memory of its own, if the tensors are there.
+        staged: bytes in memory that are on their way to the file, at most; of a larger tensor, all of it.
     """
 
     name = "disk"
 
     def __init__(
-        self, folder: str | os.PathLike[str], capacity: int, transfers: Transfers, device: Device | None = None
+        self,
+        folder: str | os.PathLike[str],
+        capacity: int,
+        transfers: Transfers,
+        device: Device | None = None,
+        staged: int = _STAGED,
     ) -> None:
         self.file = SpillFile(folder, capacity)
         self.transfers, self.device, self.capacity = transfers, device, capacity
+        self._staged = staged
         self._entries: dict[str, _Entry] = {}
         self._writing: list[tuple[Load, int]] = []
         self._lock = threading.Lock()
@@ -208,7 +214,7 @@ class SpillStore:
             with self._lock:
                 first = self._writing[0][0] if self._writing else None
                 staged = sum(each for _, each in self._writing)
-            if first is None or staged + nbytes <= _STAGED:
+            if first is None or staged + nbytes <= self._staged:
                 return
             self.transfers.hasten(first)
             first.settle()

@@ -40,10 +40,15 @@ class Sizes:
     ahead: int = 2**26
 
     @classmethod
-    def of(cls, room: int) -> Sizes:
+    def of(cls, room: int, smallest: int) -> Sizes:
         """For so many bytes of the device: two tiles at a time, each of a weight and up to four others like it."""
         room = min(room, cls.room)
-        return cls(tile=max(2**14, min(cls.tile, room // 10)), room=room)
+        return cls(
+            tile=max(2**12, min(cls.tile, room // 10)),
+            room=room,
+            smallest=smallest,
+            smallest_activation=min(cls.smallest_activation, smallest),
+        )
 
 
 class Training:
