@@ -16,6 +16,7 @@ from flow_graphs import Point, chain, data, feed, fetch, node, running
 from functions_session import session
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, QUEUE_FULL, DfException
 from toprope.flow.graph import plan
+from toprope.flow.stage_spec import PICKLED, Message
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = 200 if SOAK else 10
@@ -132,3 +133,21 @@ def test_what_cannot_be_pickled_fails_alone():
         for value in range(3):
             assert feed(runner, value) == 0
         assert [code for _, _, code in results(runner, 3)] == [0, FLOW_FUNC_FAILED, 0]
+
+
+class Interrupts:
+    """Ctrl-C comes while it is pickled."""
+
+    def __reduce__(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_input_is_pickled_leaves_it_unfed_and_its_head_says_so():
+    with running(chain(lambda x: x)) as runner:
+        message = Message(PICKLED, Interrupts())
+        with pytest.raises(KeyboardInterrupt):
+            runner.feed({0: message}, 10_000)
+        assert message.head.transaction_id == 0
+        assert feed(runner, "next") == 0
+        got = runner.fetch(timeout_ms=20_000)
+        assert (got.head.transaction_id, got.messages[0].payload) == (1, "next")

@@ -178,6 +178,7 @@ class Runner:
         self, values: Mapping[int, Message], ids: Mapping[int, int], links: Sequence[tuple[int, list[OutLink]]]
     ) -> None:
         sealed: list[tuple[OutLink, Sealed, int]] = []
+        before = {input: values[input].head.transaction_id for input in ids}
         try:
             for input, row in links:
                 message = values[input]
@@ -190,6 +191,8 @@ class Runner:
         except BaseException:
             for _, each, place in sealed:
                 self._codec.give_back(each, place)
+            for input, id in before.items():  # by which the caller sees that it was not fed
+                values[input].head.transaction_id = id
             raise
         for link, each, place in sealed:
             link.send(each, place)
