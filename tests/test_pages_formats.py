@@ -124,7 +124,7 @@ def test_every_code_and_every_scale() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (7, 33), (2, 3, 48), (1, 300_001)])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (7, 33), (2, 3, 48), (1, 70_001)])
 def test_any_shape_and_dtype_in_the_bytes_that_it_takes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     source = torch.randn(shape, dtype=torch.float64).to(dtype)
     for form in pages.FORMATS.values():

@@ -69,7 +69,8 @@ bool runs_here(int path) {
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (path == AVX2) return avx2;
     if (path == AVX512) return avx512;
-    if (path == AVX512_BF16) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (path == AVX512_BF16)
+        return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 #endif
     return path == PORTABLE;
 }

@@ -1,4 +1,4 @@
-// The path for CPUs with AVX-512 and its products of bf16.
+// The path for CPUs with AVX-512, its products of bf16 and VBMI.
 #if defined(__AVX512BF16__)
 #include "avx512.inl"
 

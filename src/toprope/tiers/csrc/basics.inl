@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -97,7 +98,8 @@ struct Basics {
     }
 
     // The CPU's own rounding to bf16 takes subnormal numbers for zero: it is used where there are none.
-    static bool far_from_zero(const float* scales, int64_t blocks) {
+    static bool far_from_zero(const Page& page, const float* scales, int64_t blocks) {
+        if (page.format == NVFP4 && std::fabs(page.global_scale()) > 1e-30f) return true;  // the others are >= 2^-9
         bool near = false;
         for (int64_t b = 0; b < blocks; ++b) near |= (bits_of(scales[b]) & 0x7FFFFFFF) - 1 < 0x03800000;  // 2^-120
         return !near;
@@ -105,11 +107,11 @@ struct Basics {
 
     // `count` whole blocks of a row.
     template <class T, bool STREAM, int BLOCK>
-    static void decode_blocks(const uint8_t* codes, const float* scales, int64_t count, const typename V::Table& table,
-                              T* out) {
+    static void decode_blocks(const Page& page, const uint8_t* codes, const float* scales, int64_t count,
+                              const typename V::Table& table, T* out) {
         constexpr int64_t VECTORS = BLOCK / L;
         if constexpr (V::PAIRS && sizeof(T) == 2) {
-            if (far_from_zero(scales, count)) {
+            if (far_from_zero(page, scales, count)) {
                 const int64_t pairs = count * VECTORS / 2;
                 for (int64_t i = 0; i < 2 * pairs; i += 2, codes += L, out += 2 * L) {
                     F first = V::mul(V::lookup(V::in_order(codes), table), V::all(scales[i / VECTORS]));
@@ -131,9 +133,9 @@ struct Basics {
     static void decode_blocks(const Page& page, const uint8_t* codes, const float* scales, int64_t count, T* out) {
         typename V::Table table = V::table(values(page));
         switch (page.format) {
-            case NVFP4: return decode_blocks<T, STREAM, 16>(codes, scales, count, table, out);
-            case MXFP4: return decode_blocks<T, STREAM, 32>(codes, scales, count, table, out);
-            default: return decode_blocks<T, STREAM, 64>(codes, scales, count, table, out);
+            case NVFP4: return decode_blocks<T, STREAM, 16>(page, codes, scales, count, table, out);
+            case MXFP4: return decode_blocks<T, STREAM, 32>(page, codes, scales, count, table, out);
+            default: return decode_blocks<T, STREAM, 64>(page, codes, scales, count, table, out);
         }
     }
 

@@ -24,7 +24,7 @@ _SOURCES = Path(__file__).parent.parent / "csrc"
 _FLAGS = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-_OF_FILE = {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": [*_AVX512, "-mavx512bf16"]}
+_OF_FILE = {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": [*_AVX512, "-mavx512bf16", "-mavx512vbmi"]}
 
 
 def ensure() -> Path:
