@@ -18,7 +18,7 @@ from toprope.tiers.store import Store
 from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile
 
-__all__ = ["Gradients", "Place", "clip_grad_norm_", "total_norm"]
+__all__ = ["Gradients", "clip_grad_norm_", "total_norm"]
 
 Cut = Callable[[torch.Tensor], Sequence[Tile]]
 """The tiles of a parameter."""

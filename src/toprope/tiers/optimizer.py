@@ -22,7 +22,7 @@ from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile, tiles
 from toprope.tiers.weights import Weights
 
-__all__ = ["Kind", "Optimizers", "kind_of"]
+__all__ = ["Optimizers", "kind_of"]
 
 Kind = Literal["elementwise", "parameter", "all"]
 """What an update of one element looks at: that element, its parameter, or all parameters."""

@@ -13,7 +13,7 @@ from toprope.tiers.plan_model import Plan, Tier, What
 from toprope.tiers.spill import SpillStore
 from toprope.tiers.store import Stacked, Store
 
-__all__ = ["Activated", "Placed", "Places", "check_places"]
+__all__ = ["Places", "check_places"]
 
 Placed = Literal["auto", "host", "disk"]
 """Where gradients and states go: as the plan has them, or one place for all."""
