@@ -52,14 +52,15 @@ struct Avx2 {
     static F integers(const int8_t* codes) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
     }
-    static F e4m3(const uint8_t* codes) {
+    static F e4m3(const uint8_t* codes, F global) {
         // as fp16, whose exponent has a bias of 15 where E4M3 has 7: 2^8 too small
         __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
         __m128i size = _mm_and_si128(wide, _mm_set1_epi16(0x7F)), sign = _mm_and_si128(wide, _mm_set1_epi16(0x80));
         __m128i half = _mm_or_si128(_mm_slli_epi16(size, 7), _mm_slli_epi16(sign, 8));
         F value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
         __m256i none = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(size, _mm_set1_epi16(0x7F)));
-        return _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(none));
+        value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(none));
+        return _mm256_mul_ps(value, global);
     }
     template <int BLOCK>
     static F spread(const float* scales) {

@@ -51,15 +51,19 @@ struct Avx512 {
     static F integers(const int8_t* codes) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))));
     }
-    static F e4m3(const uint8_t* codes) {
+    static F e4m3(const uint8_t* codes, F global) {
         // as fp16, whose exponent has a bias of 15 where E4M3 has 7: 2^8 too small
-        __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+        __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+        __m256i wide = _mm256_cvtepu8_epi16(bytes);
+        if (_mm_cmpge_epu8_mask(bytes, _mm_set1_epi8(0x7F)) == 0)  // neither NaN nor less than zero, as ever but once
+            return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(wide, 7)), _mm512_set1_ps(256.0f)),
+                                 global);
         __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x7F));
         __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(0x80));
         __m256i half = _mm256_or_si256(_mm256_slli_epi16(size, 7), _mm256_slli_epi16(sign, 8));
         F value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
         __mmask16 none = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7F));
-        return _mm512_mask_mov_ps(value, none, _mm512_set1_ps(__builtin_nanf("")));
+        return _mm512_mul_ps(_mm512_mask_mov_ps(value, none, _mm512_set1_ps(__builtin_nanf(""))), global);
     }
     template <int BLOCK>
     static F spread(const float* scales) {

@@ -65,7 +65,7 @@ struct Basics {
         if (page.format == NVFP4) {
             auto codes = static_cast<const uint8_t*>(page.scales) + row * blocks;
             F global = V::all(page.global_scale());
-            for (; i + L <= blocks; i += L) V::store(out + i, V::mul(V::e4m3(codes + i), global));
+            for (; i + L <= blocks; i += L) V::store(out + i, V::e4m3(codes + i, global));
             for (; i < blocks; ++i) out[i] = e4m3_value(codes[i]) * page.global_scale();
         } else if (page.format == MXFP4) {
             auto codes = static_cast<const uint8_t*>(page.scales) + row * blocks;

@@ -64,8 +64,8 @@ struct Portable {
     static F integers(const int8_t* codes) {
         return each([=](int64_t i) { return float(codes[i]); });
     }
-    static F e4m3(const uint8_t* codes) {
-        return each([=](int64_t i) { return e4m3_value(codes[i]); });
+    static F e4m3(const uint8_t* codes, const F& global) {
+        return each([&](int64_t i) { return e4m3_value(codes[i]) * global.v[i]; });
     }
     template <int BLOCK>
     static F spread(const float* scales) {
