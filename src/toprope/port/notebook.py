@@ -278,7 +278,7 @@ def _program(book: _Notebook, parts: list[_Code]) -> bytes:
     for code in parts:
         python = code.python or ""
         code.above = at + 1
-        at += 2 + len(_LINE_END.findall(python))
+        at += 1 + len(_LINE_END.findall(f"{python}\n"))  # a carriage return at its end is one end with what follows
         text.append(f"# {book.mark}\n{python}\n")
     return "".join(text).encode("utf-8")
 

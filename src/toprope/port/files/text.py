@@ -19,7 +19,7 @@ __all__ = ["port_text", "text_rules"]
 _WORDS = re.compile(
     rb"cuda|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu", re.I
 )
-_LINE = re.compile(r"[^\r\n]*")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _PACKAGES = re.compile(
     r"""(?<![\w./@-])(?:
         flash[-_]attn | xformers | triton | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
@@ -128,11 +128,11 @@ def _keep(ported: Ported, keeps: bool) -> None:
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
     """Each line with its number, from 1, and where it begins."""
-    start = 0
-    for number, whole in enumerate(text.splitlines(keepends=True), 1):
-        found = _LINE.match(whole)
-        yield number, start, found[0] if found else ""
-        start += len(whole)
+    number, start = 1, 0
+    for found in _LINE_END.finditer(text):
+        yield number, start, text[start : found.start()]
+        number, start = number + 1, found.end()
+    yield number, start, text[start:]
 
 
 def _message(rule: Rule, text: str) -> str:
