@@ -435,6 +435,45 @@ def test_what_cannot_fit_is_refused_and_nothing_has_changed(tmp_path):
     assert equal(outputs(model), want)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch itself, of the twin
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_blocks(when, tmp_path):
+    model, twin = net(blocks=4), net(blocks=4)
+
+    def compile_all(each):
+        for number, block in enumerate(each.layers):
+            if number % 2:
+                block.compile(backend="aot_eager")
+            else:
+                each.layers[number] = torch.compile(block, backend="aot_eager")
+
+    compile_all(twin)
+    if when == "before":
+        compile_all(model)
+    handle = attach(model, 200 * KB, "10MB", small=10 * KB, poison=True)
+    assert handle.plan.slots
+    if when == "after":
+        compile_all(model)
+    for _ in range(2):
+        assert equal(outputs(model), outputs(twin))
+        assert equal(losses(model), losses(twin))
+    handle.detach()
+    torch._dynamo.reset()
+
+
+def test_attaching_does_not_import_the_compiler():
+    from device_stand_ins import told
+
+    assert not told("""
+        import sys, torch
+        from toprope.tiers import attach
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+        attach(model, "50kB", "1MB", small=1)
+        model(torch.ones(1, 64)).sum().backward()
+        tell("torch._dynamo.eval_frame" in sys.modules)
+    """)
+
+
 def test_everything_fits_and_nothing_moves():
     model = net()
     want = outputs(model)

@@ -30,6 +30,7 @@ from toprope.tiers.plan_model import Budgets, Group, Plan, Use, aligned
 from toprope.tiers.stats import Stats
 from toprope.tiers.timeline import Timeline
 from toprope.tiers.training import Sizes, Training
+from toprope.tiers.uncompiled import uncompiled
 
 __all__ = ["Handle"]
 
@@ -103,10 +104,8 @@ class Handle:
                 self._began = 0.0
             del self._times[:-64]
 
-        before = torch.compiler.disable(before)  # type: ignore[no-untyped-call]
-        after = torch.compiler.disable(after)  # type: ignore[no-untyped-call]
-        self._hooks.add(self.model.register_forward_pre_hook(before, prepend=True).remove)
-        self._hooks.add(self.model.register_forward_hook(after).remove)
+        self._hooks.add(self.model.register_forward_pre_hook(uncompiled(before), prepend=True).remove)
+        self._hooks.add(self.model.register_forward_hook(uncompiled(after)).remove)
 
     # Planning again
 

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from toprope.tiers.engine import Engine, Needs
 from toprope.tiers.groups import CLOSED, Model, Weight, is_closed
+from toprope.tiers.uncompiled import uncompiled
 
 __all__ = ["Hooks"]
 
@@ -58,11 +58,11 @@ class Hooks:
         else:
             enter, leave = self.engine.enter, self.engine.leave
 
-            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            @uncompiled
             def before(_module: nn.Module, _args: Any) -> None:
                 enter(needs)
 
-            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            @uncompiled
             def after(_module: nn.Module, _args: Any, _output: Any) -> None:
                 leave(needs)
 
@@ -72,18 +72,16 @@ class Hooks:
     def _around(self, module: nn.Module, name: str, needs: Needs) -> None:
         """Stand in for what a module calls; it sees no hooks then, and is compiled without what is done here."""
         call, own = getattr(module, name), name in vars(module)
-        engine = self.engine
+        enter, leave = uncompiled(self.engine.enter), uncompiled(self.engine.leave)
 
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
-            engine.enter(needs)
+            enter(needs)
             try:
                 return call(*args, **kwargs)
             finally:
-                engine.leave(needs)
+                leave(needs)
 
-        if name == "forward":
-            run = torch.compiler.disable(run, recursive=False)  # type: ignore[no-untyped-call]
         vars(module)[name] = run
 
         def undo() -> None:

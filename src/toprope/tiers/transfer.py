@@ -28,6 +28,10 @@ LIMIT = 120.0
 """Seconds after which a transfer that has not ended is an error."""
 
 
+_STACK = 2**20
+_STARTING = threading.Lock()
+
+
 class Link:
     """A link between host and device of a known speed, where the real one is faster: for tests and measurements.
 
@@ -242,8 +246,13 @@ class Transfers:
             threading.Thread(target=self._queue.work, name=f"toprope-tiers-{number}", daemon=True)
             for number in range(threads)
         ]
-        for each in self._threads:
-            each.start()
+        with _STARTING:
+            before = threading.stack_size(_STACK)  # the usual 8 MiB count where a process's memory is limited
+            try:
+                for each in self._threads:
+                    each.start()
+            finally:
+                threading.stack_size(before)
         self._finalizer = weakref.finalize(self, _close, self._queue)
 
     def begin(self, load: Load, *, urgent: bool = False) -> Load:
