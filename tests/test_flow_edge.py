@@ -102,6 +102,25 @@ def test_every_kind_of_message_arrives_as_it_was(ends):
             assert got.payload == message.payload
 
 
+def test_a_message_for_which_there_was_room_before_the_receiver_died_overwrites_none(ends):
+    link, queue, codec, _, receiver = ends(depth=2)
+    for id in (1, 3):
+        for each in (id, id + 1):
+            put(link, codec, Message(PICKLED, each, Head(each)))
+        arrive(receiver, queue, 2)
+        assert [queue.take().payload for _ in range(2)] == [id, id + 1]
+    assert link.is_free()  # and just then the receiver dies, having begun with four
+    queue._seen.clear()  # the next one has seen nothing
+    link.move("b", Failure(RuntimeError("dead"), stage="b"))
+    link.send(codec.seal(Message(PICKLED, 5, Head(5)), 1, on_host=True), 0)
+    arrive(receiver, queue, 5)
+    got = [queue.take() for _ in range(5)]
+    assert [(each.head.transaction_id, each.failed) for each in got] == [
+        (1, True), (2, True), (3, True), (4, True), (5, False),
+    ]  # fmt: skip
+    assert len(queue) == 0
+
+
 def test_a_large_tensor_is_copied_once_and_its_memory_used_again(ends):
     link, queue, codec, _, receiver = ends()
     addresses = set()

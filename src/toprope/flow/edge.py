@@ -37,6 +37,10 @@ from toprope.functions.wire import Closed
 __all__ = ["BYTES", "CELLS", "DONE", "LOST", "SENT", "TAKEN", "WAITED", "InLink", "InQueue", "OutLink", "Page"]
 
 
+_AT_ONCE = 16
+"""Slots for messages of threads that saw room just before another thread took it, or before the receiver died."""
+
+
 @dataclass(slots=True)
 class _Sent:
     number: int
@@ -178,7 +182,7 @@ class OutLink:
     def _new_page(self, slots: int) -> Page:
         name = "link-{}-{}-{}-{}-{}".format(*self.key, self._hub.name, self._generation)
         # where nothing limits the messages that are under way, they go by the socket
-        return Page(self._hub.folder / name, new=True, slots=0 if self.overwrites else slots)
+        return Page(self._hub.folder / name, new=True, slots=0 if self.overwrites else slots + _AT_ONCE)
 
 
 class InLink:
