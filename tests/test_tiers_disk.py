@@ -20,7 +20,7 @@ MIB = 2**20
 
 # A model of 128 MiB in a process that may take 32 MiB more than it has, with nothing of it in memory before.
 LIMITED = """
-import json, resource, sys, torch
+import json, mmap, resource, sys, torch
 torch.set_num_threads(1)
 from torch import nn
 from toprope.tiers import attach, skeleton
@@ -28,16 +28,17 @@ import toprope.tiers.attaching
 folder, layers, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 x = torch.linspace(-1, 1, 2 * width).view(2, width)
 nn.Linear(width, 8)(x).sum().backward()
-with open("/proc/self/status") as status:
-    data = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+def data():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
 limit = layers * width * width * 4 // 4
 with skeleton():
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-resource.setrlimit(resource.RLIMIT_DATA, (data + limit, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_DATA, (data() + limit, resource.RLIM_INFINITY))
 try:
-    bytearray(layers * width * width * 4)
+    mmap.mmap(-1, layers * width * width * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     refused = False
-except MemoryError:
+except OSError:
     refused = True
 with torch.no_grad(), attach(model, "14MB", 0, folder) as handle:
     outs = [model(x).tolist() for _ in range(2)]

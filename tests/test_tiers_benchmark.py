@@ -1,0 +1,61 @@
+"""benchmarks/tiers.py measures what it says, and docs/tiers.md shows what is so; how fast is not asked here."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmarks_tiers", ROOT / "benchmarks" / "tiers.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield module
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(threads)
+
+
+def test_passes_from_disk_and_host_are_measured_beside_accelerate(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tiers.py", "--quick", "--json", "--rows", "3", "--folder", str(tmp_path)])
+    bench.main()
+    told = json.loads(capsys.readouterr().out)
+    names = [each["name"] for each in told["rows"]]
+    assert names == ["disk, 3 rows", "host, 1 GB/s, 16 rows", "host, 1 GB/s, 128 rows"]
+    for each in told["rows"]:
+        assert each["runs"] == 1
+        assert each["ratio"] > 0
+        assert each["notes"]["limit_s"] > 0
+    assert told["rows"][0]["others"]["accelerate"] > 0
+    assert told["python_us_a_layer"] > 0
+    assert told["memory_of_budget"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_carries_no_more_than_it_may(bench):
+    from toprope.tiers.transfer import Link
+
+    link = Link(1e9)
+    begin = bench.time.perf_counter()
+    for _ in range(5):
+        link.carry(10_000_000, bench.time.perf_counter())
+    assert bench.time.perf_counter() - begin >= 0.045
+
+
+def test_the_code_in_the_docs_runs(capsys):
+    page = (ROOT / "docs" / "tiers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = next(each for each in blocks if "attach(" in each)
+    exec(compile(code, "docs/tiers.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    shown = [line.partition("# ")[2] for line in code.splitlines() if line.strip().startswith("print(")]
+    assert printed == shown
