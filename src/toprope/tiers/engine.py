@@ -94,7 +94,8 @@ class Engine:
         self._process = os.getpid()
         self._local = _Local()
         self._placed: dict[Unit, int] = {}
-        self._sizes: list[int] = []
+        self.slot_sizes: list[int] = []
+        """Bytes of each slot of the plan."""
         self._units: list[Unit] = []
         self._rooted = False
 
@@ -136,7 +137,7 @@ class Engine:
         self.plan = plan
         size = max((each.nbytes for each in units), default=0)
         count = min(plan.slots, len(units)) if units and not plan.training else plan.slots
-        self._sizes = [max(size, plan.slot_bytes if plan.training else 0)] * count
+        self.slot_sizes = [max(size, plan.slot_bytes if plan.training else 0)] * count
         self._units = units
         self.make_ring()
         self.unit_of = {weight: unit for unit in units for weight in unit.weights}
@@ -157,7 +158,7 @@ class Engine:
         """Make the slots, all empty."""
         order = self.ring.order
         waited, loads, hits, unexpected = self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected
-        self.ring = self._ring(self._memories(self._sizes))
+        self.ring = self._ring(self._memories(self.slot_sizes))
         self.ring.order, self.ring.watch = order, self.watch
         self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected = waited, loads, hits, unexpected
         self.ring.add(self._units)
@@ -364,3 +365,4 @@ class Engine:
         finally:
             self.transfers.close()
             self.placing.close()
+            self.lend()

@@ -56,7 +56,7 @@ class Gradients:
         self._hooks.clear()
         for parameter in self._parameters:
             if isinstance(parameter.grad, StoredTensor):
-                values = parameter.grad.values()
+                values = parameter.grad.on(parameter.device)
                 parameter.grad = None
                 parameter.grad = values
 

@@ -198,7 +198,7 @@ class Handle:
             unexpected=ring.unexpected - base.get("unexpected", 0),
             changed_orders=engine.missed - base.get("missed", 0),
             peak_bytes={
-                "device": stays + sum(each.memory.nbytes for each in ring.slots),
+                "device": stays + sum(engine.slot_sizes),
                 "host": self._host.peak,
                 "disk": engine.placing.written,
             },
@@ -310,10 +310,10 @@ class Handle:
                     looked_at=f"{len(lost)} weights, such as {lost[0]}",
                     do='detach it with a device that holds all of them: handle.detach("cpu"), or save it and close()',
                 )
-        if self._training is not None:
-            self._training.close()
         for weight in engine.model.weights.values():
             self._return(weight, where or self._origins[weight])
+        if self._training is not None:
+            self._training.close()
         self.close()
         return self.model
 

@@ -193,16 +193,18 @@ class Optimizers:
             self._settle(optimizer, group)
 
     def close(self) -> None:
-        """Leave all optimizers as torch made them, their states on the device of their parameters."""
+        """Leave all optimizers as torch made them, their states where their parameters are."""
         for optimizer in self.taken:
             if "step" in vars(optimizer):
                 optimizer.step = _counted(optimizer, optimizer.plain_class)
             optimizer.__class__ = optimizer.plain_class
             del optimizer.plain_class, optimizer.tiers
-            for state in optimizer.state.values():
+            for parameter, state in optimizer.state.items():
                 for name, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, StoredTensor):
-                        state[name] = value.values()
+                        state[name] = value.on(parameter.device)
+                    elif isinstance(value, torch.Tensor) and value.device.type not in ("cpu", parameter.device.type):
+                        state[name] = value.to("cpu" if parameter.is_meta else parameter.device)
         self.taken.clear()
 
     def _check_resident(self, optimizer: torch.optim.Optimizer) -> None:

@@ -50,6 +50,13 @@ class StoredTensor(torch.Tensor):
         _, value = _brought(self, {})
         return value
 
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Its values in memory of that device, or of the host for meta, as a tensor of their own."""
+        if self.views:
+            return self.values().to(device)
+        on_host = device.type in ("cpu", "meta")
+        return self.blocks.read(self.blocks.empty(torch.device("cpu"))) if on_host else self.values().to(device)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
