@@ -5,10 +5,10 @@
     python benchmarks/pages.py --json         the same figures as JSON
     python benchmarks/pages.py --size 1024    smaller matrices, to see that all of it runs; speed has no verdict then
 
-Every figure of a table is from this run; those that are compared took turns, so that each finds the cache filled by the
-others. Products are told twice: by all of torch's threads in wall time, and by one thread in the time that the CPU gave
-it, which a loaded machine disturbs less. Medians are beside the minima, which count. torchao and bitsandbytes are
-measured where they are installed.
+Every figure of a table is from this run; those that are compared took turns, in another order each round, so that each
+finds the cache filled by one of the others. Products are told twice: by all of torch's threads in wall time, and by one
+thread in the time that the CPU gave it, which a loaded machine disturbs less. Medians are beside the minima, which
+count. torchao and bitsandbytes are measured where they are installed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -75,12 +76,16 @@ class Report:
 
 
 def in_turns(works: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each work in each round, by `clock`; the first round is not counted."""
+    """Seconds of each work in each round, by `clock`; the first round is not counted.
+
+    Each round has an order of its own: what a work finds in the caches depends on the one before.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
+    orders = random.Random(0)
     for number in range(rounds + 1):
-        for name, work in works.items():
+        for name in orders.sample(list(works), len(works)):
             begin = clock()
-            work()
+            works[name]()
             took = clock() - begin
             if number:
                 seconds[name].append(took)
@@ -162,6 +167,7 @@ def products(report: Report, size: int, loaded: bool) -> None:
     int4 = torch._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (size, size), dtype=torch.int32), 1)
     int4_scales = torch.rand(size // 128, size, 2).bfloat16()
     stored = {form: pages.encode(weight, form, "reference") for form in pages.FORMATS}
+    another = pages.encode(weight, "nvfp4", "reference")  # which does not bring that of bf16 into the cache
     kept = {form: [page.codes.clone(), page.scales.clone()] for form, page in stored.items()}
     for batch in (1, 8, 32):
         x = torch.randn(batch, size, dtype=torch.bfloat16)
@@ -173,7 +179,7 @@ def products(report: Report, size: int, loaded: bool) -> None:
         }
         for form, page in stored.items():
             works[f"{form}, bf16"] = lambda x=x, page=page: pages.product(x, page)
-        works["nvfp4, fp32"] = lambda x_wide=x_wide: pages.product(x_wide, stored["nvfp4"])
+        works["nvfp4, fp32"] = lambda x_wide=x_wide: pages.product(x_wide, another)
         wall = in_turns(works, time.perf_counter, ROUNDS)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -139,6 +139,13 @@ struct Basics {
         }
     }
 
+    template <class T, bool STREAM>
+    static void decode_integers(const uint8_t* codes, float scale, int64_t count, T* out) {
+        F scales = V::all(scale);
+        for (int64_t at = 0; at < count; at += L)
+            V::template write<STREAM>(out + at, V::mul(V::integers(as_signed(codes + at)), scales));
+    }
+
     template <class T>
     static void decode_row(const Page& page, int64_t row, bool stream, T* out) {
         float* scales = scale_buffer(page, 1);
@@ -148,9 +155,9 @@ struct Basics {
         const uint8_t* codes = page.codes;
         if (page.format == INT8) {
             codes += first;
-            F scale = V::all(scales[0]);
-            for (; at + L <= page.cols; at += L)
-                V::template write<false>(out + at, V::mul(V::integers(as_signed(codes + at)), scale));
+            at = page.cols / L * L;
+            if (stream) decode_integers<T, true>(codes, scales[0], at, out);
+            else decode_integers<T, false>(codes, scales[0], at, out);
         } else if (first % 2 == 0) {
             codes += first / 2;
             int64_t whole = page.cols / block;
