@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -55,6 +56,42 @@ def settled(after):
     assert free() == 2
     within(5, lambda: backend.values.used == 0, f"a block of the driver is held after {after}")
     within(5, lambda: not strangers(), f"memory of a dead worker is held after {after}")
+
+
+class _Late:
+    """A register that takes so long that a worker is up before, and the listening thread is told at once."""
+
+    def __init__(self, epoll):
+        self._epoll = epoll
+
+    def __getattr__(self, name):
+        return getattr(self._epoll, name)
+
+    def register(self, channel, events):
+        up = select.poll()
+        up.register(channel, select.POLLIN)
+        assert up.poll(20_000)
+        self._epoll.register(channel, events)
+        time.sleep(0.3)
+
+
+@yr.instance
+class Up:
+    def answer(self):
+        return 42
+
+
+@pytest.mark.usefixtures("_session")
+def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
+    """On a loaded machine the one message by which a worker says so was lost, and its instance never there."""
+    processes = yr.current.backend().processes
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_epoll", _Late(processes._epoll))
+        ups = [Up.invoke() for _ in range(4)]  # those that were warm, and others
+    assert [yr.get(up.answer.invoke(), 30) for up in ups] == [42] * 4
+    for up in ups:
+        up.terminate()
+    settled("late listening")
 
 
 @pytest.mark.usefixtures("_session")
