@@ -72,7 +72,7 @@ class _Late:
         up.register(channel, select.POLLIN)
         assert up.poll(20_000)
         self._epoll.register(channel, events)
-        time.sleep(0.3)
+        time.sleep(0.2)
 
 
 @yr.instance
@@ -87,7 +87,7 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     processes = yr.current.backend().processes
     with monkeypatch.context() as patch:
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
-        ups = [Up.invoke() for _ in range(4)]  # those that were warm, and others
+        ups = [Up.invoke() for _ in range(8)]  # those that were warm, and others
     assert [yr.get(up.answer.invoke(), 30) for up in ups] == [42] * 4
     for up in ups:
         up.terminate()

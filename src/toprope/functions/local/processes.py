@@ -224,8 +224,8 @@ class Processes:
                 raise
         self._all[process.number] = process
         # first: the other thread may be told at once, and only once, that the process is up
-        self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
         self._listened[process.channel.fileno()] = process
+        self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
         return process
 
     # Listening
