@@ -258,7 +258,7 @@ def data():
 
 folder = {folder!r}
 threading.stack_size(2**20)  # a stack of 8 MB counts as a whole
-budgets = dict(device="5MB", host="4MB", on="cpu", training=True, states="disk", threads=1)
+budgets = dict(device="5MB", host="2MB", on="cpu", training=True, states="disk", threads=1)
 with torch.device("meta"):
     warm = build(6)
 torch.manual_seed(0)
@@ -305,7 +305,7 @@ def test_a_model_of_four_times_the_memory_of_its_process(tmp_path):
     names = {"folder": str(tmp_path)}
     out, loss = told(LIMITED.format(limited=False, **names))
     # glibc, left to itself, keeps much of what is freed between small allocations: it counts as the process's.
-    told_by = told(LIMITED.format(limited=True, **names), by=run_anew, MALLOC_MMAP_THRESHOLD_=str(2**18))
+    told_by = told(LIMITED.format(limited=True, **names), by=run_anew, MALLOC_MMAP_THRESHOLD_=str(2**16))
     size, limit, ours, same, peak, read = told_by
     assert size == 4 * limit
     assert (ours, same) == (out, loss)

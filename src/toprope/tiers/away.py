@@ -176,7 +176,7 @@ class AwayWeights:
         engine = self.engine
         slots = engine.ring.slots
         if not slots:
-            yield torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            yield Memory.on(engine.device, nbytes).tensor
             return
         engine.ring.clear()
         total = sum(each.memory.nbytes for each in slots)

@@ -125,11 +125,13 @@ def _unnamed(folder: Path) -> int:
 class Fetched:
     """A load into a device's memory: what the current stream does next comes after it."""
 
-    def __init__(self, load: Load, device: Device | None) -> None:
-        self.load, self._device = load, device
+    def __init__(self, load: Load, device: Device | None, transfers: Transfers | None = None) -> None:
+        self.load, self._device, self._transfers = load, device, transfers
 
     def wait(self) -> None:
         """Return once it is there."""
+        if self._transfers is not None and not self.load.done:
+            self._transfers.hasten(self.load)
         self.load.wait()
         if self._device is not None and self.load.events:
             stream = self._device.current_stream()
@@ -138,10 +140,11 @@ class Fetched:
 
 
 class _Entry:
-    __slots__ = ("load", "nbytes", "offset", "staged")
+    __slots__ = ("load", "nbytes", "offset", "shared", "staged")
 
     def __init__(self, offset: int, nbytes: int) -> None:
         self.offset, self.nbytes = offset, nbytes
+        self.shared = False  # somebody reads what is staged, and may not be done yet
         self.staged: Memory | None = None
         self.load: Load | None = None
 
@@ -172,6 +175,8 @@ class SpillStore:
         self._staged = staged
         self._entries: dict[str, _Entry] = {}
         self._writing: list[tuple[Load, int]] = []
+        self._free: dict[int, list[Memory]] = {}  # new pages cost more than copies
+        self._free_bytes = 0
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._closed = False
@@ -188,7 +193,7 @@ class SpillStore:
         nbytes = source.nbytes
         self._wait_for_room(nbytes)
         entry = _Entry(self.file.take(nbytes), nbytes)
-        staged = Memory.host(-(-max(nbytes, 1) // BLOCK) * BLOCK, self.device)
+        staged = self._memory(-(-max(nbytes, 1) // BLOCK) * BLOCK)
         staged.tensor[:nbytes].copy_(source.tensor)
         entry.staged = staged
         entry.load = Load(key, self.file.writes(entry.offset, staged.part(0, nbytes)))
@@ -205,9 +210,26 @@ class SpillStore:
         with self._lock:
             self._writing = [each for each in self._writing if each[0] is not load]
             if load.error is None:
-                entry.staged = None
+                memory, entry.staged = entry.staged, None
+                held = self._free_bytes + sum(each for _, each in self._writing)
+                if memory is not None and not entry.shared and held + memory.nbytes <= self._staged:
+                    self._free.setdefault(memory.nbytes, []).append(memory)
+                    self._free_bytes += memory.nbytes
             else:  # what was put is still in memory, and can be read
                 self._error = self._error or load.error
+
+    def _memory(self, size: int) -> Memory:
+        with self._lock:
+            same = self._free.get(size)
+            if same:
+                self._free_bytes -= size
+                return same.pop()
+            in_use = sum(each for _, each in self._writing)
+            while self._free_bytes and self._free_bytes + in_use + size > self._staged:
+                other, some = next((other, some) for other, some in self._free.items() if some)
+                some.pop()
+                self._free_bytes -= other
+        return Memory.host(size, self.device)
 
     def _wait_for_room(self, nbytes: int) -> None:
         while True:
@@ -225,6 +247,7 @@ class SpillStore:
         with self._lock:
             entry = self._entries[key]
             staged = entry.staged
+            entry.shared = entry.shared or staged is not None
         target = Memory.of(out)
         if staged is not None:
             target.tensor.copy_(staged.tensor[: entry.nbytes])
@@ -240,7 +263,7 @@ class SpillStore:
             after.append(event)
         load = Load(key, chunks, after)
         entry.load = load if entry.load is None or entry.load.done else _both(entry.load, load)
-        return Fetched(self.transfers.begin(load), self.device)
+        return Fetched(self.transfers.begin(load), self.device, self.transfers)
 
     def contains(self, key: str) -> bool:
         """Whether something is kept under this key."""
@@ -282,6 +305,7 @@ class SpillStore:
             for each in writing:
                 each.settle()
             self._entries.clear()
+            self._free.clear()
             self.file.close()
 
 

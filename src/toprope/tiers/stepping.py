@@ -27,7 +27,11 @@ __all__ = ["Stepper", "Work", "is_elementwise"]
 Plain = Callable[[Any], Any]
 """The step of an optimizer's own class."""
 
-ALIGNMENT = 256
+ALIGNMENT = 4096
+"""Tiles begin at pages, so that files are read straight into them."""
+
+AHEAD = 4
+"""Tiles that are on the device at once, at most: one is computed, the others are on their way."""
 
 
 @dataclass(eq=False)
@@ -153,7 +157,7 @@ class Stepper:
         largest = max(works, key=lambda each: each.need)
         room = self.weights.room()
         room = self.room if room is None else room
-        rows = 2 if largest.need * 2 <= room else 1
+        rows = max(1, min(AHEAD, room // largest.need))
         if largest.need > room:
             raise TierCapacityError(
                 f"a step of {type(optimizer).__name__} has no room for a part of a parameter.",
