@@ -166,6 +166,19 @@ def test_a_full_edge_keeps_its_sender_waiting_and_an_overwriting_one_drops(sides
     settled(dropping, link, LOST, 6)
 
 
+def test_what_is_taken_and_kept_is_done_with(sides):
+    """drain() waited in vain where the last stage was on another machine: the last message was never told as done."""
+    sender, receiver = sides("a", "b", depth=64)
+    link = linked(sender, receiver, 64)
+    for number in range(5):
+        put(sender, link, Message(RAW, b"%d" % number, Head(number + 1)))
+    receiver.arrive(5)
+    receiver.queue.absorb()
+    receiver.finish()
+    settled(sender, link, DONE, 5)
+    assert [bytes(receiver.take().payload) for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
 def test_who_does_not_know_the_secret_is_let_in_nowhere(sides):
     (side,) = sides("a")
     address = side.hub.address

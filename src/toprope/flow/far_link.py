@@ -113,6 +113,7 @@ class FarInLink(InLink):
         self._name = (~key[0], key[1], key[2])
         self._step = max(1, queue.depth // 8)
         self._told = 0
+        self._come = 0
 
     def drain(self) -> bool:
         """Move what has come into the queue; whether there was anything."""
@@ -120,6 +121,7 @@ class FarInLink(InLink):
         if not apart:
             return False
         while apart:
+            self._come += 1
             self.queue.add(self, *apart.popleft())
         return True
 
@@ -142,7 +144,8 @@ class FarInLink(InLink):
 
     def _finished(self) -> None:
         done = self.page.cells[DONE]
-        if done != self._told and (done - self._told >= self._step or not len(self.queue)):
+        # what is still to be taken tells it too; a queue may keep what was taken
+        if done != self._told and (done - self._told >= self._step or self.taken == self._come):
             self._tell()
 
     def _tell(self) -> None:
