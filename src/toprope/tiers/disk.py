@@ -149,6 +149,7 @@ class DiskFile:
 
         Raises:
             TierReadError: the disk has an error, or the file ends before.
+            TierChangedError: it ends before, since it is not the file that it was.
         """
         if not nbytes:
             return 0, False
@@ -206,6 +207,8 @@ class DiskFile:
             count = os.preadv(descriptor, [view[got:] if got else view], offset + got)
             # A direct read that ends within a block has come to the end of the file.
             if count <= 0 or (got + count < least and descriptor == self._direct and count % self.block):
+                # What is read ahead may meet a change before a call looks for one.
+                self.check()
                 raise TierReadError(
                     f"{self.path.name} ends before the weights that should be in it.",
                     looked_at=f"{self.path}: at byte {offset + got}; it had {self.size}",
