@@ -238,10 +238,12 @@ def from_disk(folder: Path, plain: nn.Sequential, other: Accelerate, size: Size,
             computes.append(min(timed(lambda: plain(x)) for _ in range(2)))
             if max(speeds) > size.apart * min(speeds) or max(computes) > size.apart * min(computes):
                 discarded += 1
+                print(f"  not counted: disk {speeds}, computing {computes}", file=sys.stderr)
                 continue
             # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
             limit = max(min(computes), sum(each.bytes for each in handle.plan.loads) / max(speeds))
             ratios.append(took / limit)
+            print(f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, accelerate {theirs}", file=sys.stderr)
             told.append((limit, took, moved / max(1, stats.moved["disk_read"]), stats.overlap, max(speeds)))
             if theirs is not None:
                 others.append(theirs / max(min(computes), size.weights / max(speeds)))

@@ -1,0 +1,231 @@
+"""How near a training step comes to what disk and computation allow, with activations and Adam's states on the disk.
+
+    python benchmarks/tiers_training.py                  a table, and exit status 1 when the target is missed
+    python benchmarks/tiers_training.py --json
+    python benchmarks/tiers_training.py --quick          a small model and few runs, to see that everything works
+
+A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena, what forward saves and Adam's
+states go to a file. A run is: a step with everything in memory and the disk alone (calibration), a step with tiers, and
+the calibration again; where the two differ by more than 20 % it does not count. The limit T* of a step is the longer of
+the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
+the two could overlap as a whole. They cannot quite: states are read and written between the last gradient and the next
+forward. How far the limit is from that is in the table as "after backward": the longer of the optimizer's step in memory
+and the disk's work for the states, after the rest of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toprope.tiers import attach
+
+PIECE = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured."""
+
+    layers: int = 8
+    width: int = 2048
+    rows: tuple[int, ...] = (64, 512)
+    probe: int = 2**28
+    runs: int = 7
+    tries: int = 20
+    apart: float = 1.2
+
+
+QUICK = Size(layers=3, width=256, rows=(8,), probe=2**24, runs=1, tries=2, apart=1e9)
+TARGET = 1.3
+
+
+@dataclass
+class Row:
+    """One figure: medians over the runs that count."""
+
+    name: str
+    ratio: float
+    target: float | None
+    runs: int
+    discarded: int
+    spread: tuple[float, float]
+    others: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        """Whether it is within its target, where it has one."""
+        return self.target is None or self.ratio <= self.target
+
+
+class Trained:
+    """A model, its optimizer and a batch."""
+
+    def __init__(self, size: Size, rows: int) -> None:
+        torch.manual_seed(0)
+        layers = [(nn.Linear(size.width, size.width, bias=False), nn.GELU()) for _ in range(size.layers)]
+        self.model = nn.Sequential(*[each for pair in layers for each in pair])
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.x, self.y = torch.randn(2, rows, size.width)
+        self.steps = 0
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of a step, and of the optimizer's part of it."""
+        begin = time.perf_counter()
+        loss = (self.model(self.x) - self.y).square().mean()
+        loss.backward()
+        before = time.perf_counter()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        now = time.perf_counter()
+        self.steps += 1
+        return now - begin, now - before
+
+
+def disk_speeds(folder: Path, size: Size) -> tuple[float, float]:
+    """Bytes a second that two threads write, and read, directly, and do nothing else."""
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    os.posix_fallocate(descriptor, 0, size.probe)
+    speeds = []
+    try:
+        for write in (True, False):
+            places, lock = iter(range(0, size.probe, PIECE)), threading.Lock()
+
+            def work(write: bool = write, places=places, lock=lock) -> None:
+                with mmap.mmap(-1, PIECE) as area:
+                    while True:
+                        with lock:
+                            place = next(places, None)
+                        if place is None:
+                            return
+                        if write:
+                            os.pwritev(descriptor, [area], place)
+                        else:
+                            os.preadv(descriptor, [area], place)
+
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            begin = time.perf_counter()
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            speeds.append(size.probe / (time.perf_counter() - begin))
+    finally:
+        os.close(descriptor)
+    return speeds[0], speeds[1]
+
+
+def calibrate(plain: Trained, folder: Path, size: Size) -> tuple[float, float, float, float]:
+    took, optimizer = min(plain.step() for _ in range(2))
+    write, read = disk_speeds(folder, size)
+    return took, optimizer, write, read
+
+
+def training(folder: Path, size: Size, rows: int) -> Row:
+    """Steps with tiers against steps in memory."""
+    plain, ours = Trained(size, rows), Trained(size, rows)
+    weights = sum(each.nbytes for each in ours.model.parameters())
+    ratios, told, discarded = [], [], 0
+    # Room for all weights and gradients, and for tiles of the optimizer's step.
+    with attach(
+        ours.model, 2 * weights + 2**26, 2**27, folder, on="cpu", training=True, states="disk", activations="disk"
+    ) as handle:
+        handle.optimizer(ours.optimizer)
+        for each in (plain, plain, ours, ours):
+            each.step()
+        for _ in range(size.tries):
+            before = calibrate(plain, folder, size)
+            ours.step()
+            handle.reset_stats()
+            took, optimizer = ours.step()
+            moved = handle.stats().moved
+            after = calibrate(plain, folder, size)
+            if any(max(pair) > size.apart * min(pair) for pair in zip(before[::2], after[::2], strict=True)):
+                discarded += 1
+                continue
+            compute, part = min(before[0], after[0]), min(before[1], after[1])
+            write, read = max(before[2], after[2]), max(before[3], after[3])
+            states = 2 * weights / write + 2 * weights / read
+            io = moved["disk_write"] / write + moved["disk_read"] / read
+            limit = max(compute, io)
+            ratios.append(took / limit)
+            after_backward = compute - part + max(part, states)
+            moved_mb = (moved["disk_read"] + moved["disk_write"]) / 1e6
+            told.append((limit, took, compute, io, after_backward, optimizer, moved_mb))
+            if len(ratios) == size.runs:
+                break
+        while plain.steps < ours.steps:
+            plain.step()
+        while ours.steps < plain.steps:
+            ours.step()
+        handle.detach()
+    same = all(map(torch.equal, plain.model.parameters(), ours.model.parameters()))
+    if not same:
+        raise AssertionError("the weights are others than those of training in memory")
+    middle = statistics.median
+    name = f"training, {rows} rows"
+    if not ratios:
+        return Row(name, float("nan"), TARGET, 0, discarded, (float("nan"), float("nan")))
+    names = ("limit_s", "step_s", "in memory_s", "disk_s", "after backward_s", "optimizer_s", "moved_mb")
+    notes = {name: middle(each[at] for each in told) for at, name in enumerate(names)}
+    return Row(name, middle(ratios), TARGET, len(ratios), discarded, (min(ratios), max(ratios)), {}, notes)
+
+
+def measure(folder: Path, size: Size) -> list[Row]:
+    """All rows."""
+    with torch.enable_grad():
+        return [training(folder, size, rows) for rows in size.rows]
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    low, high = row.spread
+    mark = "" if row.target is None else f"   target {row.target:.2f} {'met' if row.met else 'MISSED'}"
+    told = ", ".join(f"{name} {value:.2f}" for name, value in row.notes.items())
+    return (
+        f"{row.name:22} T/T* {row.ratio:.2f} ({low:.2f}-{high:.2f}, {row.runs} runs, {row.discarded} discarded)"
+        f"{mark}   {told}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="a small model and few runs")
+    parser.add_argument("--folder", type=Path, help="on which disk")
+    parser.add_argument("--rows", type=int, nargs="*", help="rows of a batch")
+    parser.add_argument("--runs", type=int, help="how many runs must count")
+    given = parser.parse_args()
+    size = QUICK if given.quick else Size()
+    if given.runs:
+        size = replace(size, runs=given.runs, tries=3 * given.runs)
+    if given.rows:
+        size = replace(size, rows=tuple(given.rows))
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="toprope-bench-") as folder:
+        rows = measure(Path(folder), size)
+    load = os.getloadavg()[0]
+    if given.json:
+        about = {"size": asdict(size), "load": load, "torch": torch.__version__}
+        print(json.dumps({"rows": [asdict(each) | {"met": each.met} for each in rows], **about}, indent=2))
+    else:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.1f}")
+        print(f"{size.layers} x Linear({size.width}, {size.width}), Adam, fp32")
+        print("\n".join(map(line, rows)))
+    return 1 if not given.quick and not all(each.met for each in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
