@@ -141,3 +141,36 @@ def test_an_argument_that_has_failed_fails_the_call():
     with pytest.raises(refs.FailedArgumentError) as caught:
         refs.lift(([ref(1, error)],), {})
     assert caught.value.entry.error is error
+
+
+def test_a_class_has_its_methods_on_ray_without_arguments_too():
+    from toprope.functions.ray.actor import AsyncHost, Host, host_of
+
+    class Counter:
+        limit = 3
+
+        def __init__(self):
+            self.value = 0
+
+        def add(self):
+            self.value += 1
+            return self.value
+
+    class Later(Counter):
+        async def wait(self):
+            return self.value
+
+    made = host_of(Counter, False)
+    assert issubclass(made, Host)
+    assert {each for each in vars(made) if each.startswith("bare_")} == {"bare_add"}
+    host = made.__new__(made)
+    host.instance = Counter()
+    assert [host.bare_add(), host.bare_add()] == [1, 2]
+    assert host_of(Counter, False) is made, "one class of actors for one class"
+    later = host_of(Later, True)
+    assert issubclass(later, AsyncHost)
+    waiting = later.__new__(later)
+    waiting.instance = Later()
+    import asyncio
+
+    assert asyncio.run(waiting.bare_wait()) == 0

@@ -9,10 +9,13 @@ from toprope.functions import current
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
 
-__all__ = ["NAMESPACE", "attached", "manager_name"]
+__all__ = ["BARE", "NAMESPACE", "attached", "manager_name"]
 
 NAMESPACE = "toprope"
 """The namespace of Ray in which all instances are, of all programs."""
+
+BARE = "bare_"
+"""What the names of an actor's methods begin with that are the user's own, called without arguments."""
 
 
 def manager_name() -> str:

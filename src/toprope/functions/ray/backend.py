@@ -229,6 +229,10 @@ class RayBackend(Backend):
         if record.error is not None:
             return self.failed(record.error, returns, instance)
         know_tensors()
+        if returns == 1 and not arguments and not keywords:
+            bare = record.without_arguments(method)
+            if bare is not None:
+                return ObjectRef(self, Entry(bare.remote(), instance))
         try:
             lifted, named, refs = lift(arguments, keywords)
         except FailedArgumentError as failed:

@@ -12,7 +12,7 @@ from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRError, YRRuntimeError, fresh
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray.attach import NAMESPACE
+from toprope.functions.ray.attach import BARE, NAMESPACE
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.placing import Placing
 from toprope.functions.ray.process import Setup
@@ -46,6 +46,7 @@ class Record:
         is_ours: whether this process created it, and ends it with the session.
         arguments: of its constructor, while it waits for its group.
         run, stream: its ways of being called.
+        bare: of its methods, those that were called without arguments, as Ray calls them.
     """
 
     id: str
@@ -58,12 +59,20 @@ class Record:
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     run: Any = None
     stream: Any = None
+    bare: dict[str, Any] = field(default_factory=dict)
 
     def hold(self, handle: Any) -> None:
         """It has this handle."""
         self.handle = handle
         self.run = handle.run
         self.stream = handle.stream.options(num_returns="streaming")
+        self.bare = {}
+
+    def without_arguments(self, method: str) -> Any:
+        """A method as Ray calls it without arguments; None where it can only be called through `run`."""
+        if method not in self.bare:
+            self.bare[method] = getattr(self.handle, BARE + method, None)
+        return self.bare[method]
 
 
 class Instances:
@@ -128,7 +137,7 @@ class Instances:
             self.placing.watch(record, self.fail)
 
     def _make(self, record: Record, where: dict[str, Any]) -> None:
-        from toprope.functions.ray.actor import AsyncHost, Host, Making
+        from toprope.functions.ray.actor import Making, host_of
 
         backend, options, code = self._backend, record.options, record.code
         assert code is not None
@@ -145,7 +154,7 @@ class Instances:
             grace_of(options), options.group_name if options.function_group_options is not None else "",
         )  # fmt: skip
         detached = options.custom_extensions.get("lifecycle") == "detached"
-        actor = ray.remote(AsyncHost if code.is_async else Host).options(
+        actor = ray.remote(host_of(code.target, code.is_async)).options(
             name=record.id,
             namespace=NAMESPACE,
             lifetime="detached" if detached else None,
