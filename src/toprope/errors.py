@@ -12,10 +12,13 @@
     │   ├── ScheduleError         a schedule of streams and operators cannot be read, or makes no sense
     │   ├── PageError             a tensor cannot be stored in few bits, or a page cannot be read
     │   ├── SeedError             a seed of random numbers cannot be used
+    │   ├── ImageError            a picture cannot be read, or is too large
+    │   ├── LoraError             a LoRA does not fit the model, or is none
     │   └── WeightsError          a file holds no weights that can be loaded
     ├── EnvironmentProblem        the machine lacks something
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
     │   ├── CardError             a real card was asked for and there is none
+    │   ├── PackageError          a package of Python that an extra brings cannot be imported
     │   ├── TierCapacityError     a level of memory has not the room that was asked of it
     │   ├── TierError             what lies in a tier cannot be moved
     │   │   ├── TierBusyError     no place on the device becomes free, or a transfer does not end
@@ -30,6 +33,9 @@
     │           ├── DeviceNotInstalledError   the software of this kind of device is not installed
     │           ├── DeviceBrokenError         it is installed but cannot be loaded
     │           └── DeviceNotVisibleError     it works but shows this process no device
+    ├── EditError                 the editing of a picture failed
+    │   ├── EditCancelled         it was cancelled, between two steps
+    │   └── EditGuardError        what the model computed is no picture: not finite, or black
     └── SimulatorError            the simulated card cannot do what was asked for
         └── InstallError          the simulator cannot be installed in this process
 
@@ -53,8 +59,14 @@ __all__ = [
     "DeviceNotInstalledError",
     "DeviceNotVisibleError",
     "DeviceUnavailableError",
+    "EditCancelled",
+    "EditError",
+    "EditGuardError",
     "EnvironmentProblem",
+    "ImageError",
     "InstallError",
+    "LoraError",
+    "PackageError",
     "PageError",
     "PlanError",
     "ProgramError",
@@ -179,6 +191,18 @@ class SeedError(UsageError):
     page = "docs/errors/seed.md"
 
 
+class ImageError(UsageError):
+    """A picture cannot be read: no picture, cut short, or so large that it is not decoded."""
+
+    page = "docs/errors/image.md"
+
+
+class LoraError(UsageError):
+    """A LoRA does not fit the model that it is for, or the file holds none."""
+
+    page = "docs/errors/lora.md"
+
+
 class WeightsError(UsageError):
     """A file holds no weights that can be loaded: cut short, of another format, or with more in it than weights."""
 
@@ -201,6 +225,12 @@ class CardError(EnvironmentProblem):
     """A real card was asked for and there is none that works."""
 
     page = "docs/errors/card.md"
+
+
+class PackageError(EnvironmentProblem):
+    """A package of Python that an extra of toprope brings is not installed, or cannot be imported."""
+
+    page = "docs/errors/package.md"
 
 
 class TierCapacityError(EnvironmentProblem):
@@ -279,6 +309,22 @@ class DeviceNotVisibleError(DeviceUnavailableError):
     """The software works but shows this process no device: none there, masked, not permitted, not in the container."""
 
     page = "docs/errors/device-not-visible.md"
+
+
+class EditError(TopropeError, RuntimeError):
+    """The editing of a picture failed."""
+
+
+class EditCancelled(EditError):
+    """The editing of a picture was cancelled, between two steps; nothing of it is kept."""
+
+    page = "docs/errors/edit-cancelled.md"
+
+
+class EditGuardError(EditError):
+    """What the model computed is no picture: numbers that are not finite, or black from an input that is not."""
+
+    page = "docs/errors/edit-guard.md"
 
 
 class SimulatorError(TopropeError, RuntimeError):
