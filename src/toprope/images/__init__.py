@@ -1,0 +1,27 @@
+"""Editing pictures by instruction, on any device.
+
+    from toprope.images import EditRequest, Engine
+
+    with Engine.open("models/instruct-pix2pix") as engine:
+        result = engine.edit(EditRequest("cat.png", "make it snow", seed=3))
+    result.pictures[0].save("snow.png")
+
+Importing it imports no torch, diffusers or Pillow; the first use does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from toprope.images.request import EditRequest
+from toprope.images.results import EditResult, Step
+
+if TYPE_CHECKING:
+    from toprope.images.engine import Engine
+
+__all__ = ["EditRequest", "EditResult", "Engine", "Step"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "Engine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, import_module(f"{__name__}.engine").Engine)

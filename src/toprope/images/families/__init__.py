@@ -1,0 +1,6 @@
+"""Families of editing models, one file each; `find` picks one by a model's folder."""
+
+from toprope.images.families.base import Family, Native, OnStep, Prompt
+from toprope.images.families.finding import families, find, named
+
+__all__ = ["Family", "Native", "OnStep", "Prompt", "families", "find", "named"]

@@ -1,0 +1,97 @@
+"""Loading a pipeline of diffusers from a folder, never from the network; missing packages are one clear error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toprope.errors import DeviceBrokenError, EnvironmentProblem, PackageError, WeightsError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["from_folder", "need_diffusers"]
+
+
+def need_diffusers() -> Any:
+    """The module diffusers.
+
+    Raises:
+        PackageError: it is not installed, or cannot be imported.
+    """
+    try:
+        import diffusers
+        import transformers  # noqa: F401 - diffusers imports without it, and then has no pipelines
+    except ImportError as error:
+        missing = getattr(error, "name", None) or "diffusers"
+        raise PackageError(
+            f"editing pictures needs {missing}, which cannot be imported.",
+            looked_at=" ".join(str(error).split()),
+            do="pip install 'toprope[images]'",
+        ) from error
+    return diffusers
+
+
+@contextmanager
+def told_as_weights(folder: Path) -> Iterator[None]:
+    """A context whose errors about files say which model they are of."""
+    try:
+        yield
+    except (EnvironmentProblem, WeightsError, DeviceBrokenError):
+        raise
+    except ImportError as error:
+        raise PackageError(
+            f"the model in {folder} needs a package that cannot be imported: {error}.",
+            looked_at=str(folder),
+            do="pip install 'toprope[images]' and what the error names",
+        ) from error
+    except Exception as error:  # OSError, ValueError, SafetensorError, KeyError, ...: whatever a broken folder raises
+        from toprope.device import is_out_of_memory
+
+        if is_out_of_memory(error):
+            raise
+        raise WeightsError(
+            f"the model in {folder} cannot be loaded: {' '.join(str(error).split())[:500]}",
+            looked_at=f"{type(error).__name__} while reading {folder}",
+            do="check that it was downloaded whole",
+        ) from error
+
+
+def from_folder(
+    kind: str, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """A pipeline of diffusers on the host, in evaluation mode, without a progress bar of its own.
+
+    Args:
+        kind: the name of its class in diffusers.
+        folder: has model_index.json.
+        dtype: of the weights.
+        components: parts to take instead of loading them; None for one that is left out.
+        options: more for `from_pretrained`.
+    """
+    cls = getattr(need_diffusers(), kind, None)
+    if cls is None:
+        raise PackageError(
+            f"the installed diffusers has no {kind}.", looked_at=_version("diffusers"), do="pip install -U diffusers"
+        )
+    with told_as_weights(folder):
+        pipeline = cls.from_pretrained(
+            os.fspath(folder), dtype=dtype, local_files_only=True, **dict(components or {}), **options
+        )
+    pipeline.set_progress_bar_config(disable=True)
+    for part in pipeline.components.values():
+        if hasattr(part, "eval") and hasattr(part, "parameters"):
+            part.eval()
+    return pipeline
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} is not installed"

@@ -1,0 +1,135 @@
+"""Sizes and boxes: what of a picture the model sees, at which size, and where the result belongs. Pure numbers.
+
+The way in and the way back are one `Frame`: a part of the source goes to a part of what the model sees, and the same
+part of the model's result goes back to the same pixels of the source.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["MEGAPIXEL", "SQUARE", "Frame", "area_size", "halvings", "plan_frame"]
+
+SQUARE = 768
+"""The side of the policy "768"."""
+
+MEGAPIXEL = 1024 * 1024
+"""The pixels of the policy "1m"."""
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How a picture is shown to the model, and what becomes of the result.
+
+    Attributes:
+        source: width and height of the picture.
+        model: width and height of what the model sees.
+        crop: the box of the source that is shown: left, top, right, bottom.
+        inner: the box of what the model sees that shows it; all of it, unless it is padded.
+        output: width and height of the result: the source's, or those of the box that was cropped.
+    """
+
+    source: tuple[int, int]
+    model: tuple[int, int]
+    crop: Box
+    inner: Box
+    output: tuple[int, int]
+
+
+def area_size(width: int, height: int, pixels: int, multiple: int = 16) -> tuple[int, int]:
+    """The size of about the same shape with at most so many pixels, and sides that are multiples.
+
+    Of the roundings of both sides to whole pixels, up or down, the largest is taken that stays within `pixels`. A side
+    never gets less than one multiple; the other is then shortened, so that a very long picture changes its shape.
+
+    Args:
+        width, height: of the picture; smaller ones are enlarged.
+        pixels: at most; at least multiple squared.
+        multiple: what both sides are divisible by.
+
+    Example:
+        >>> area_size(1920, 1080, 1024 * 1024)
+        (1360, 768)
+    """
+    scale = math.sqrt(pixels / (width * height))
+    widths = {round(width * scale), math.floor(width * scale)}
+    heights = {round(height * scale), math.floor(height * scale)}
+    best = (0, 0)
+    for wide in sorted(widths, reverse=True):
+        for high in sorted(heights, reverse=True):
+            size = (max(wide // multiple, 1) * multiple, max(high // multiple, 1) * multiple)
+            size = _shortened(size, pixels, multiple)
+            if size[0] * size[1] > best[0] * best[1]:
+                best = size
+    return best
+
+
+def _shortened(size: tuple[int, int], pixels: int, multiple: int) -> tuple[int, int]:
+    wide, high = size
+    if wide * high <= pixels:
+        return size
+    if wide >= high:
+        return max(pixels // high // multiple, 1) * multiple, high
+    return wide, max(pixels // wide // multiple, 1) * multiple
+
+
+def halvings(width: int, height: int, side: int = 1024) -> int:
+    """How often a picture is halved by averaging before it is resized: while its shorter side is twice `side`."""
+    times = 0
+    while min(width, height) >= 2 * side:
+        width, height, times = width // 2, height // 2, times + 1
+    return times
+
+
+def plan_frame(
+    source: tuple[int, int],
+    *,
+    size: str,
+    fit: str,
+    pixels: int,
+    multiple: int,
+    square: bool = False,
+    max_pixels: int | None = None,
+) -> Frame:
+    """The frame of a picture.
+
+    Args:
+        source: width and height.
+        size: a policy of `request.SIZES`.
+        fit: one of `request.FITS`.
+        pixels, multiple, square: what the model is made for, see `families.base.Native`.
+        max_pixels: the most that the model is shown; None for no bound beside the policy's.
+    """
+    width, height = source
+    if size == "768" or (size == "model" and square):
+        side = SQUARE if size == "768" else math.isqrt(pixels)
+        side = max(side // multiple, 1) * multiple
+        model = (side, side)
+    elif size == "keep":
+        model = (max(width // multiple, 1) * multiple, max(height // multiple, 1) * multiple)
+    else:
+        area = MEGAPIXEL if size == "1m" else pixels
+        times = halvings(width, height, math.isqrt(area))
+        model = area_size(width >> times, height >> times, max(area, multiple * multiple), multiple)
+    if max_pixels is not None and model[0] * model[1] > max_pixels:
+        model = area_size(*(model if model[0] == model[1] else source), max(max_pixels, multiple**2), multiple)
+    everything = (0, 0, width, height)
+    whole = (0, 0, *model)
+    if fit == "crop":
+        crop = _middle(source, model)
+        return Frame(source, model, crop, whole, (crop[2] - crop[0], crop[3] - crop[1]))
+    if fit == "pad":
+        return Frame(source, model, everything, _middle(model, source), source)
+    return Frame(source, model, everything, whole, source)
+
+
+def _middle(of: tuple[int, int], shape: tuple[int, int]) -> Box:
+    """The largest box in the middle of `of` with the proportions of `shape`, to the nearest pixel."""
+    scale = min(of[0] / shape[0], of[1] / shape[1])
+    wide = min(of[0], max(1, round(shape[0] * scale)))
+    high = min(of[1], max(1, round(shape[1] * scale)))
+    left, top = (of[0] - wide) // 2, (of[1] - high) // 2
+    return left, top, left + wide, top + high

@@ -1,0 +1,99 @@
+"""What an edit gives back: steps on the way, pictures, and the record with everything needed to repeat it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["EditResult", "Step", "files_of", "versions"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of denoising that is done.
+
+    Attributes:
+        number: from 1.
+        of: how many there are.
+        seconds: since the edit began.
+        stage: "edit", or "refine" for the steps of the base model at the end.
+    """
+
+    number: int
+    of: int
+    seconds: float
+    stage: str = "edit"
+
+
+@dataclass(frozen=True)
+class EditResult:
+    """What came of an edit.
+
+    Attributes:
+        pictures: as many as the request's num_images.
+        record: everything needed to repeat it and what was used on the way, ready for JSON. Its "request", given to
+            `EditRequest.from_json`, asks for the same pictures.
+    """
+
+    pictures: list[Image]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of what takes part, by package; those that are not installed are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("toprope", "torch", "torch_npu", "diffusers", "transformers", "accelerate", "peft", "pillow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def files_of(folder: Path, *, full: bool = False) -> dict[str, dict[str, Any]]:
+    """The files of a model by their path in its folder: bytes and a SHA-256.
+
+    Of safetensors, the hash is that of the header, which has every tensor's name, shape and place: it tells models
+    apart in milliseconds, but not two trainings of one model. With `full`, all of a file is read.
+
+    Args:
+        folder: of the model.
+        full: hash whole files of weights.
+    """
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.suffix not in (".json", ".safetensors", ".bin", ".txt", ".model") or not file.is_file():
+            continue
+        part = "file" if full or file.suffix != ".safetensors" else "header"
+        if not full and file.suffix == ".bin":
+            part = "nothing"
+        found[file.relative_to(folder).as_posix()] = {
+            "bytes": file.stat().st_size, "sha256_of": part, "sha256": _hash(file, part),
+        }  # fmt: skip
+    return found
+
+
+def _hash(file: Path, part: str) -> str | None:
+    if part == "nothing":
+        return None
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        if part == "header":
+            start = opened.read(8)
+            digest.update(start)
+            digest.update(opened.read(min(int.from_bytes(start, "little"), os.fstat(opened.fileno()).st_size)))
+        else:
+            while piece := opened.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,27 @@
+"""Parts that tiny pipelines share: tokenizers without files, and small text encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["clip_config", "clip_tokenizer"]
+
+
+def clip_tokenizer() -> Any:
+    """CLIP's tokenizer with a vocabulary of bytes: 514 entries, no merges."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import CLIPTokenizer
+
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={word: at for at, word in enumerate(words)}, merges=[], model_max_length=77)
+
+
+def clip_config(**options: Any) -> Any:
+    """A CLIP text encoder of two layers, for the tokenizer above."""
+    from transformers import CLIPTextConfig
+
+    return CLIPTextConfig(
+        vocab_size=514, bos_token_id=512, eos_token_id=513, pad_token_id=1, hidden_size=32, intermediate_size=37,
+        num_attention_heads=4, num_hidden_layers=2, projection_dim=32, max_position_embeddings=77, **options,
+    )  # fmt: skip
