@@ -4,8 +4,8 @@ Level 0 is the fastest. A plan changes nothing; whoever carries it out says so m
 the record is right even where a copy fails in the middle. No plan ever drops a key: what is pushed out goes to a lower
 level, and where none has room there is no plan.
 
-The least recently used goes first, among keys of the lowest priority. That is right for keys that are asked for in no
-known order; weights that are read in a cycle need another one.
+Among keys of the lowest priority, that goes first which is expected to be used the latest, where the order of uses is
+known (`levels_future`: Belady's choice), and else the least recently used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from toprope.tiers.levels_future import Future
 
 __all__ = ["Levels", "Move", "Placement"]
 
@@ -65,24 +67,24 @@ class _Entry:
 class _Draft:
     """A plan in the making: bytes free on each level, and the moves so far."""
 
-    def __init__(self, free: list[int], held: Collection[Key]) -> None:
-        self.free = free
+    def __init__(self, levels: Levels, free: list[int], held: Collection[Key]) -> None:
+        self.levels, self.free = levels, free
         self.held = set(held)  # not to be moved (again)
         self.moves: list[Move] = []
 
     def add(self, move: Move) -> None:
         self.moves.append(move)
         self.held.add(move.key)
-        self.free[move.source] += move.nbytes
-        self.free[move.target] -= move.nbytes
+        self.free[move.source] += self.levels.taken_by(move.source, move.nbytes)
+        self.free[move.target] -= self.levels.taken_by(move.target, move.nbytes)
 
     def shorten(self, length: int) -> None:
         """Take back the moves after the first `length`."""
         while len(self.moves) > length:
             move = self.moves.pop()
             self.held.discard(move.key)
-            self.free[move.source] -= move.nbytes
-            self.free[move.target] += move.nbytes
+            self.free[move.source] -= self.levels.taken_by(move.source, move.nbytes)
+            self.free[move.target] += self.levels.taken_by(move.target, move.nbytes)
 
 
 class Levels:
@@ -90,11 +92,16 @@ class Levels:
 
     Args:
         capacities: bytes of each level, the fastest first.
+        blocks: for each level, of how many bytes the pieces are that it gives out, such as a file's blocks; 1 for all.
     """
 
-    def __init__(self, capacities: Sequence[int]) -> None:
+    def __init__(self, capacities: Sequence[int], blocks: Sequence[int] | None = None) -> None:
         self.capacities = tuple(capacities)
+        self.blocks = (1,) * len(self.capacities) if blocks is None else tuple(blocks)
+        self.future = Future()
+        self._ahead: set[Key] = set()
         self._used = [0] * len(self.capacities)
+        self._taken = [0] * len(self.capacities)
         self._entries: dict[Key, _Entry] = {}
         # for each level, by priority: its keys, least recently used first
         self._orders: list[dict[int, OrderedDict[Key, None]]] = [{} for _ in self.capacities]
@@ -110,8 +117,18 @@ class Levels:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Bytes in use on each level."""
+        """Bytes of the keys on each level."""
         return tuple(self._used)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Bytes that they take there, in whole blocks; never more than the level's capacity."""
+        return tuple(self._taken)
+
+    def taken_by(self, level: int, nbytes: int) -> int:
+        """What so many bytes take on a level."""
+        block = self.blocks[level]
+        return nbytes if block == 1 else max(1, -(-nbytes // block)) * block
 
     def level_of(self, key: Key) -> int | None:
         """The level that a key lies on; None where it is unknown."""
@@ -186,12 +203,24 @@ class Levels:
         self.remove(key)
         entry = self._entries[key] = _Entry(nbytes, level, priority, movable)
         self._arrive(key, entry)
+        if movable:
+            self.future.use(key)
 
-    def use(self, key: Key) -> None:
-        """Note that a key was used: it is the last of its level and priority to be pushed out."""
+    def use(self, key: Key, *, ahead: bool = False) -> None:
+        """Note that a key was used: among equals, it is the last to be pushed out.
+
+        Args:
+            key: a key that is there.
+            ahead: it is not used yet, but will be: as good as used until it is, and no part of the order.
+        """
         entry = self._entries[key]
         if entry.movable:
             self._orders[entry.level][entry.priority].move_to_end(key)
+        if ahead:
+            self._ahead.add(key)
+        else:
+            self._ahead.discard(key)
+            self.future.use(key)
 
     def remove(self, key: Key) -> int | None:
         """Forget a key.
@@ -202,11 +231,13 @@ class Levels:
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
+        self._ahead.discard(key)
         self._leave(key, entry)
         return entry.level
 
     def _leave(self, key: Key, entry: _Entry) -> None:
         self._used[entry.level] -= entry.nbytes
+        self._taken[entry.level] -= self.taken_by(entry.level, entry.nbytes)
         if entry.movable:
             order = self._orders[entry.level][entry.priority]
             del order[key]
@@ -215,30 +246,36 @@ class Levels:
 
     def _arrive(self, key: Key, entry: _Entry) -> None:
         self._used[entry.level] += entry.nbytes
+        self._taken[entry.level] += self.taken_by(entry.level, entry.nbytes)
         if entry.movable:
             self._orders[entry.level].setdefault(entry.priority, OrderedDict())[key] = None
 
     def _victims(self, level: int) -> Iterator[Key]:
         for priority in sorted(self._orders[level]):
-            yield from self._orders[level][priority]
+            keys = self._orders[level][priority]
+            if self.future.trusted:  # a stable sort: what nobody expects goes first, the least recently used before
+                yield from sorted(keys, key=lambda key: 0.0 if key in self._ahead else -self.future.distance(key))
+            else:
+                yield from keys
 
     def _draft(self, key: Key, keep: Collection[Key] = ()) -> _Draft:
         """A draft in which the bytes of `key`, where it is there already, are free."""
-        free = [capacity - used for capacity, used in zip(self.capacities, self._used, strict=True)]
+        free = [capacity - taken for capacity, taken in zip(self.capacities, self._taken, strict=True)]
         entry = self._entries.get(key)
         if entry is not None:
-            free[entry.level] += entry.nbytes
-        return _Draft(free, (key, *keep))
+            free[entry.level] += self.taken_by(entry.level, entry.nbytes)
+        return _Draft(self, free, (key, *keep))
 
     def _make_room(self, draft: _Draft, level: int, nbytes: int) -> bool:
         """Whether so many bytes are free on a level, after moves that are added to the draft; else it is as before."""
-        if draft.free[level] >= nbytes:
+        needed = self.taken_by(level, nbytes)
+        if draft.free[level] >= needed:
             return True
-        if nbytes > self.capacities[level] or level == len(self.capacities) - 1:
+        if needed > self.capacities[level] or level == len(self.capacities) - 1:
             return False
         before = len(draft.moves)
         for key in self._victims(level):
-            if key not in draft.held and self._push_down(draft, key, level) and draft.free[level] >= nbytes:
+            if key not in draft.held and self._push_down(draft, key, level) and draft.free[level] >= needed:
                 return True
         draft.shorten(before)
         return False

@@ -1,31 +1,28 @@
-"""A stack of memory levels: tensors that are really moved between a device's memory and the host's."""
+"""A stack of levels: tensors that are really moved between a device's memory, the host's and a file on a disk."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 import torch
 
-from toprope import device as devices
 from toprope.device import Device
-from toprope.errors import TierCapacityError, UsageError
+from toprope.errors import TierCapacityError, TierError, UsageError
 from toprope.sizes import gibibytes
+from toprope.tiers.disk import BLOCK
 from toprope.tiers.levels import Levels, Move
-from toprope.tiers.tier import LevelStats, StackStats, Tier, check_memory
+from toprope.tiers.stack_contents import Contents
+from toprope.tiers.tier import LevelStats, StackStats, Tier, check_memory, check_tensor
 
 __all__ = ["Reservation", "TierStack"]
 
 Result = TypeVar("Result")
-
-# A speed is shown as measured after so many copies with so many bytes together: fewer tell of start-up costs.
-ENOUGH_COPIES = 3
-ENOUGH_BYTES = 4 * 2**20
 
 
 @dataclass
@@ -35,9 +32,6 @@ class _Counts:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    copies: int = 0
-    copied: int = 0
-    seconds: float = 0.0
 
 
 class Reservation:
@@ -46,7 +40,7 @@ class Reservation:
     def __init__(self, stack: TierStack, device: Device) -> None:
         self._stack = stack
         self.device = device
-        """The device of the level that the room is on."""
+        """The device of the level that the room is on; never a disk."""
 
     def change(self, nbytes: int, prefer: torch.device | None = None) -> None:
         """Take another number of bytes, on the level of `prefer` where it has room, else on the first that has.
@@ -69,15 +63,20 @@ class TierStack:
     """Tensors by key on levels of limited bytes; what finds no room on a level is moved down, never dropped.
 
     A tensor that is on the device of its level already is kept by reference; one that is not, or that is a view of a
-    larger storage, is copied. A stack holds values: a tensor with gradients is refused, see `TierLinear` for weights.
-    All calls may come from several threads; one lock guards the stack, copies included.
+    larger storage, is copied. A level on a disk ("ssd") is a file: what lies there takes no memory. A stack holds
+    values: a tensor with gradients is refused, see `TierLinear` for weights. All calls may come from several threads;
+    one lock guards the stack, copies included, but for what `prefetch` reads from a disk.
+
+    What goes wrong on a disk is told by the call that it happens in, or by the next one after a `prefetch`, and every
+    tensor is where it was then.
 
     Args:
         tiers: the levels, the fastest first.
 
     Raises:
         UsageError: there is no level.
-        TierCapacityError: the levels of a device are larger together than its free memory.
+        TierCapacityError: the levels of a device are larger together than its free memory, or those on a disk than
+            what is free there.
 
     Example:
         >>> import torch
@@ -94,8 +93,11 @@ class TierStack:
             raise UsageError("a stack without levels holds nothing.", do="give at least one level")
         check_memory(tiers)
         self.tiers = tuple(tiers)
-        self._levels = Levels([tier.capacity for tier in tiers])
-        self._tensors: dict[Hashable, torch.Tensor] = {}
+        self._levels = Levels(
+            [tier.capacity for tier in tiers], [1 if tier.folder is None else BLOCK for tier in tiers]
+        )
+        self._contents = Contents(self.tiers, self._levels)
+        self._closed = False
         self._counts = [_Counts() for _ in tiers]
         self._requests = self._promotions = self._demotions = 0
         self._lock = threading.RLock()
@@ -111,7 +113,26 @@ class TierStack:
 
     def __contains__(self, key: Hashable) -> bool:
         with self._held():
-            return key in self._tensors
+            return key in self._contents.kept
+
+    def close(self) -> None:
+        """Forget all tensors, delete the file of a level on a disk, end the threads that moved them.
+
+        The same happens when the stack is no longer used, and when the program ends. Calling it again does nothing.
+        """
+        with self._held():
+            self._closed = True
+            for key in self._contents.kept:
+                self._levels.remove(key)
+            self._contents.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # Tensors
 
@@ -128,70 +149,94 @@ class TierStack:
             The level that it lies on.
 
         Raises:
-            TierCapacityError: there is no room for it without dropping another tensor.
+            TierCapacityError: there is no room for it without dropping another tensor, or the disk is full.
+            TierError: a disk cannot be read or written.
             UsageError: no tensor that can be kept.
         """
-        _check_tensor(key, tensor)
-        with self._held():
+        check_tensor(key, tensor)
+        with self._open():
             self._check_level(level)
+            self._contents.settle(key)
             nbytes = tensor.nbytes
             found = self._levels.plan_put(key, nbytes, None if level is None else (level,))
             if found is None:
                 raise self._no_room(nbytes, level)
-            kept = self._carry_out(found.moves, lambda: self._brought(tensor, found.level))
-            self._tensors[key] = kept
-            self._levels.place(key, nbytes, found.level, priority)
-            return found.level
+            at = found.level
+            own = self._levels.taken_by(at, nbytes) if at == self._levels.level_of(key) else 0
+            kept = self._carry_out(key, found.moves, lambda: self._contents.take(tensor, at), own)
+            self._contents.put(key, kept)
+            self._levels.place(key, nbytes, at, priority)
+            return at
 
     def access(self, key: Hashable) -> torch.Tensor | None:
         """A tensor, brought to level 0 where that can make room for it; None where the key is unknown.
 
-        What is larger than level 0 is given from where it lies.
+        What is larger than level 0 is given from where it lies; from a disk, where no level of memory has room for it
+        either, as a copy in the host's memory that is the caller's own.
+
+        Raises:
+            TierError: a disk cannot be read or written.
         """
-        with self._held():
+        with self._open():
             if not self._request(key, range(len(self.tiers))):
                 return None
+            self._contents.settle(key)
             self._bring_up(key)
-            return self._tensors[key]
+            return self._contents.value(key)
 
     def access_at(self, key: Hashable, level: int) -> torch.Tensor | None:
-        """A tensor if it lies on this level, without moving it."""
-        with self._held():
+        """A tensor if it lies on this level, without moving it; from a disk, a copy in the host's memory.
+
+        Raises:
+            TierError: a disk cannot be read.
+        """
+        with self._open():
             self._check_level(level)
+            self._contents.settle(key)
             if not self._request(key, (level,)):
                 return None
             self._levels.use(key)
-            return self._tensors[key]
+            return self._contents.value(key)
 
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Bring tensors to level 0 before they are asked for, as many of them as fit; unknown keys are passed over.
 
-        It is done when the call returns, and counts as no request.
+        From a disk they are read in the background, and whoever accesses one of them waits for what is left of it; all
+        else is done when the call returns. It counts as no request.
+
+        Raises:
+            TierError: a disk cannot be read or written.
         """
-        with self._held():
+        with self._open():
             brought: set[Hashable] = set()
             for key in keys:
-                if key in self._tensors:
-                    self._bring_up(key, brought)
+                if key in self._contents.kept:
+                    self._bring_up(key, brought, ahead=True)
                     brought.add(key)
 
     def remove(self, key: Hashable) -> torch.Tensor | None:
-        """Give a tensor back, from where it lies, and forget it; None where the key is unknown."""
-        with self._held():
-            if key not in self._tensors:
+        """Give a tensor back, from where it lies, and forget it; None where the key is unknown.
+
+        Raises:
+            TierError: it lies on a disk and cannot be read; it stays. `clear`, and `put` with this key, forget it.
+        """
+        with self._open():
+            if key not in self._contents.kept:
                 return None
+            found = self._contents.value(key)
+            self._contents.drop(key)
             self._levels.remove(key)
-            return self._tensors.pop(key)
+            return found
 
     def clear(self) -> None:
         """Forget all tensors. Room that layers have reserved stays theirs."""
         with self._held():
-            for key in self._tensors:
+            for key in list(self._contents.kept):
+                self._contents.drop(key)
                 self._levels.remove(key)
-            self._tensors.clear()
 
     def level_of(self, key: Hashable) -> int | None:
-        """The level that a tensor lies on; None where the key is unknown."""
+        """The level that a tensor lies on, or is on its way to; None where the key is unknown."""
         with self._held():
             return self._levels.level_of(key)
 
@@ -200,12 +245,15 @@ class TierStack:
     def reserve(self, nbytes: int, prefer: torch.device | None = None) -> Reservation:
         """Take room for bytes that somebody else holds, on the level of `prefer`, else on the first that has room.
 
-        They are not moved while they are reserved.
+        They are not moved while they are reserved, and never on a disk.
 
         Raises:
             TierCapacityError: no level has room.
         """
-        reservation = Reservation(self, self.tiers[0].device)
+        memory = next((tier.device for tier in self.tiers if tier.device is not None), None)
+        if memory is None:
+            raise UsageError("a stack that is only a disk has no memory.", do="give it a level on a device, or on cpu")
+        reservation = Reservation(self, memory)
         reservation.change(nbytes, prefer)
         return reservation
 
@@ -233,10 +281,19 @@ class TierStack:
                 self._levels.remove(self._released.popleft())
             yield
 
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """As `_held`, for calls that need tensors: what went wrong in the background is told."""
+        with self._held():
+            if self._closed:
+                raise TierError("this stack is closed.", do="make another one")
+            self._contents.settle_ended()
+            yield
+
     def _request(self, key: Hashable, levels: Iterable[int]) -> bool:
         """Count a request that asks these levels one after another; whether one of them has the tensor."""
         self._requests += 1
-        lies_on = self._levels.level_of(key) if key in self._tensors else None
+        lies_on = self._levels.level_of(key) if key in self._contents.kept else None
         for level in levels:
             if level == lies_on:
                 self._counts[level].hits += 1
@@ -244,69 +301,53 @@ class TierStack:
             self._counts[level].misses += 1
         return False
 
-    def _bring_up(self, key: Hashable, keep: set[Hashable] | None = None) -> None:
-        self._carry_out(self._levels.plan_access(key, keep or ()), lambda: None)
-        self._levels.use(key)
+    def _bring_up(self, key: Hashable, keep: set[Hashable] | None = None, *, ahead: bool = False) -> None:
+        moves = self._levels.plan_access(key, keep or ())
+        self._carry_out(key, moves, lambda: None, ahead=ahead)
+        self._levels.use(key, ahead=ahead)
 
-    def _carry_out(self, moves: Sequence[Move], then: Callable[[], Result]) -> Result:
-        """Make these moves and what follows them. Where one fails, the moves before it are undone."""
+    def _carry_out(
+        self, key: Hashable, moves: Sequence[Move], then: Callable[[], Result], own: int = 0, *, ahead: bool = False
+    ) -> Result:
+        """Make these moves, for the sake of `key`, and what follows them. Where one fails, those before are undone."""
         done: list[Move] = []
         try:
+            self._contents.lift(key, [each for each in moves if each.key != key], own)
             for move in moves:
-                self._shift(move)
+                self._contents.shift(move, ahead=ahead)
                 done.append(move)
             result = then()
         except BaseException:
-            for move in reversed(done):
-                self._shift(move.back)
+            try:
+                while done:
+                    self._contents.shift(done[-1].back)
+                    done.pop()
+            except (TierError, TierCapacityError):
+                pass  # the rest stays where it is, which is as good; the first error counts
+            self._contents.lower(key)
+            self._count(done)
             raise
+        self._count(moves)
+        return result
+
+    def _count(self, moves: Iterable[Move]) -> None:
         for move in moves:
             if move.target > move.source:
                 self._demotions += 1
                 self._counts[move.source].evictions += 1
             else:
                 self._promotions += 1
-        return result
-
-    def _shift(self, move: Move) -> None:
-        tensor = self._copied(self._tensors[move.key], self.tiers[move.source].device, move.target)
-        self._tensors[move.key] = tensor
-        self._levels.apply(move)
-
-    def _brought(self, tensor: torch.Tensor, level: int) -> torch.Tensor:
-        """The tensor as the stack keeps it on a level: the same object where that holds no more than it counts."""
-        if tensor.device != self.tiers[level].device.torch_device:
-            return self._copied(tensor, devices.get(tensor.device), level)
-        if tensor.untyped_storage().nbytes() <= tensor.nbytes:
-            return tensor
-        with torch.inference_mode(False):
-            return tensor.clone()
-
-    def _copied(self, tensor: torch.Tensor, source: Device, level: int) -> torch.Tensor:
-        """The tensor in the memory of a level, all work on it done, so that any stream and thread may go on with it."""
-        target = self.tiers[level].device
-        if target == source:
-            return tensor
-        source.synchronize()
-        begin = time.perf_counter()
-        with torch.inference_mode(False):  # an inference tensor could not be used in training any more
-            moved = tensor.to(target.torch_device)
-        target.synchronize()
-        counts = self._counts[level]
-        counts.copies += 1
-        counts.copied += moved.nbytes
-        counts.seconds += time.perf_counter() - begin
-        return moved
 
     def _reserve(self, reservation: Reservation, nbytes: int, prefer: torch.device | None) -> Device:
         with self._held():
-            order = sorted(range(len(self.tiers)), key=lambda level: self.tiers[level].device.torch_device != prefer)
+            memories = {level: tier.device for level, tier in enumerate(self.tiers) if tier.device is not None}
+            order = sorted(memories, key=lambda level: memories[level].torch_device != prefer)
             found = self._levels.plan_put(reservation, nbytes, order)
             if found is None:
                 raise self._no_room(nbytes, None)
-            self._carry_out(found.moves, lambda: None)
+            self._carry_out(reservation, found.moves, lambda: None)
             self._levels.place(reservation, nbytes, found.level, movable=False)
-            return self.tiers[found.level].device
+            return memories[found.level]
 
     def _touch(self, reservation: Reservation) -> None:
         with self._held():
@@ -319,17 +360,19 @@ class TierStack:
 
     def _level_stats(self, level: int, entries: int) -> LevelStats:
         tier, counts = self.tiers[level], self._counts[level]
-        measured = counts.copies >= ENOUGH_COPIES and counts.copied >= ENOUGH_BYTES and counts.seconds > 0
+        measured = self._contents.brought[level].speed
         return LevelStats(
-            device=str(tier.device),
+            device=tier.name,
             capacity=tier.capacity,
             used=self._levels.used[level],
+            taken=self._levels.taken[level],
             entries=entries,
             hits=counts.hits,
             misses=counts.misses,
             evictions=counts.evictions,
-            speed=counts.copied / counts.seconds if measured else tier.speed,
-            speed_source="measured" if measured else "unknown" if tier.speed is None else "configured",
+            speed=tier.speed if measured is None else measured,
+            speed_source="measured" if measured is not None else "unknown" if tier.speed is None else "configured",
+            write_speed=self._contents.written[level].speed,
         )
 
     def _check_level(self, level: int | None) -> None:
@@ -338,25 +381,11 @@ class TierStack:
 
     def _no_room(self, nbytes: int, level: int | None) -> TierCapacityError:
         holds = "; ".join(
-            f"level {at} ({tier.device}) holds {gibibytes(used)} of {gibibytes(tier.capacity)}"
+            f"level {at} ({tier.name}) holds {gibibytes(used)} of {gibibytes(tier.capacity)}"
             for at, (tier, used) in enumerate(zip(self.tiers, self._levels.used, strict=True))
         )
         return TierCapacityError(
             f"a tensor of {gibibytes(nbytes)} has no room on {'any level' if level is None else f'level {level}'}.",
             looked_at=holds,
             do="make a level larger, remove what is no longer needed, or put the tensor in parts",
-        )
-
-
-def _check_tensor(key: Hashable, tensor: torch.Tensor) -> None:
-    """Refuse what a stack cannot keep."""
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"{key!r} is of type {type(tensor).__name__}, and no tensor.", do="give a torch.Tensor")
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        kind = "has no values (meta)" if tensor.is_meta else f"is not dense ({tensor.layout})"
-        raise UsageError(f"the tensor {key!r} {kind}.", do="give a dense tensor with values")
-    if tensor.requires_grad:
-        raise UsageError(
-            f"the tensor {key!r} has gradients, and a copy on another level would no longer train.",
-            do="give tensor.detach() to keep its values, or use a layer whose weight lives in the stack",
         )

@@ -1,19 +1,22 @@
 """`apt_model.optimization.vgpu_stack`: tensors on levels of memory, over `toprope.tiers`.
 
 Keys and arguments that end in `_mb` are MiB (2**20 bytes), as in the original; speeds are GB/s (10**9 bytes a second).
-There is no level on an SSD yet: a configuration that names one is refused.
+A level "ssd" is a file in a folder ("path"), which is there from the first tensor on until the stack is closed or gone.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from toprope.device import Device
 from toprope.errors import TierCapacityError, UsageError
 from toprope.tiers import LevelStats, Tier, TierLinear, TierStack, free_memory
+from toprope.tiers.stack_disk import free_on_disk, is_memory
 
 from .._choice import best
 
@@ -25,7 +28,7 @@ __all__ = ["VGPULevel", "VGPUStack", "VGPUStackLinear", "create_vgpu_stack"]
 _MIB = 2**20
 _GB = 10**9
 _LEVELS = Path(__file__).with_name("vgpu_levels.toml")
-_ROW = {"capacity_mb", "device", "speed_gbps"}
+_ROW = {"capacity_mb", "device", "speed_gbps", "path"}
 _SOURCES = {"measured": "实测", "configured": "配置值", "unknown": ""}
 
 
@@ -35,24 +38,30 @@ class VGPULevel:
     Args:
         level: its number.
         capacity_mb: MiB that tensors may take.
-        device: "npu:0", "cuda", "cpu", ...
-        transfer_speed_gbps: GB/s to it, as somebody configured them; None where nobody did.
+        device: "npu:0", "cuda", "cpu", "ssd", ...
+        transfer_speed_gbps: GB/s to it, of an SSD from it, as somebody configured them; None where nobody did.
+        path: of an SSD, the folder for its file; None for one in toprope's cache directory.
 
     Raises:
-        UnsupportedError: the device is "ssd".
-        TierCapacityError: less memory than that is free.
+        UsageError: the folder cannot be used.
+        TierCapacityError: less memory, or room on the disk, than that is free.
         TopropeError: as for `toprope.device.get`.
     """
 
     def __init__(
-        self, level: int, capacity_mb: float, device: str | torch.device, transfer_speed_gbps: float | None
+        self,
+        level: int,
+        capacity_mb: float,
+        device: str | torch.device,
+        transfer_speed_gbps: float | None,
+        path: str | Path | None = None,
     ) -> None:
-        self._take(level, TierStack([_tier(device, capacity_mb, transfer_speed_gbps)]), 0)
+        self._take(level, TierStack([_tier(device, capacity_mb, transfer_speed_gbps, path)]), 0)
 
     def _take(self, level: int, tiers: TierStack, place: int) -> None:
         tier = tiers.tiers[place]
         self.level = level
-        self.device = str(tier.device)
+        self.device = tier.name
         self.capacity_bytes = tier.capacity
         self._tiers, self._place = tiers, place
 
@@ -69,8 +78,16 @@ class VGPULevel:
 
     @property
     def transfer_speed(self) -> float | None:
-        """Bytes a second to this level: measured once enough was copied, before as configured; None if neither."""
+        """Bytes a second to this level, of an SSD from it: measured once enough was copied, before as configured.
+
+        None if neither.
+        """
         return self._stats().speed
+
+    @property
+    def transfer_speed_source(self) -> str:
+        """Where `transfer_speed` comes from: "measured", "configured" or "unknown"."""
+        return self._stats().speed_source
 
     def put(self, key: str, tensor: torch.Tensor, priority: int = 5) -> bool:
         """Keep a tensor on this level. False where it has no room, which changes nothing: no other one is dropped."""
@@ -81,7 +98,7 @@ class VGPULevel:
         return True
 
     def get(self, key: str) -> torch.Tensor | None:
-        """A tensor that lies on this level; None where it does not."""
+        """A tensor that lies on this level, from an SSD as a copy in the host's memory; None where it does not."""
         return self._tiers.access_at(key, self._place)
 
     def remove(self, key: str) -> torch.Tensor | None:
@@ -100,18 +117,19 @@ class VGPUStack:
     """Levels of memory, the fastest first; what finds no room on one is moved down to the next, never dropped.
 
     A tensor that is on its level's device already is kept by reference; one that is not, or that is a view of a
-    larger storage, is copied. Safe to use from several threads.
+    larger storage, is copied. Safe to use from several threads. Errors of a disk (TierError) are told by the call that
+    they happen in, those of a prefetch by the next one; no tensor is lost by them.
 
     Args:
         config: {"levels": [{"capacity_mb": 2000, "device": "npu:0", "speed_gbps": 600}, ...]}, the speed may be left
-            out. None: the guide's levels for the device that `apt_model.core.system.get_device()` gives, with no more
-            than nine tenths of what is free.
+            out. A level with the device "ssd" has a "path", the folder of its file; left out, it is in toprope's cache
+            directory. None: the guide's levels for the device that `apt_model.core.system.get_device()` gives, with
+            no more than nine tenths of what is free.
         verbose: whether to print the levels, as the original does.
 
     Raises:
-        UsageError: the configuration cannot be read.
-        UnsupportedError: a level is on an SSD.
-        TierCapacityError: a configured level is larger than the free memory of its device.
+        UsageError: the configuration cannot be read, or a folder cannot be used.
+        TierCapacityError: a configured level is larger than what is free of its device's memory, or of its disk.
         TopropeError: as for `toprope.device.get`.
     """
 
@@ -128,6 +146,18 @@ class VGPUStack:
             speed = f" @ {_speed(stats)}" if stats.speed else ""
             capacity = f"{stats.capacity / _MIB:.2f}".rstrip("0").rstrip(".")
             yield f"  Level {level}: {stats.device} - {capacity}MB{speed}"
+
+    def close(self) -> None:
+        """Forget all tensors and delete the SSD's file. It also happens when the stack is gone or the program ends."""
+        self.tiers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __deepcopy__(self, memo: object) -> VGPUStack:
         """The same stack: it stands for memory, of which a copied model has no more than the first."""
@@ -149,7 +179,8 @@ class VGPUStack:
             priority: tensors of a lower one are moved down first; among equals the least recently used.
 
         Raises:
-            TierCapacityError: no level has room without dropping another tensor; nothing changed.
+            TierCapacityError: no level has room without dropping another tensor, or the disk is full; nothing changed.
+            TierError: a disk cannot be read or written; nothing changed.
             UsageError: no tensor that can be kept.
         """
         self.tiers.put(key, tensor, priority=priority)
@@ -162,7 +193,7 @@ class VGPUStack:
     def access(self, key: str) -> torch.Tensor | None:
         """A tensor, brought to level 0; None where the key is unknown.
 
-        What is larger than level 0 is given from the level it lies on.
+        What is larger than level 0 is given from the level it lies on, from an SSD as a copy in the host's memory.
         """
         return self.tiers.access(key)
 
@@ -171,7 +202,7 @@ class VGPUStack:
         return self.access(key)
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """Bring tensors to level 0, as many as fit there; done when the call returns. Unknown keys are passed over."""
+        """Bring tensors to level 0, as many as fit, from an SSD in the background. Unknown keys are passed over."""
         self.tiers.prefetch(keys)
 
     def remove(self, key: str) -> torch.Tensor | None:
@@ -230,8 +261,8 @@ def create_vgpu_stack(config: Mapping[str, Any] | None = None) -> VGPUStack:
     return VGPUStack(config)
 
 
-def _tier(device: Any, capacity_mb: float, speed_gbps: float | None) -> Tier:
-    return Tier.named(device, int(capacity_mb * _MIB), None if speed_gbps is None else speed_gbps * _GB)
+def _tier(device: Any, capacity_mb: float, speed_gbps: float | None, path: str | Path | None = None) -> Tier:
+    return Tier.named(device, int(capacity_mb * _MIB), None if speed_gbps is None else speed_gbps * _GB, path)
 
 
 def _configured_tiers(config: Mapping[str, Any]) -> list[Tier]:
@@ -244,9 +275,10 @@ def _configured_tiers(config: Mapping[str, Any]) -> list[Tier]:
     for number, row in enumerate(rows):
         known = isinstance(row, Mapping) and {"capacity_mb", "device"} <= set(row) and not set(row) - _ROW
         numbers = [row["capacity_mb"], row.get("speed_gbps") or 0] if known else [None]
-        if not all(isinstance(each, int | float) and each >= 0 for each in numbers):
+        named = known and isinstance(row.get("path"), str | Path | None)
+        if not named or not all(isinstance(each, int | float) and each >= 0 for each in numbers):
             raise UsageError(f"level {number} of the stack cannot be read.", looked_at=repr(row), do=form)
-        tiers.append(_tier(row["device"], row["capacity_mb"], row.get("speed_gbps")))
+        tiers.append(_tier(row["device"], row["capacity_mb"], row.get("speed_gbps"), row.get("path")))
     return tiers
 
 
@@ -258,9 +290,15 @@ def _default_tiers(device: Device) -> list[Tier]:
     for row in (row for row in table if row["machine"] == machine):
         on_card = row["device"] == machine
         tier = _tier(device if on_card else row["device"], row["capacity_mb"], row.get("speed_gbps"))
-        free = free_memory(tier.device)
+        if tier.device is not None:
+            free = free_memory(tier.device)
+        else:
+            folder = tier.folder or Path()
+            if is_memory(folder):
+                continue  # a file there would lie in the host's memory
+            free = free_on_disk(folder)
         capacity = tier.capacity if free is None else min(tier.capacity, free * 9 // 10)
-        tiers.append(Tier(tier.device, capacity, tier.speed))
+        tiers.append(replace(tier, capacity=capacity))
     return tiers
 
 
@@ -300,4 +338,6 @@ def _report(stats: Mapping[str, Any], levels: Iterable[LevelStats]) -> Iterator[
         yield f"    缓存tensor: {level['cached_tensors']}"
         yield f"    淘汰次数: {level['evictions']}"
         yield f"    传输速度: {_speed(each) if each.speed else '未知'}"
+        if each.write_speed:
+            yield f"    写入速度: {each.write_speed / _GB:.1f}GB/s（{_SOURCES['measured']}）"
     yield line + "\n"
