@@ -7,13 +7,14 @@ A resource group is a list of bundles that are all granted or none. Rules, defau
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from toprope.functions.cards import STREAMS
-from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
 from toprope.functions.ledger import Grant, Node
+from toprope.functions.nodes import Shortage
 from toprope.functions.resources import CPU_RANGE, MEMORY_RANGE, CardRequest, InvalidRequestError, Request, parse
 from toprope.functions.strategies import STRATEGIES
 
@@ -23,9 +24,13 @@ __all__ = [
     "check_function_group",
     "check_name",
     "check_strategy",
+    "chosen_groups",
     "parse_bundles",
     "rest_of_cards",
+    "why_not_together",
 ]
+
+Group = TypeVar("Group")
 
 BUNDLE = "bundle"
 """The label of a bundle's node: its number."""
@@ -145,3 +150,29 @@ def rest_of_cards(bundle: Node, grant: Grant) -> Request | None:
             CardRequest(asked.vendor, re.escape(card.model), hbm=card.hbm - grant.hbm[asked.vendor], stream=streams)
         )
     return Request(0, 0, tuple(rest))
+
+
+def chosen_groups(groups: Mapping[str, Group], name: str | None) -> list[Group]:
+    """The group of a name, or all for none.
+
+    Raises:
+        YRRuntimeError: there is no such group.
+    """
+    if name and name not in groups:
+        raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
+    return [groups[name]] if name else list(groups.values())
+
+
+def why_not_together(reasons: Sequence[Shortage], strategy: str, nodes: int) -> str:
+    """Why a group has not got its bundles.
+
+    Args:
+        reasons: of each bundle for itself.
+        strategy: of the group; "" for none.
+        nodes: how many there are.
+    """
+    short = dict.fromkeys(each.text for each in reasons if each.reasons)
+    if short:
+        return "\n".join(short)
+    how = f" as {strategy}" if strategy else ""
+    return f"its {len(reasons)} bundles do not fit together{how} ({nodes} {'node' if nodes == 1 else 'nodes'})"

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.groups import bundle_node, check_name, check_strategy, parse_bundles, rest_of_cards
+from toprope.functions.groups import (
+    bundle_node,
+    check_name,
+    check_strategy,
+    chosen_groups,
+    parse_bundles,
+    rest_of_cards,
+    why_not_together,
+)
 from toprope.functions.ledger import Grant, Ledger
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import InvokeOptions
@@ -141,20 +149,12 @@ class ResourceGroups:
         Raises:
             YRRuntimeError: there is no such group.
         """
-        if name and name not in self._groups:
-            raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
-        chosen = [self._groups[name]] if name else list(self._groups.values())
-        return {group.name: self._told(group) for group in chosen}
+        return {group.name: self._told(group) for group in chosen_groups(self._groups, name)}
 
     def shortage(self, group: _Group) -> str:
         """Why a group has not got its bundles."""
-        reasons = [self._session.ledger.shortage(request) for request in group.requests]
-        short = dict.fromkeys(each.text for each in reasons if each.reasons)
-        if short:
-            return "\n".join(short)
-        count, nodes = len(group.requests), len(self._session.ledger.nodes)
-        how = f" as {group.strategy}" if group.strategy else ""
-        return f"its {count} bundles do not fit together{how} ({nodes} {'node' if nodes == 1 else 'nodes'})"
+        ledger = self._session.ledger
+        return why_not_together([ledger.shortage(each) for each in group.requests], group.strategy, len(ledger.nodes))
 
     def _granted(self, group: _Group, grant: Grant) -> None:
         group.grants[grant.number] = grant

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.groups import check_name, check_strategy, parse_bundles
+from toprope.functions.groups import check_name, check_strategy, chosen_groups, parse_bundles, why_not_together
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.mapping import amounts
@@ -128,10 +128,7 @@ class ResourceGroups:
         Raises:
             YRRuntimeError: there is no such group.
         """
-        if name and name not in self._groups:
-            raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
-        chosen = [self._groups[name]] if name else list(self._groups.values())
-        return {group.name: self._told(group) for group in chosen}
+        return {group.name: self._told(group) for group in chosen_groups(self._groups, name)}
 
     def end(self) -> None:
         """The session ends: give everything back."""
@@ -166,9 +163,4 @@ class ResourceGroups:
 
     def _shortage(self, group: _Group) -> str:
         nodes = self._backend.ask("view")
-        reasons = [shortage(nodes, request) for request in group.requests]
-        short = dict.fromkeys(each.text for each in reasons if each.reasons)
-        if short:
-            return "\n".join(short)
-        how = f" as {group.strategy}" if group.strategy else ""
-        return f"its {len(group.requests)} bundles do not fit together{how} ({len(nodes)} nodes)"
+        return why_not_together([shortage(nodes, each) for each in group.requests], group.strategy, len(nodes))
