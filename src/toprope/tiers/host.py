@@ -102,7 +102,7 @@ class HostStore:
                 return self._free[size].pop()
             self.used -= size
         self._make_room(size)
-        memory = Memory.host(size, self.device)
+        memory = Memory.host(size, self.device, lasting=True)
         self.used += size
         self._held += size
         self.peak = max(self.peak, self._held)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from toprope.device import Device
+from toprope.tiers.pinned import pinned
 
 __all__ = ["Memory", "as_buffer", "move", "placeholder"]
 
@@ -63,11 +64,17 @@ class Memory:
         return cls(made, made.data_ptr() if tensor.device.type == "cpu" else None)
 
     @classmethod
-    def host(cls, nbytes: int, device: Device | None = None) -> Memory:
-        """Of the host, at the beginning of a page; pinned where the device has use for that."""
+    def host(cls, nbytes: int, device: Device | None = None, *, lasting: bool = False) -> Memory:
+        """Of the host, at the beginning of a page; pinned where the device has use for that.
+
+        Args:
+            nbytes: how many.
+            device: that copies to and from it.
+            lasting: it is there to stay. Else pinned memory comes from torch's allocator, which is quick to have and
+                may take twice as much.
+        """
         if device is not None and device.capabilities.pinned_memory:
-            made = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
-            made = made[-made.data_ptr() % PAGE :][:nbytes]
+            made = pinned(nbytes, device, lasting=lasting)
             return cls(made, made.data_ptr())
         return cls.several([nbytes])[0]
 

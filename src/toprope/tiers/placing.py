@@ -130,7 +130,7 @@ class Placing:
             if weight.home is None and data.device.type == "cpu" and not self.device.capabilities.pinned_memory:
                 home = MemoryHome(Memory.of(data), data)
             else:
-                memory = Memory.host(weight.nbytes, self.device)
+                memory = Memory.host(weight.nbytes, self.device, lasting=True)
                 if weight.home is None:
                     memory.tensor.copy_(Memory.of(data).tensor)
                 else:
@@ -233,7 +233,7 @@ class Placing:
             if isinstance(home, MemoryHome):
                 self.host.release(home.nbytes)
                 self.host.reserve(values.nbytes)
-                memory = Memory.host(values.nbytes, self.device)
+                memory = Memory.host(values.nbytes, self.device, lasting=True)
                 memory.tensor.copy_(Memory.of(values).tensor)
                 weight.home = MemoryHome(memory)
                 return
