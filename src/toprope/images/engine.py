@@ -337,7 +337,7 @@ class Engine:
         bounds = [each for each in (request.max_pixels, native.max_pixels) if each is not None]
         frame = plan_frame(
             opened.picture.size, size=request.size, fit=request.fit, pixels=native.pixels, multiple=native.multiple,
-            square=native.square, max_pixels=min(bounds, default=None),
+            square=native.square, sizes=native.sizes, max_pixels=min(bounds, default=None),
         )  # fmt: skip
         seed = devices.concrete_seed(request.seed)
         refinement = None

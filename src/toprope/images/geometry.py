@@ -7,6 +7,7 @@ part of the model's result goes back to the same pixels of the source.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["MEGAPIXEL", "SQUARE", "Frame", "area_size", "halvings", "plan_frame"]
@@ -92,6 +93,7 @@ def plan_frame(
     pixels: int,
     multiple: int,
     square: bool = False,
+    sizes: Sequence[tuple[int, int]] = (),
     max_pixels: int | None = None,
 ) -> Frame:
     """The frame of a picture.
@@ -100,7 +102,7 @@ def plan_frame(
         source: width and height.
         size: a policy of `request.SIZES`.
         fit: one of `request.FITS`.
-        pixels, multiple, square: what the model is made for, see `families.base.Native`.
+        pixels, multiple, square, sizes: what the model is made for, see `families.base.Native`.
         max_pixels: the most that the model is shown; None for no bound beside the policy's.
     """
     width, height = source
@@ -108,6 +110,8 @@ def plan_frame(
         side = SQUARE if size == "768" else math.isqrt(pixels)
         side = max(side // multiple, 1) * multiple
         model = (side, side)
+    elif size == "model" and sizes:
+        model = min(sizes, key=lambda each: abs(math.log(each[0] / each[1] * height / width)))
     elif size == "keep":
         model = (max(width // multiple, 1) * multiple, max(height // multiple, 1) * multiple)
     else:

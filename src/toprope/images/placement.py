@@ -7,6 +7,7 @@ others are in `toprope.images.rungs`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from toprope.device import Device
 
-__all__ = ["Loaded", "OnDevice", "Placement", "pin_device"]
+__all__ = ["Loaded", "OnDevice", "Placement", "move_parts", "pin_device"]
 
 
 @dataclass
@@ -76,12 +77,22 @@ class OnDevice(Placement):
     def place(self, loaded: Loaded) -> None:
         """Move them."""
         pin_device(loaded)
-        loaded.pipeline.to(loaded.device.torch_device)
+        move_parts(loaded, loaded.device.torch_device)
 
     def undo(self, loaded: Loaded) -> None:
         """Move them back."""
-        loaded.pipeline.to("cpu")
+        move_parts(loaded, "cpu")
         loaded.device.empty_cache()
+
+
+def move_parts(loaded: Loaded, to: torch.device | str, names: Iterable[str] | None = None) -> None:
+    """Move a pipeline's modules, all of them or those of these names; what it does not have is passed over."""
+    import torch
+
+    parts = loaded.pipeline.components
+    for name in parts if names is None else names:
+        if isinstance(parts.get(name), torch.nn.Module):
+            parts[name].to(to)
 
 
 def pin_device(loaded: Loaded) -> None:

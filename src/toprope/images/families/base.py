@@ -7,8 +7,10 @@ seed and writes no file: the engine does, through `toprope.device`, for all fami
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-__all__ = ["Family", "Native", "OnStep", "Prompt", "diffusers_callback", "stack_prompts"]
+__all__ = ["Family", "Native", "OnStep", "Prompt", "counted_steps", "diffusers_callback", "stack_prompts"]
 
 
 class OnStep(Protocol):
@@ -36,12 +38,14 @@ class Native:
         pixels: how many it was trained to see.
         multiple: what both sides must be divisible by.
         square: whether it was trained on squares alone.
+        sizes: the widths and heights that it was trained on; empty where it takes any shape.
         max_pixels: more than this it cannot see; None where it has no limit of its own.
     """
 
     pixels: int
     multiple: int
     square: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
     max_pixels: int | None = None
 
 
@@ -171,3 +175,24 @@ def diffusers_callback(on_step: OnStep) -> dict[str, Any]:
         return values
 
     return {"callback_on_step_end": call, "callback_on_step_end_tensor_inputs": ["latents"]}
+
+
+@contextmanager
+def counted_steps(pipeline: Any, on_step: OnStep) -> Iterator[None]:
+    """A context in which every step of a pipeline's scheduler is told: for pipelines that take no callback."""
+    scheduler = pipeline.scheduler
+    step, number = scheduler.step, 0
+
+    @wraps(step)  # pipelines look at its arguments
+    def told(*args: Any, **kwargs: Any) -> Any:
+        nonlocal number
+        result = step(*args, **kwargs)
+        number += 1
+        on_step(number, len(scheduler.timesteps), result[0])
+        return result
+
+    scheduler.step = told
+    try:
+        yield
+    finally:
+        del scheduler.step

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.images.families.base import Family, Native, OnStep, Prompt, diffusers_callback
+from toprope.images.families.base import Family, Native, OnStep, Prompt, counted_steps, diffusers_callback
 from toprope.images.families.finding import index_of
 from toprope.images.families.loading import from_folder
 from toprope.images.request import EditRequest
@@ -49,14 +49,18 @@ class InstructPix2Pix(Family):
         return from_folder(kind, folder, dtype, given)
 
     def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
-        """Embeddings of the instruction and of what to avoid, both with one row."""
+        """Embeddings of the instruction and of what to avoid, both with one row. SDXL has zeros for nothing to avoid."""
         device = pipeline._execution_device
         if _is_xl(pipeline):
             names = (
                 "prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds",
             )  # fmt: skip
             return Prompt(
-                dict(zip(names, pipeline.encode_prompt(instruction, None, device, 1, True, negative), strict=True))
+                dict(
+                    zip(
+                        names, pipeline.encode_prompt(instruction, None, device, 1, True, negative or None), strict=True
+                    )
+                )
             )
         rows = pipeline._encode_prompt(instruction, device, 1, True, negative)  # text, negative, negative
         return Prompt({"prompt_embeds": rows[:1], "negative_prompt_embeds": rows[1:2]})
@@ -71,19 +75,20 @@ class InstructPix2Pix(Family):
         on_step: OnStep,
     ) -> torch.Tensor:
         """One call of the pipeline for all pictures."""
-        arguments: dict[str, Any] = {"height": pictures[0].height, "width": pictures[0].width}
-        with_size = arguments if _is_xl(pipeline) else {}
-        done = pipeline(
-            image=list(pictures),
-            num_inference_steps=request.steps,
-            guidance_scale=request.guidance,
-            image_guidance_scale=request.image_guidance,
-            generator=list(generators),
-            output_type="pt",
-            **with_size,
+        arguments: dict[str, Any] = {
+            "image": list(pictures),
+            "num_inference_steps": request.steps,
+            "guidance_scale": request.guidance,
+            "image_guidance_scale": request.image_guidance,
+            "generator": list(generators),
+            "output_type": "pt",
             **prompt.arguments,
-            **diffusers_callback(on_step),
-        )
+        }
+        if _is_xl(pipeline):
+            with counted_steps(pipeline, on_step):
+                done = pipeline(height=pictures[0].height, width=pictures[0].width, **arguments)
+        else:
+            done = pipeline(**arguments, **diffusers_callback(on_step))
         images: torch.Tensor = done.images
         return images
 

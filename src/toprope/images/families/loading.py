@@ -13,7 +13,7 @@ from toprope.errors import DeviceBrokenError, EnvironmentProblem, PackageError, 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_folder", "need_diffusers"]
+__all__ = ["from_folder", "need_diffusers", "told_as_weights", "without_bars"]
 
 
 def need_diffusers() -> Any:
@@ -60,6 +60,22 @@ def told_as_weights(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """A context in which diffusers and transformers draw no progress bars for files."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    shown = [each for each in (diffusers_logging, transformers_logging) if each.is_progress_bar_enabled()]
+    for each in shown:
+        each.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for each in shown:
+            each.enable_progress_bar()
+
+
 def from_folder(
     kind: str, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
@@ -77,7 +93,7 @@ def from_folder(
         raise PackageError(
             f"the installed diffusers has no {kind}.", looked_at=_version("diffusers"), do="pip install -U diffusers"
         )
-    with told_as_weights(folder):
+    with told_as_weights(folder), without_bars():
         pipeline = cls.from_pretrained(
             os.fspath(folder), dtype=dtype, local_files_only=True, **dict(components or {}), **options
         )

@@ -38,7 +38,7 @@ def write(family: str, folder: str | os.PathLike[str], *, seed: int = 0) -> Path
     """
     import torch
 
-    from toprope.images.families.loading import need_diffusers
+    from toprope.images.families.loading import need_diffusers, without_bars
 
     path = Path(folder)
     if family not in TINY:
@@ -49,7 +49,7 @@ def write(family: str, folder: str | os.PathLike[str], *, seed: int = 0) -> Path
         raise UsageError(f"{path} is there already.", do="name a folder that is empty or is not there")
     need_diffusers()
     module = import_module(f"toprope.images.tiny.{family.replace('-', '_')}")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), without_bars():
         torch.manual_seed(seed)
         module.make(path)
     return path
