@@ -248,7 +248,7 @@ def test_a_file_that_changed_is_told(file):
 def test_a_file_cut_short_and_a_disk_with_an_error_are_told(file, monkeypatch):
     opened, target = DiskFile(file), Memory.host(400_000)
     os.truncate(file, 100_000)
-    with pytest.raises(TierReadError, match="ends before"):
+    with pytest.raises(TierChangedError, match="now 100000"):
         opened.read(90_000, 50_000, target.address, buffer())
 
     def broken(descriptor, buffers, offset):
@@ -281,6 +281,27 @@ def test_stretches_never_overlap_and_all_comes_back(actions):
         extents.give_back(*each)
     assert extents.used == 0
     assert extents._at == ({0: extents.end} if extents.end else {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40_000)), max_size=60))
+def test_a_space_of_a_fixed_length_is_used_to_the_last_block(actions):
+    """As `SpillFile.take_parts`: what is free always suffices, in as many parts as it takes."""
+    extents, limit, taken = Extents(4096), 100_000, []
+    for take, number in actions:
+        if taken and not take:
+            for part in taken.pop(number % len(taken)):
+                extents.give_back(*part)
+        elif extents.used + extents.rounded(number) <= limit:
+            parts, left = [], number
+            while left or not parts:
+                piece = min(left, extents.together(limit)) if left else 0
+                assert piece or not left
+                parts.append((extents.take(piece), piece))
+                left -= piece
+            taken.append(parts)
+        assert extents.end <= limit
+        assert extents.used == sum(extents.rounded(nbytes) for parts in taken for _, nbytes in parts) <= limit
 
 
 def test_an_error_waits_in_its_load_and_the_threads_go_on(transfers):

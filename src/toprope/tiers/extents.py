@@ -32,6 +32,11 @@ class Extents:
         """Whether there is a free stretch for it without growing."""
         return bisect_left(self._by_size, (self.rounded(length), -1)) < len(self._by_size)
 
+    def together(self, limit: int) -> int:
+        """The length of the longest stretch that could be taken if the space ended at `limit`."""
+        last = self._until.get(self.end, self.end)
+        return max(self._by_size[-1][0] if self._by_size else 0, limit // self.alignment * self.alignment - last)
+
     def take(self, length: int) -> int:
         """The offset of a stretch of so many bytes."""
         size = self.rounded(length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 
 import torch
@@ -89,7 +90,9 @@ class HostStore:
                 memory = old[0]
             else:
                 memory = self._take(size)
+        begin = time.perf_counter()
         memory.tensor[: source.nbytes].copy_(source.tensor)
+        self.transfers.clock.copied("device_to_host", source.nbytes, time.perf_counter() - begin)
         with self._lock:
             self._entries[key] = (memory, source.nbytes)
             if old is not None and old[0] is not memory:
@@ -124,7 +127,9 @@ class HostStore:
             memory, nbytes = self._entries[key]
         target = Memory.of(out)
         if self.device is None and nbytes <= _AT_ONCE:
+            begin = time.perf_counter()
             target.tensor.copy_(memory.tensor[:nbytes])
+            self.transfers.clock.copied("host_to_device", nbytes, time.perf_counter() - begin)
             return Done()
         after = []
         if self.device is not None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -51,6 +52,8 @@ class SpillFile:
         except OSError:
             self._direct = -1
         self._extents = Extents(BLOCK)
+        self.peak = 0
+        """The most bytes that were in use."""
         self._size = 0
         self._lock = threading.Lock()
 
@@ -66,27 +69,55 @@ class SpillFile:
             TierCapacityError: there is no room in its capacity, or on the disk.
         """
         with self._lock:
-            size = self._extents.rounded(nbytes)
-            if self._extents.used + size > self.capacity:
-                raise TierCapacityError(
-                    f"the disk's budget has no room for {gibibytes(nbytes)}.",
-                    looked_at=f"{gibibytes(self.used)} of {gibibytes(self.capacity)} are used",
-                    do="give a larger one",
-                )
-            offset = self._extents.take(nbytes)
-            if self._extents.end > self._size:
+            self._check_room(nbytes)
+            return self._take(nbytes)
+
+    def take_parts(self, nbytes: int) -> list[tuple[int, int]]:
+        """Parts that hold so many bytes together, each its offset and bytes: one, or several where none is long enough.
+
+        So the file is never longer than its capacity.
+
+        Raises:
+            TierCapacityError: there is no room in its capacity, or on the disk.
+        """
+        with self._lock:
+            self._check_room(nbytes)
+            parts: list[tuple[int, int]] = []
+            try:
+                while nbytes or not parts:
+                    piece = min(nbytes, self._extents.together(self.capacity)) if nbytes else 0
+                    parts.append((self._take(piece), piece))
+                    nbytes -= piece
+            except TierCapacityError:
+                for offset, piece in parts:
+                    self._extents.give_back(offset, piece)
+                raise
+            return parts
+
+    def _check_room(self, nbytes: int) -> None:
+        if self._extents.used + self._extents.rounded(nbytes) > self.capacity:
+            raise TierCapacityError(
+                f"the disk's budget has no room for {gibibytes(nbytes)}.",
+                looked_at=f"{gibibytes(self.used)} of {gibibytes(self.capacity)} are used",
+                do="give a larger one",
+            )
+
+    def _take(self, nbytes: int) -> int:
+        offset = self._extents.take(nbytes)
+        if self._extents.end > self._size:
+            try:
+                grown = max(self._extents.end, min(self._size + _GROW, self.capacity))
                 try:
-                    grown = max(self._extents.end, min(self._size + _GROW, self.capacity))
-                    try:
-                        os.posix_fallocate(self.descriptor, self._size, grown - self._size)
-                    except OSError:
-                        grown = self._extents.end
-                        os.posix_fallocate(self.descriptor, self._size, grown - self._size)
-                    self._size = grown
-                except OSError as error:
-                    self._extents.give_back(offset, nbytes)
-                    raise write_failed(error, str(self.folder)) from error
-            return offset
+                    os.posix_fallocate(self.descriptor, self._size, grown - self._size)
+                except OSError:
+                    grown = self._extents.end
+                    os.posix_fallocate(self.descriptor, self._size, grown - self._size)
+                self._size = grown
+            except OSError as error:
+                self._extents.give_back(offset, nbytes)
+                raise write_failed(error, str(self.folder)) from error
+        self.peak = max(self.peak, self._extents.used)
+        return offset
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """A part that was taken is free again."""
@@ -194,7 +225,10 @@ class SpillStore:
         self._wait_for_room(nbytes)
         entry = _Entry(self.file.take(nbytes), nbytes)
         staged = self._memory(-(-max(nbytes, 1) // BLOCK) * BLOCK)
+        begin = time.perf_counter()
         staged.tensor[:nbytes].copy_(source.tensor)
+        if self.device is not None:
+            self.transfers.clock.copied("device_to_host", nbytes, time.perf_counter() - begin)
         entry.staged = staged
         entry.load = Load(key, self.file.writes(entry.offset, staged.part(0, nbytes)))
         with self._lock:
@@ -250,7 +284,10 @@ class SpillStore:
             entry.shared = entry.shared or staged is not None
         target = Memory.of(out)
         if staged is not None:
+            begin = time.perf_counter()
             target.tensor.copy_(staged.tensor[: entry.nbytes])
+            if self.device is not None:
+                self.transfers.clock.copied("host_to_device", entry.nbytes, time.perf_counter() - begin)
             return Done()
         chunks = [
             ReadChunk(self.file.file, entry.offset + start, stop - start, target.part(start, stop))

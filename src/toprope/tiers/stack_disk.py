@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,9 @@ NAME = "toprope-stack-"
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in the file: where its bytes begin, and what they are."""
+    """A tensor in the file: where its bytes are, in parts of an offset and so many of them, and what they are."""
 
-    offset: int
+    parts: tuple[tuple[int, int], ...]
     nbytes: int
     dtype: torch.dtype
     shape: torch.Size
@@ -111,23 +112,21 @@ class DiskLevel:
         tensor = _plain(tensor)
         source = Memory.of(tensor)
         file = self._file()
-        offset = file.take(source.nbytes)
-        load = Load(
-            "a tensor to the disk",
-            [StageChunk(file, offset + start, source.part(start, stop)) for start, stop in cut(source.nbytes)],
-        )
+        parts = tuple(file.take_parts(source.nbytes))
+        stored = Stored(parts, source.nbytes, tensor.dtype, tensor.shape, tensor.stride())
+        pieces = [StageChunk(file, offset, source.part(start, stop)) for offset, start, stop in _pieces(parts)]
+        load = Load("a tensor to the disk", pieces)
         try:
             self._transfers(device).begin(load, urgent=True)
         except BaseException:
-            file.give_back(offset, source.nbytes)
+            self.release(stored)
             raise
         try:
             load.wait()
         except BaseException as error:  # what is being written now is written to the end, the rest of it is not
             load.error = load.error or error
-            load.then(lambda _: file.give_back(offset, source.nbytes))
+            load.then(lambda _: self.release(stored))
             raise
-        stored = Stored(offset, source.nbytes, tensor.dtype, tensor.shape, tensor.stride())
         return stored, max(0.0, load.end - load.begin)
 
     def read(self, stored: Stored, device: Device, *, urgent: bool) -> Arriving:
@@ -147,8 +146,8 @@ class DiskLevel:
             after.append(event)
         file = self._file()
         chunks = [
-            ReadChunk(file.file, stored.offset + start, stop - start, target.part(start, stop))
-            for start, stop in cut(stored.nbytes)
+            ReadChunk(file.file, offset, stop - start, target.part(start, stop))
+            for offset, start, stop in _pieces(stored.parts)
         ]
         load = Load("a tensor from the disk", chunks, after)
         if chunks:
@@ -168,7 +167,8 @@ class DiskLevel:
     def release(self, stored: Stored) -> None:
         """A tensor is of no use any more."""
         if self._held.file is not None:
-            self._held.file.give_back(stored.offset, stored.nbytes)
+            for offset, nbytes in stored.parts:
+                self._held.file.give_back(offset, nbytes)
 
     def close(self) -> None:
         """Delete the file, and end the threads. Calling it again does nothing."""
@@ -189,8 +189,19 @@ class DiskLevel:
                 raise write_failed(error, str(self.folder)) from error
             _remove_left(self.folder)
             self._held.file = file = SpillFile(self.folder, self.capacity)
-            self._held.path = _name(file)
+            self._held.path = path = _name(file)
+            if path is not None:
+                file.file.path = path  # what errors name
         return self._held.file
+
+
+def _pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """What is moved at once: the offset in the file, and from where to where in the tensor."""
+    before = 0
+    for offset, nbytes in parts:
+        for start, stop in cut(nbytes):
+            yield offset + start, before + start, before + stop
+        before += nbytes
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from toprope.errors import TierBusyError, TierError
 from toprope.tiers.disk import BLOCK, Buffer
 from toprope.tiers.memory import Memory
 
-__all__ = ["Chunk", "Link", "Load", "Transfers", "Worker", "forked"]
+__all__ = ["Chunk", "Clock", "Link", "Load", "Transfers", "Worker", "forked"]
 
 CHUNK = 4 * 2**20
 """Bytes of a request to the disk."""
@@ -52,6 +52,58 @@ class Link:
         left = until - time.perf_counter()
         if left > 0:
             time.sleep(left)
+
+
+class Clock:
+    """What transfers took, of everybody's time: a second in which two threads move bytes is one second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moving = self._waited = self._since = 0.0
+        self._active = 0
+        self.moved: Counter[str] = Counter()
+        """Bytes that callers copied themselves, by link."""
+        self.busy: defaultdict[str, float] = defaultdict(float)
+        """Seconds that it took them."""
+
+    def start(self) -> None:
+        """A thread begins to move bytes."""
+        with self._lock:
+            if not self._active:
+                self._since = time.perf_counter()
+            self._active += 1
+
+    def stop(self) -> None:
+        """It ends."""
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self._moving += time.perf_counter() - self._since
+
+    def wait(self, seconds: float) -> None:
+        """Somebody waited for a transfer."""
+        with self._lock:
+            self._waited += seconds
+
+    def copied(self, link: str, nbytes: int, seconds: float) -> None:
+        """A caller copied bytes itself: it waited as long as that took."""
+        with self._lock:
+            self.moved[link] += nbytes
+            self.busy[link] += seconds
+            self._waited += seconds
+            if not self._active:
+                self._moving += seconds
+
+    @property
+    def moving(self) -> float:
+        """Seconds in which something was moved."""
+        with self._lock:
+            return self._moving + (time.perf_counter() - self._since if self._active else 0.0)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that callers waited for transfers."""
+        return self._waited
 
 
 class Worker:
@@ -111,6 +163,8 @@ class Load:
         self.begin = self.end = 0.0
         self.left = len(chunks)
         self.waiting = deque(chunks)
+        self.clock: Clock | None = None
+        """Of who carries it out."""
         self._done = threading.Event()
         self._then: list[Callable[[Load], None]] = []
         self._lock = threading.Lock()
@@ -150,7 +204,13 @@ class Load:
         Raises:
             TierBusyError: it takes longer than that.
         """
-        if not self._done.is_set() and not self._done.wait(limit):
+        if self._done.is_set():
+            return
+        begin = time.perf_counter()
+        ended = self._done.wait(limit)
+        if self.clock is not None:
+            self.clock.wait(time.perf_counter() - begin)
+        if not ended:
             raise TierBusyError(
                 f"a transfer of {self.label} has not ended in {limit:.0f} s.",
                 looked_at=f"{self.left} chunks are left",
@@ -169,6 +229,7 @@ class _Queue:
 
     def __init__(self, device: Device | None, link: Link | None, disturb: Callable[[], None] | None) -> None:
         self.device, self.link, self.disturb = device, link, disturb
+        self.clock = Clock()
         self.ready = threading.Condition()
         self.urgent: deque[Load] = deque()
         self.ahead: deque[Load] = deque()
@@ -201,11 +262,15 @@ class _Queue:
                     continue
                 if not load.begin:
                     load.begin = time.perf_counter()
-                if self.disturb is not None:
-                    self.disturb()
-                chunk.run(worker, load)
-                if self.disturb is not None:
-                    self.disturb()
+                self.clock.start()
+                try:
+                    if self.disturb is not None:
+                        self.disturb()
+                    chunk.run(worker, load)
+                    if self.disturb is not None:
+                        self.disturb()
+                finally:
+                    self.clock.stop()
             except BaseException as error:
                 load.finish(_bare(error))
             else:
@@ -260,6 +325,7 @@ class Transfers:
         if os.getpid() != self._process:
             raise forked(self._process)
         queue = self._queue
+        load.clock = queue.clock
         with queue.ready:
             if queue.closed:
                 raise TierError("the tiers of this model are closed.", do="attach it again")
@@ -275,14 +341,19 @@ class Transfers:
                 queue.urgent.append(load)
 
     @property
+    def clock(self) -> Clock:
+        """What it took."""
+        return self._queue.clock
+
+    @property
     def moved(self) -> Counter[str]:
         """Bytes by link."""
-        return sum((each.moved for each in list(self._queue.workers)), Counter())
+        return sum((each.moved for each in list(self._queue.workers)), Counter(self.clock.moved))
 
     @property
     def busy(self) -> dict[str, float]:
         """Seconds of threads by link."""
-        found: dict[str, float] = {}
+        found = dict(self.clock.busy)
         for worker in list(self._queue.workers):
             for name, seconds in worker.busy.items():
                 found[name] = found.get(name, 0.0) + seconds
