@@ -41,6 +41,11 @@ class Loaded:
     device: Device
     dtype: torch.dtype
 
+    @property
+    def dtype_name(self) -> str:
+        """The dtype without "torch."."""
+        return str(self.dtype).removeprefix("torch.")
+
 
 class Placement(ABC):
     """One way to have a pipeline compute on a device."""

@@ -48,13 +48,14 @@ class PromptCache:
         self._kept.move_to_end(key)
         return found
 
-    def put(self, key: tuple[str, ...], prompt: Prompt) -> None:
-        """Keep one; the oldest goes where there are too many."""
+    def put(self, key: tuple[str, ...], prompt: Prompt) -> Prompt:
+        """Keep one, on the host, where it is given back; the oldest goes where there are too many."""
         import torch
 
-        self._kept[key] = prompt.to(torch.device("cpu"))
+        kept = self._kept[key] = prompt.to(torch.device("cpu"))
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
+        return kept
 
     def clear(self) -> None:
         """Forget all: the encoders are others now."""

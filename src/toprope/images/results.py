@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["EditResult", "Step", "files_of", "versions"]
+    from toprope.images.batching import Settled
+
+__all__ = ["EditResult", "Step", "files_of", "make_record", "versions"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,27 @@ class EditResult:
 
     pictures: list[Image]
     record: dict[str, Any] = field(default_factory=dict)
+
+
+def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
+    """What there is to know about an edit before it is done, ready for JSON.
+
+    Args:
+        settled: the request.
+        engine: what `Engine.describe` says.
+        files: what `files_of` says about the model.
+    """
+    request, frame = settled.request, settled.frame
+    return {
+        "request": request.as_json() | {"refine": False},
+        "seeds": [(settled.seed + number) % 2**64 for number in range(request.num_images)],
+        "source": {"name": settled.opened.name, "size": list(frame.source), "notes": list(settled.opened.notes)},
+        "frame": {"model": list(frame.model), "crop": list(frame.crop), "inner": list(frame.inner)},
+        "engine": engine,
+        "model_files": files,
+        "refinement": settled.refinement,
+        "versions": versions(),
+    }
 
 
 @cache

@@ -49,7 +49,7 @@ class InstructPix2Pix(Family):
         return from_folder(kind, folder, dtype, given)
 
     def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
-        """Embeddings of the instruction and of what to avoid, both with one row. SDXL has zeros for nothing to avoid."""
+        """Embeddings of the instruction and of what to avoid, one row each; for nothing, SDXL has zeros."""
         device = pipeline._execution_device
         if _is_xl(pipeline):
             names = (

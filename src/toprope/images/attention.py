@@ -1,0 +1,75 @@
+"""Which way attention really goes: the operators that run in an edit are looked at, and not the settings.
+
+`torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and says nothing. On a
+card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["PATHS", "AttentionWatch", "chosen_backend"]
+
+PATHS = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash on the CPU",
+    "_scaled_dot_product_efficient_attention": "memory-efficient",
+    "_scaled_dot_product_cudnn_attention": "cuDNN",
+    "_scaled_dot_product_fused_attention_overrideable": "fused by the device",
+    "_scaled_dot_product_attention_math": "math",
+    "_scaled_dot_product_attention_math_for_mps": "math on MPS",
+    "npu_fusion_attention": "fused by the NPU",
+    "npu_fusion_attention_v2": "fused by the NPU",
+    "npu_fused_infer_attention_score": "fused by the NPU",
+    "npu_prompt_flash_attention": "fused by the NPU",
+    "_flash_attention_forward": "flash",
+    "_efficient_attention_forward": "memory-efficient",
+}
+"""Operators that are attention, and what to call them."""
+
+
+class AttentionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that counts which attention runs. It changes no result.
+
+    Attributes:
+        seen: operators of `PATHS` by their full name, and how often.
+        softmaxes: softmaxes outside of them: attention in plain products, where there is no other.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: Counter[str] = Counter()
+        self.softmaxes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in PATHS:
+            self.seen[func._schema.name] += 1
+        elif name in ("_softmax", "_safe_softmax"):
+            self.softmaxes += 1
+        return func(*args, **(kwargs or {}))
+
+    def describe(self) -> dict[str, Any]:
+        """What ran, ready for JSON: "path" in words, "operators" with their counts."""
+        names = {PATHS[name.partition("::")[2]] for name in self.seen}
+        if not names:
+            names = {"plain products and softmax"} if self.softmaxes else {"none"}
+        return {
+            "path": " and ".join(sorted(names)),
+            "operators": dict(sorted(self.seen.items())),
+            "softmaxes": self.softmaxes,
+            "diffusers_backend": chosen_backend(),
+        }
+
+
+def chosen_backend() -> str | None:
+    """The backend that diffusers' own dispatcher is set to; None where it has none. Older models pass it by."""
+    try:
+        from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+        return str(_AttentionBackendRegistry._active_backend.value)
+    except (ImportError, AttributeError):
+        return None

@@ -1,0 +1,139 @@
+"""The pipeline that an engine holds: loaded and placed; lower where memory runs out, anew where numbers go wrong."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from toprope.errors import EditError, EditGuardError
+from toprope.images.dtypes import safer_dtype
+from toprope.images.guard import NoPicture
+from toprope.images.notices import Notices
+from toprope.images.placement import Loaded, OnDevice, Placement
+
+__all__ = ["Holding"]
+
+AUTO = "auto"
+
+
+class Holding:
+    """A pipeline on its device, with its LoRAs.
+
+    Args:
+        loaded: without its pipeline yet.
+        memory: a rung of the memory ladder that is kept to, or "auto".
+        loras: "path" or "path:scale" each, loaded with the pipeline.
+        notices: told what is done otherwise than asked for.
+
+    Attributes:
+        loaded: the pipeline with its family, folder, device and dtype; the pipeline is None once it was dropped.
+        placement: where its parts lie.
+        adapters: its LoRAs, see `toprope.images.lora`; None without.
+        guarded: what went wrong with numbers in this edit, ready for JSON.
+    """
+
+    def __init__(self, loaded: Loaded, memory: str, loras: Sequence[str], notices: Notices) -> None:
+        self.loaded = loaded
+        self.falls = memory == AUTO
+        self.placement = make_placement("none" if self.falls else memory)
+        self.adapters: Any = None
+        self.guarded: list[dict[str, Any]] = []
+        self._loras = tuple(loras)
+        self._notices = notices
+
+    def load(self) -> None:
+        """Load the pipeline and its LoRAs, and place it; on a lower rung where memory runs out."""
+        loaded = self.loaded
+        self._notices.tell(f"loading {loaded.folder} in {loaded.dtype_name} for {loaded.device}")
+        loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
+        try:
+            if self._loras:
+                self.adapters = import_module("toprope.images.lora").open_all(loaded, self._loras)
+            self._place()
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Give back what the pipeline takes, on the device and on the host."""
+        if self.loaded.pipeline is not None:
+            self.placement.undo(self.loaded)
+        self.adapters = self.loaded.pipeline = None
+        self._collect()
+
+    def answer(self, error: Exception) -> None:
+        """Do something against an error, so that what failed can be tried again.
+
+        Raises:
+            EditError: memory ran out, and there is no lower rung.
+            EditGuardError: numbers went wrong, and there is no safer dtype.
+            Exception: the error itself, where nothing can be done.
+        """
+        if isinstance(error, NoPicture):
+            self._go_safer(error)
+        else:
+            self._lower(error)
+            self._place()
+
+    def _place(self) -> None:
+        while True:
+            try:
+                self.placement.place(self.loaded)
+                return
+            except Exception as error:
+                failed = error
+            self._lower(failed)
+            del failed
+
+    def _lower(self, error: Exception) -> None:
+        """Undo the placement and take the next one, which is not placed yet; for an error that is about memory."""
+        loaded, rung = self.loaded, self.placement.rung
+        if not loaded.device.is_out_of_memory(error):
+            raise error
+        said = " ".join(str(error).split())[:300]
+        lower = import_module("toprope.images.ladder").below(rung) if self.falls else None
+        if lower is None:
+            raise EditError(
+                f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder.",
+                looked_at=said,
+                do="give memory='auto', a lower rung, a smaller max_pixels, or a smaller batch",
+            ) from error
+        self._notices.notice(f"memory ran out on the rung {rung!r}, going on with {lower!r}: {said}")
+        error.__traceback__ = None  # its frames hold tensors
+        self.placement.undo(loaded)
+        self._collect()
+        self.placement = make_placement(lower)
+
+    def _go_safer(self, wrong: NoPicture) -> None:
+        """Load the model anew in a safer dtype."""
+        loaded = self.loaded
+        wrong.__traceback__ = None  # whose frames hold tensors
+        self.guarded.append({"what": wrong.what, "where": wrong.where, "dtype": loaded.dtype_name})
+        safer = safer_dtype(loaded.dtype, loaded.device)
+        if safer is None:
+            raise EditGuardError(
+                f"the model gave {wrong.what}, in {' and again in '.join(each['dtype'] for each in self.guarded)}.",
+                looked_at=f"{wrong.where} on {loaded.device}",
+                do="try another seed, less guidance, or without a LoRA",
+            )
+        rung, was = self.placement.rung, loaded.dtype_name
+        self.drop()
+        self.loaded = replace(loaded, pipeline=None, dtype=safer)
+        self._notices.notice(f"the model gave {wrong} in {was}; it goes on in {self.loaded.dtype_name}, and stays so")
+        self.placement = make_placement(rung)
+        self.load()
+
+    def _collect(self) -> None:
+        gc.collect()
+        self.loaded.device.empty_cache()
+
+
+def make_placement(rung: str) -> Placement:
+    """The placement of a rung."""
+    if rung == "none":
+        return OnDevice()
+    made: Placement = import_module("toprope.images.rungs").make(rung)
+    return made

@@ -1,0 +1,104 @@
+"""Running on the host what a card has no operator for: slow, but the edit goes on. Only where somebody asked for it.
+
+A card refuses an operator for a dtype with a code of its own (EZ1001), or torch finds none at all for the device
+(NotImplementedError). A refusal that a card only tells later, when it is waited for, cannot be caught here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["HostOperators", "is_refused"]
+
+_TEXTS = re.compile(r"EZ1001|Could not run '.+' with arguments from the|not implemented for")
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an error says that the device has no such operator, or none for this dtype."""
+    return isinstance(error, NotImplementedError) or (
+        isinstance(error, RuntimeError) and _TEXTS.search(str(error)) is not None
+    )
+
+
+class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context in which refused operators run on the host, with tensors moved there and results moved back.
+
+    Args:
+        notice: told a sentence at the first use of each operator.
+
+    Attributes:
+        used: how often each operator ran on the host, by name.
+    """
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._notice = notice
+        self.used: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            where = _device_of(args, kwargs)
+            if where is None or not is_refused(error):
+                raise
+            refused = error.with_traceback(None)
+        result = _on_host(func, args, kwargs, where, refused)
+        if not self.used[str(func)]:
+            self._notice(f"{func} is refused by {where} and runs on the host: {' '.join(str(refused).split())[:160]}")
+        self.used[str(func)] += 1
+        return result
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device | None:
+    """The device that an operator was called for, None for the host."""
+    for each in tree_leaves((args, kwargs)):
+        if isinstance(each, torch.Tensor) and each.device.type not in ("cpu", "meta"):
+            return each.device
+        if isinstance(each, torch.device) and each.type not in ("cpu", "meta"):
+            return each
+    return None
+
+
+def _on_host(func: Any, args: Any, kwargs: Any, where: torch.device, refused: BaseException) -> Any:
+    """What the operator gives on the host, on the device; tensors that it writes to are written to."""
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def to_host(each: Any) -> Any:
+        if isinstance(each, torch.Tensor) and each.device == where:
+            if id(each) not in copies:
+                copies[id(each)] = each, each.cpu()
+            return copies[id(each)][1]
+        return torch.device("cpu") if each == where and isinstance(each, torch.device) else each
+
+    host_args, host_kwargs = tree_map(to_host, (args, kwargs))
+    try:
+        result = func(*host_args, **host_kwargs)
+    except (NotImplementedError, RuntimeError):
+        raise refused from None  # the host has none either
+    names = [argument.name for argument in func._schema.arguments]
+    written = {
+        argument.name for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write
+    }
+    given = dict(zip(names, args, strict=False)) | kwargs
+    originals: dict[int, torch.Tensor] = {}
+    for name in written:
+        for each in tree_leaves(given.get(name)):
+            if isinstance(each, torch.Tensor) and id(each) in copies:
+                each.copy_(copies[id(each)][1])
+                originals[id(copies[id(each)][1])] = each
+
+    def back(each: Any) -> Any:
+        if not isinstance(each, torch.Tensor):
+            return each
+        return originals[id(each)] if id(each) in originals else each.to(where)
+
+    return tree_map(back, result)

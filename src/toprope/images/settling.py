@@ -1,0 +1,61 @@
+"""Closing what a request leaves open: defaults of the family, the picture, its frame, the seed, the instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from toprope import device
+from toprope.errors import UsageError
+from toprope.images.batching import Settled
+from toprope.images.geometry import plan_frame
+from toprope.images.pictures import open_picture
+from toprope.images.placement import Loaded
+from toprope.images.request import EditRequest
+
+__all__ = ["settle"]
+
+
+def settle(loaded: Loaded, request: EditRequest, refiner: Any, tell: Callable[[str], None]) -> Settled:
+    """The request with nothing left open.
+
+    Args:
+        loaded: the model.
+        request: as the caller gave it.
+        refiner: of `toprope.images.refine`; None for nobody.
+        tell: told what takes long.
+
+    Raises:
+        UsageError: the request cannot be, or the model does not honour one of its knobs.
+        ImageError: the picture cannot be read.
+    """
+    family = loaded.family
+    request = request.validate()
+    for name in request.given():
+        if name not in family.options:
+            raise UsageError(
+                f"models of the family {family.name} have no {name}.",
+                looked_at=f"{name}={getattr(request, name)!r}; honoured are {', '.join(sorted(family.options))}",
+                do="leave it out",
+            )
+    if request.refine and refiner is None:
+        raise UsageError("refine is on, and the engine has no refiner.", do="open the engine with refiner=...")
+    defaults = family.defaults(loaded.pipeline)
+    closed: dict[str, Any] = {name: defaults[name] for name in family.options if getattr(request, name) is None}
+    closed["seed"] = device.concrete_seed(request.seed)
+    opened = open_picture(request.image)
+    native = family.native(loaded.pipeline)
+    bounds = [each for each in (request.max_pixels, native.max_pixels) if each is not None]
+    frame = plan_frame(
+        opened.picture.size, size=request.size, fit=request.fit, pixels=native.pixels, multiple=native.multiple,
+        square=native.square, sizes=native.sizes, max_pixels=min(bounds, default=None),
+    )  # fmt: skip
+    family.check(loaded.pipeline, replace(request, **closed))
+    refinement = None
+    if refiner is not None and request.refine is not False:
+        tell("wording the instruction anew")
+        found = refiner.refine(opened.picture, request.instruction)
+        refinement, closed["instruction"] = found.as_json(), found.instruction
+    request = replace(request, **closed)
+    return Settled(request, opened, frame, closed["seed"], refinement)
