@@ -126,6 +126,8 @@ class AwayWeights:
             load.wait()
         staged = Memory.host(-(-source.nbytes // BLOCK) * BLOCK, self.engine.device)
         staged.tensor[: source.nbytes].copy_(source.tensor)
+        if self.engine.device.capabilities.separate_memory:
+            self._count("device_to_host", source.nbytes)
         last = first + source.nbytes == weight.nbytes
         chunk = PatchChunk(home.spill, home.offset + first, staged.part(0, source.nbytes), last=last)
         self._writing.append((self.engine.transfers.begin(Load(weight.name, [chunk])), source.nbytes))

@@ -27,7 +27,7 @@ from toprope.tiers.places import Activated, Placed, Places
 from toprope.tiers.placing import set_data
 from toprope.tiers.plan import SMALL
 from toprope.tiers.plan_model import Budgets, Group, Plan, Use, aligned
-from toprope.tiers.stats import Stats
+from toprope.tiers.stats import Figures, Stats
 from toprope.tiers.timeline import Timeline
 from toprope.tiers.training import Sizes, Training
 from toprope.tiers.uncompiled import uncompiled
@@ -67,7 +67,8 @@ class Handle:
         """Where what forward saves for backward goes."""
         self.smallest = SMALL
         """Bytes of a gradient or of states from which on they leave the device."""
-        self._base: dict[str, Any] = {}
+        self._figures = Figures(engine, host)
+        self._figures.planned()
         self._closed = False
         self._times: list[float] = []
         self._began = 0.0
@@ -143,6 +144,7 @@ class Handle:
             return
         traces = engine.traces
         engine.apply(new)
+        self._figures.planned()
         names = set(engine.ring.units)
         if all(use in names for each in traces.values() for use in each.uses):
             engine.traces = traces
@@ -171,60 +173,11 @@ class Handle:
 
     def stats(self) -> Stats:
         """The figures so far."""
-        engine, base = self._engine, self._base
-        ring = engine.ring
-        moved = Counter(engine.transfers.moved)
-        moved.update(engine.moved)
-        busy = engine.transfers.busy
-        told = {name: moved[name] - base.get("moved", {}).get(name, 0) for name in _LINKS}
-        took = {name: seconds - base.get("busy", {}).get(name, 0.0) for name, seconds in busy.items()}
-        waited = ring.waited - base.get("waited", 0.0)
-        step = self._times[-1] if self._times else None
-        plan = self.plan
-        total = sum(took.values())
-        stays = plan.resident_bytes
-        return Stats(
-            steps=engine.steps - base.get("steps", 0),
-            step_seconds=step,
-            moved=told,
-            busy_seconds=took,
-            waited_seconds=waited,
-            overlap=min(1.0, max(0.0, 1 - waited / total)) if total else 1.0,
-            ratio=max(1.0, step / plan.limit_seconds) if step is not None and plan.limit_seconds else None,
-            limit_seconds=plan.limit_seconds,
-            predicted_seconds=plan.predicted_seconds,
-            loads=ring.loads - base.get("loads", 0),
-            hits=ring.hits - base.get("hits", 0),
-            unexpected=ring.unexpected - base.get("unexpected", 0),
-            changed_orders=engine.missed - base.get("missed", 0),
-            peak_bytes={
-                "device": stays + sum(engine.slot_sizes),
-                "host": self._host.peak,
-                "disk": engine.placing.written,
-            },
-            budget_bytes={
-                "device": self._budgets.device,
-                "host": self._budgets.host,
-                "disk": self._budgets.disk or 0,
-            },
-            training={} if self._training is None else self._training.stats(),
-        )
+        return self._figures.stats(self._times, self._training, self._places, self._budgets)
 
     def reset_stats(self) -> None:
         """Count from now on."""
-        engine = self._engine
-        moved = Counter(engine.transfers.moved)
-        moved.update(engine.moved)
-        self._base = {
-            "moved": moved,
-            "busy": engine.transfers.busy,
-            "waited": engine.ring.waited,
-            "steps": engine.steps,
-            "loads": engine.ring.loads,
-            "hits": engine.ring.hits,
-            "unexpected": engine.ring.unexpected,
-            "missed": engine.missed,
-        }
+        self._figures.reset()
         self._times.clear()
 
     # Training
@@ -371,11 +324,14 @@ class Handle:
         return f"<toprope tiers of {type(self.model).__name__} on {self.device}>"
 
     def save_timeline(self, path: str | os.PathLike[str], seconds: float | None = None) -> None:
-        """Draw what was in which slot when, as SVG."""
-        Path(path).write_text(self.timeline.svg(seconds), encoding="utf-8")
+        """Draw what was in which slot when, as SVG.
 
-
-_LINKS = ("disk_read", "page_cache", "disk_write", "host_to_device", "device_to_host")
+        Args:
+            path: of the file.
+            seconds: of the end that are drawn; None for all that is kept.
+        """
+        stays = f"{len(self.plan.resident)} of {len(self.plan.groups)} groups always stay on the device"
+        Path(path).write_text(self.timeline.svg(seconds, stays), encoding="utf-8")
 
 
 def _alike(old: Plan, new: Plan) -> bool:

@@ -91,6 +91,11 @@ class Placing:
         """Bytes in use in that file."""
         return 0 if self._spill is None else self._spill.used
 
+    @property
+    def spilled_peak(self) -> int:
+        """The most bytes that were in use in that file."""
+        return 0 if self._spill is None else self._spill.peak
+
     # Where a weight goes
 
     def place(self, weight: Weight, tier: Tier) -> None:

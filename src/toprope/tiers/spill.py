@@ -217,6 +217,11 @@ class SpillStore:
         """Bytes in use in the file."""
         return self.file.used
 
+    @property
+    def peak(self) -> int:
+        """The most bytes that were."""
+        return self.file.peak
+
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Keep a copy; it is written behind the caller's back."""
         self._raise()

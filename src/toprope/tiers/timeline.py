@@ -11,6 +11,8 @@ from toprope.tiers.ring import Slot, Unit
 
 __all__ = ["Span", "Timeline"]
 
+_STATES = {"load": "load", "use": "use"}
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -51,19 +53,22 @@ class Timeline:
         last: dict[int, tuple[float, str, str]] = {}
         for at, what, slot, unit in sorted(self._events):
             known = last.get(slot)
-            if known is not None and known[2] == unit:
-                found.append(Span(slot, unit, known[1], known[0], at))
-            state = {"load": "load", "use": "use"}.get(what, "ready")
-            last[slot] = (at, state, unit)
-        now = time.perf_counter() - self._since
-        found += [Span(slot, unit, state, at, now) for slot, (at, state, unit) in last.items() if state != "ready"]
+            if known is not None:
+                if what == "ready" and (known[2] != unit or known[1] == "use"):
+                    continue  # who waited for it was faster than the thread that tells of it
+                found.append(Span(slot, known[2], known[1], known[0], at))
+            last[slot] = (at, _STATES.get(what, "ready"), unit)
+        now, latest = time.perf_counter() - self._since, max((at for at, *_ in self._events), default=0.0)
+        for slot, (at, state, unit) in last.items():
+            found.append(Span(slot, unit, state, at, latest if state == "ready" else now))
         return sorted((each for each in found if each.end > each.begin), key=lambda each: each.begin)
 
-    def svg(self, seconds: float | None = None) -> str:
-        """A picture: a row for each slot, pale while it is loaded, dark while it is used.
+    def svg(self, seconds: float | None = None, note: str = "") -> str:
+        """A picture: a row for each slot, pale while it is loaded, dark while it is used, grey while it is kept.
 
         Args:
             seconds: of the end that are drawn; None for all that is kept.
+            note: a line below it.
         """
         spans = self.spans()
         end = max((each.end for each in spans), default=0.0)
@@ -77,7 +82,7 @@ class Timeline:
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 10:.0f} {rows * row + 46}" '
             'font-family="sans-serif" font-size="11">',
-            "<style>.load{fill:#a6cee3}.ready{fill:#e8eef2}.use{fill:#1f78b4}text{fill:#333}</style>",
+            "<style>.load{fill:#a6cee3}.ready{fill:#d9dee2}.use{fill:#1f78b4}text{fill:#333}</style>",
         ]
         for number in range(rows):
             parts.append(f'<text x="4" y="{number * row + 17}">slot {number}</text>')
@@ -89,6 +94,7 @@ class Timeline:
                 f'<rect class="{each.what}" x="{x:.1f}" y="{each.slot * row + 3}" width="{wide:.1f}" '
                 f'height="{row - 6}"><title>{escape(title)}</title></rect>'
             )
-        legend = f"{(end - begin) * 1e3:.1f} ms; pale: loaded, dark: used"
-        parts.append(f'<text x="{left}" y="{rows * row + 16}">{legend}</text></svg>')
+        legend = f"{(end - begin) * 1e3:.1f} ms, measured; pale: loaded, dark: used, grey: kept"
+        legend += f"; {note}" if note else ""
+        parts.append(f'<text x="{left}" y="{rows * row + 16}">{escape(legend)}</text></svg>')
         return "\n".join(parts)
