@@ -13,8 +13,9 @@ from torch import nn
 
 from toprope import device as devices
 from toprope.device import Device
-from toprope.errors import SizeError, UsageError, WeightsError
-from toprope.sizes import parse_size
+from toprope.errors import PlanError, SizeError, TierCapacityError, UsageError, WeightsError
+from toprope.sizes import gibibytes, parse_size
+from toprope.tiers.automatic import Automatic
 from toprope.tiers.engine import DIRECT, Engine
 from toprope.tiers.groups import Model, Weight, read_model
 from toprope.tiers.handle import Handle
@@ -67,7 +68,8 @@ def attach(
 
     Args:
         model: in memory, or on meta (see `skeleton`) with its files in `disk`.
-        device: bytes of the device for weights, such as "24GB"; "auto" for what is free without some for computing.
+        device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
+            which the first step shows (the device's peak is counted anew for that); until then for half of it.
         host: bytes of the host's memory; "auto" for a part of what is available.
         disk: a folder with the model's safetensors files (or one such file), read in place; or a folder where a file
             for what has no room elsewhere can be made. "folder:64GB" limits that file. None for no disk.
@@ -182,18 +184,25 @@ class _Attaching:
         disturb: Callable[[], None] | None,
     ) -> Handle:
         self._check_meta()
-        budgets = self._budgets(device, host, disk)
+        budgets, automatic = self._budgets(device, host, disk)
         speeds = links or self._links()
         groups = self._groups(speeds, training)
         spare = self._spare(budgets)
 
-        def again(some: list[Group], order: list[Use | str], train: bool) -> Plan:
-            given = Budgets(budgets.device - spare, budgets.host, budgets.disk, budgets.reserve)
+        def again(some: list[Group], order: list[Use | str], train: bool, have: Budgets) -> Plan:
+            given = Budgets(have.device - spare, have.host, have.disk, have.reserve)
             stored = self.files is not None and all(name in self.files.homes for name in self.model.weights)
             return plan(some, order, given, speeds, training=train, stored=stored, slots=slots, small=small)
 
         names: list[Use | str] = [each.name for each in groups]
-        made = again(groups, list(training_order(names)) if training else names, training)
+        order: list[Use | str] = list(training_order(names)) if training else names
+        try:
+            made = again(groups, order, training, budgets)
+        except PlanError:
+            if automatic is None:
+                raise
+            budgets, automatic = automatic.most, None
+            made = again(groups, order, training, budgets)
         moving = self.device if self.device.capabilities.separate_memory else None
         transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
         total = sum(each.nbytes for each in self.model.weights.values())
@@ -213,12 +222,20 @@ class _Attaching:
             engine.apply(made)
             handle = Handle(self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins)
             State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
-        except BaseException:
+        except BaseException as error:
             self._undo(hooks, engine, placing)
+            if self.device.is_out_of_memory(error):
+                raise TierCapacityError(
+                    f"{self.device} has no room for its part of the model, which is {gibibytes(budgets.device)}.",
+                    looked_at=str(error).splitlines()[0],
+                    do='give it less: attach(model, device="...")',
+                ) from error
             raise
         told.end()
         for weight in self.model.weights.values():
             weight.version = weight.parameters[0]._version
+        if automatic is not None:
+            handle.watch_memory(automatic)
         vars(self.module)[_ATTACHED] = True
         hooks.add(lambda: vars(self.module).pop(_ATTACHED, None))
         return handle
@@ -243,7 +260,7 @@ class _Attaching:
                 do="name the model's folder: attach(model, disk=folder); tie its weights (model.tie_weights()) before",
             )
 
-    def _budgets(self, device: int | str, host: int | str, disk: int | str) -> Budgets:
+    def _budgets(self, device: int | str, host: int | str, disk: int | str) -> tuple[Budgets, Automatic | None]:
         unified = not self.device.capabilities.separate_memory
         free = Free(
             device=None if unified else free_memory(self.device),
@@ -251,8 +268,15 @@ class _Attaching:
             disk=None if self.folder is None else shutil.disk_usage(self.folder).free,
             unified=unified,
         )
-        found = resolve(free, device, host, disk)
-        return found if self.folder is not None else Budgets(found.device, found.host, None, found.reserve)
+
+        def found(activations: int) -> Budgets:
+            made = resolve(free, device, host, disk, activations=activations)
+            return made if self.folder is not None else Budgets(made.device, made.host, None, made.reserve)
+
+        if device != "auto" or free.device is None:
+            return found(0), None
+        automatic = Automatic(self.device, free.device, found)
+        return automatic.first, automatic
 
     def _links(self) -> Links:
         from toprope.tiers.links import estimate, measure

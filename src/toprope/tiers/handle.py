@@ -16,6 +16,7 @@ from torch import nn
 
 from toprope.device import Device
 from toprope.errors import UsageError
+from toprope.tiers.automatic import Automatic
 from toprope.tiers.away import AwayWeights
 from toprope.tiers.engine import Engine
 from toprope.tiers.groups import Weight
@@ -46,7 +47,7 @@ class Handle:
         host: HostStore,
         files: Files | None,
         budgets: Budgets,
-        again: Callable[[list[Group], list[Use | str], bool], Plan],
+        again: Callable[[list[Group], list[Use | str], bool, Budgets], Plan],
         groups: list[Group],
         origins: dict[Weight, torch.device],
     ) -> None:
@@ -67,6 +68,7 @@ class Handle:
         """Where what forward saves for backward goes."""
         self.smallest = SMALL
         """Bytes of a gradient or of states from which on they leave the device."""
+        self._automatic: Automatic | None = None
         self._figures = Figures(engine, host)
         self._figures.planned()
         self._closed = False
@@ -134,11 +136,25 @@ class Handle:
             replace(each, compute_seconds=seconds[each.name] / count[each.name]) if count[each.name] else each
             for each in self._groups
         ]
-        self._plan_anew(order, self.plan.training)
+
+        def planned(budgets: Budgets, force: bool) -> None:
+            self._budgets = budgets
+            self._plan_anew(order, self.plan.training, force=force)
+
+        automatic, self._automatic = self._automatic, None
+        if automatic is None:
+            planned(self._budgets, False)
+        else:
+            automatic.end(self._budgets, planned)
+
+    def watch_memory(self, automatic: Automatic) -> None:
+        """See in the first step what computing takes, and give the weights the rest."""
+        self._automatic = automatic
+        automatic.begin()
 
     def _plan_anew(self, order: list[Use | str], training: bool, *, force: bool = False) -> None:
         engine, old = self._engine, self.plan
-        new = self._again(self._groups, order, training)
+        new = self._again(self._groups, order, training, self._budgets)
         if not force and _alike(old, new):
             engine.plan = replace(new, homes=old.homes, resident=old.resident, host=old.host, disk=old.disk)
             return

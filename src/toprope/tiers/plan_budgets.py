@@ -10,6 +10,9 @@ from toprope.tiers.plan_model import Budgets
 
 __all__ = ["Free", "resolve"]
 
+_SEGMENT = 20 * 2**20
+"""Bytes that torch's allocator takes at once, and may not fill."""
+
 _FOR_THE_REST = 2 * 2**30
 """Bytes of the host that "auto" leaves to other programs, after half of what is available."""
 
@@ -42,9 +45,9 @@ def resolve(
 ) -> Budgets:
     """The budgets, with what is free where one is "auto".
 
-    On a device "auto" is what is free without the activations of a step, at least without 5 %; on the host half of
-    what is available without 2 GiB; on the disk what is free. Where the device's memory is the host's, both share the
-    host's part.
+    On a device "auto" is what is free without the activations of a step and one stretch of torch's allocator (or a
+    quarter, where that is less), at least without 5 %; on the host half of what is available without 2 GiB; on the disk
+    what is free. Where the device's memory is the host's, both share the host's part.
 
     Args:
         free: bytes that are free now.
@@ -73,7 +76,7 @@ def resolve(
                 "the device does not say how much of its memory is free.",
                 do='give its budget as a size, such as "24GB"',
             )
-        on_device = max(0, free.device - max(activations, free.device // 20))
+        on_device = max(0, free.device - max(activations + min(_SEGMENT, free.device // 4), free.device // 20))
     if on_disk is not None and free.disk is not None and on_disk > free.disk:
         raise PlanError(
             "the disk has less free than it is to give.",
