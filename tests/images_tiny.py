@@ -1,7 +1,9 @@
 """Folders of tiny pipelines for tests of pictures, written once a process, and pictures to edit. Not a test.
 
     sys.path.insert(0, str(Path(__file__).parent))  # .parent.parent in tests/simulated
-    from images_tiny import picture, tiny
+    from images_tiny import QUIET, picture, tiny
+
+    pytestmark = QUIET  # where a pipeline is made or run
 
 A process that a test starts is given the folder's path.
 """
@@ -13,8 +15,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+# diffusers gives tensors to numpy in a way that both will change
+QUIET = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 
 
 @functools.cache

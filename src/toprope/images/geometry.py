@@ -56,25 +56,16 @@ def area_size(width: int, height: int, pixels: int, multiple: int = 16) -> tuple
         (1360, 768)
     """
     scale = math.sqrt(pixels / (width * height))
-    widths = {round(width * scale), math.floor(width * scale)}
-    heights = {round(height * scale), math.floor(height * scale)}
-    best = (0, 0)
-    for wide in sorted(widths, reverse=True):
-        for high in sorted(heights, reverse=True):
-            size = (max(wide // multiple, 1) * multiple, max(high // multiple, 1) * multiple)
-            size = _shortened(size, pixels, multiple)
-            if size[0] * size[1] > best[0] * best[1]:
-                best = size
-    return best
-
-
-def _shortened(size: tuple[int, int], pixels: int, multiple: int) -> tuple[int, int]:
-    wide, high = size
-    if wide * high <= pixels:
-        return size
-    if wide >= high:
-        return max(pixels // high // multiple, 1) * multiple, high
-    return wide, max(pixels // wide // multiple, 1) * multiple
+    sides = [
+        {number // multiple * multiple for number in (round(side * scale), math.floor(side * scale))}
+        for side in (width, height)
+    ]
+    fitting = [(wide, high) for wide in sides[0] for high in sides[1] if 0 < wide * high <= pixels]
+    if fitting:
+        return max(fitting, key=lambda size: (size[0] * size[1], size))
+    if width > height:  # too long: the short side is one multiple, and the long one what is left
+        return pixels // multiple // multiple * multiple, multiple
+    return multiple, pixels // multiple // multiple * multiple
 
 
 def halvings(width: int, height: int, side: int = 1024) -> int:
