@@ -20,8 +20,9 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-# diffusers gives tensors to numpy in a way that both will change
-QUIET = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+# diffusers gives tensors to numpy in a way that both will change, and calls what it has deprecated itself
+_ARRAY = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+QUIET = [_ARRAY, pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning")]
 
 
 @functools.cache
