@@ -11,6 +11,7 @@ import torch
 
 import toprope.sim
 from toprope import device
+from toprope.device import probing
 from toprope.errors import UnsupportedError
 from toprope.images import EditRequest, Engine
 from toprope.sim import faults
@@ -75,12 +76,13 @@ def test_noise_is_drawn_where_it_was_asked_for(monkeypatch) -> None:
     assert first.record["request"]["generator_device"] == "device"
 
 
-def test_the_best_dtype_of_the_card_is_taken() -> None:
+def test_the_best_dtype_of_the_card_is_taken(monkeypatch) -> None:
+    monkeypatch.setattr(probing, "_known", {})
     with Engine.open(tiny("kontext")) as engine:
         assert (engine.describe()["dtype"], str(engine.device)) == ("bfloat16", "npu:0")
         assert engine.memory()["total"] == 64 * 2**30
     with faults.refuse("mm", "bfloat16"):
-        card = device.get("npu:1")  # where no dtype was tried yet
+        card = device.get("npu:1")
         assert not card.probe(torch.bfloat16).works
         with pytest.raises(UnsupportedError, match="npu:1 does not compute in bfloat16"):
             Engine.open(tiny("kontext"), device=card, dtype="bf16")
