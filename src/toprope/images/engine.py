@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from toprope import device as devices
-from toprope.errors import UsageError
+from toprope.errors import EditError, UsageError
 from toprope.images.attention import AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.dtypes import read_dtype
@@ -57,6 +57,9 @@ class Engine:
     ) -> None:
         self._holding, self._notices, self._files, self._refiner, self._host = holding, notices, files, refiner, host
         self._lock = threading.RLock()
+        self._open = True
+        self._kind = type(self.loaded.pipeline).__name__
+        self._defaults = dict(self.family.defaults(self.loaded.pipeline))
         self._prompts = PromptCache()
         self._attention: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._attention_now: dict[str, Any] = {"path": None, "why": "it is looked at in the first edit"}
@@ -122,14 +125,16 @@ class Engine:
         return self.loaded.device
 
     def describe(self) -> dict[str, Any]:
-        """What is in use, ready for JSON: model, family, device, dtype, rung, LoRAs, options with their defaults."""
+        """What is in use, ready for JSON: model, family, device, dtype, rung, LoRAs, options with their defaults.
+
+        It can be asked from any thread, also while an edit runs.
+        """
         loaded = self._checked()
         placement, adapters = self._holding.placement, self._holding.adapters
-        defaults = dict(loaded.family.defaults(loaded.pipeline))
         return {
             "model": str(loaded.folder),
             "family": loaded.family.name,
-            "pipeline": type(loaded.pipeline).__name__,
+            "pipeline": self._kind,
             "device": str(loaded.device),
             "device_name": loaded.device.name,
             "simulated": loaded.device.capabilities.simulated,
@@ -139,7 +144,7 @@ class Engine:
             "loras": [] if adapters is None else adapters.describe(),
             "refiner": None if self._refiner is None else self._refiner.describe(),
             "host_operators": None if self._host is None else dict(self._host.used),
-            "options": {name: defaults[name] for name in KNOBS if name in loaded.family.options},
+            "options": {name: self._defaults[name] for name in KNOBS if name in loaded.family.options},
         }
 
     def memory(self) -> dict[str, int | None]:
@@ -188,6 +193,8 @@ class Engine:
             What `edit` raises.
         """
         with self._lock, devices.use(self._checked().device):
+            if self.loaded.pipeline is None:
+                raise EditError("the model could not be loaded anew after an error.", do="open another engine")
             self._notices.kept, self._holding.guarded = [], []
             self.device.reset_peak_memory()
             settled = [settle(self.loaded, request, self._refiner, self._notices.tell) for request in requests]
@@ -205,7 +212,8 @@ class Engine:
     def close(self) -> None:
         """Give the device's memory back. The engine cannot be used afterwards; closing it twice does nothing."""
         with self._lock:
-            if self.loaded.pipeline is not None:
+            if self._open:
+                self._open = False
                 with devices.use(self.device):
                     self._prompts.clear()
                     self._holding.drop()
@@ -221,7 +229,7 @@ class Engine:
     # Inside
 
     def _checked(self) -> Loaded:
-        if self.loaded.pipeline is None:
+        if not self._open:
             raise UsageError("the engine is closed.", do="open another")
         return self.loaded
 
