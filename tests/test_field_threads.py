@@ -1,8 +1,8 @@
 """Public troubles of users that show only in whole processes, each named for its thread.
 
 Those that one process can show are in tests/simulated/test_field_threads.py (and _310p), those of npu-smi in
-tests/test_npu_smi.py, those of pipelines in tests/test_flow_threads.py (and _host). The list at the end holds all of
-them together.
+tests/test_npu_smi.py, those of pipelines in tests/test_flow_threads.py (and _host), those of pictures in
+tests/simulated/test_images_engine.py. The list at the end holds all of them together.
 """
 
 import json
@@ -161,6 +161,9 @@ THREADS = [
     "https://github.com/vllm-project/vllm-omni/issues/5211",
     "https://github.com/vllm-project/vllm-omni/issues/261",
     "https://github.com/AUTOMATIC1111/stable-diffusion-webui/pull/14801",
+    # pictures
+    "https://github.com/Tencent-Hunyuan/HunyuanDiT/issues/226",
+    "https://github.com/PKU-YuanGroup/Open-Sora-Plan/issues/301",
     # pipelines of models
     "https://github.com/ray-project/ray/issues/46284",
     "https://github.com/ray-project/ray/issues/47790",
