@@ -1,5 +1,6 @@
 """The engine on the CPU: tiny pipelines edit pictures, the same each time; what goes wrong is told or mended."""
 
+import hashlib
 import json
 import logging
 import shutil
@@ -106,7 +107,7 @@ def test_what_a_listener_raises_ends_the_edit(engine) -> None:
     engine.edit(request())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["ip2p", "kontext"])
 def test_26_every_picture_comes_back_in_its_size(engines, family, tmp_path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -146,6 +147,14 @@ def test_the_record_is_all_that_is_needed_to_repeat_an_edit(engine, tmp_path) ->
     assert record["peak_memory"] > 0
     assert record["request"]["generator_device"] == "cpu"
     assert record["source"]["name"] == str(tmp_path / "cat.png")
+
+
+def test_whole_files_are_hashed_where_that_was_asked_for() -> None:
+    with Engine.open(tiny("kontext"), device="cpu", full_hashes=True) as engine:
+        files = engine.edit(request(steps=1)).record["model_files"]
+    for name, entry in files.items():
+        data = (tiny("kontext") / name).read_bytes()
+        assert entry == {"bytes": len(data), "sha256_of": "file", "sha256": hashlib.sha256(data).hexdigest()}
 
 
 # ---- batches

@@ -75,6 +75,7 @@ class Engine:
         loras: Sequence[str] = (),
         refiner: str | None = None,
         host_operators: bool = False,
+        full_hashes: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> Engine:
         """Load a model and make it ready.
@@ -88,6 +89,8 @@ class Engine:
             loras: "path" or "path:scale" each.
             refiner: who words instructions anew, see `toprope.images.refine`; None for nobody.
             host_operators: whether an operator that the device refuses is run on the host, with a warning.
+            full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
+                of their headers alone.
             progress: is told in a sentence what is done, and every notice.
 
         Raises:
@@ -105,7 +108,7 @@ class Engine:
             holding = Holding(loaded, memory, loras, notices)
             holding.load()
         host = HostOperators(notices.notice) if host_operators else None
-        return cls(holding, notices, files_of(folder), words, host)
+        return cls(holding, notices, files_of(folder, full=full_hashes), words, host)
 
     # What it is
 
