@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.tiers import levels as module
+from toprope.tiers import levels_future
 from toprope.tiers.levels import Levels, Move
+from toprope.tiers.levels_future import Future
 
 KEYS = st.sampled_from("abcdefghij")
 STEP = st.tuples(st.sampled_from(["put", "access", "remove"]), KEYS, st.integers(0, 9), st.integers(0, 2))
@@ -60,7 +62,7 @@ class Lists:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(STEP, max_size=60))
 def test_keys_of_one_size_lie_where_the_simple_model_says(capacities, steps):
     levels, model = Levels(capacities), Lists(capacities)
-    levels.future.use = lambda key: None  # the order of uses is never known
+    levels.future = Never()
     for what, key, _, _ in steps:
         if what == "put":
             assert put(levels, key, 1) == model.put(key)
@@ -196,8 +198,145 @@ def test_replacing_counts_one_copy(nbytes):
     assert len(levels) == 1
 
 
+# The order of uses
+
+
+class Never:
+    """What knows no order: the least recently used goes first."""
+
+    trusted = False
+
+    def use(self, key):
+        pass
+
+
+def hits_of(order, room, passes, future=None):
+    """Hits of each pass over an order, by a level with room for so many keys above one for all."""
+    levels, found = Levels([room, len(order)]), []
+    if future is not None:
+        levels.future = future
+    for key in dict.fromkeys(order):
+        put(levels, key, 1)
+    for _ in range(passes):
+        found.append(0)
+        for key in order:
+            found[-1] += levels.level_of(key) == 0
+            access(levels, key)
+    return found
+
+
+def best_hits(order, room, passes):
+    """Belady's choice, by brute force: what is used again the latest goes, the one just used never."""
+    uses, here, found = order * passes, set(), [0] * passes
+    for at, key in enumerate(uses):
+        found[at // len(order)] += key in here
+        here.add(key)
+        if len(here) > room:
+            rest = uses[at + 1 :]
+            here.remove(max(here - {key}, key=lambda each: rest.index(each) if each in rest else len(rest)))
+    return found
+
+
+@pytest.mark.parametrize("room", [8, 16, 24])
+def test_19_a_cycle_hits_all_but_two_of_its_room(room):
+    hits = hits_of(list(range(32)), room, 8)
+    assert min(hits[2:]) >= room - 2
+    assert hits_of(list(range(32)), room, 8, Never()) == [0] * 8
+
+
+@pytest.mark.parametrize("room", [8, 16, 24])
+def test_19_there_and_back_hits_as_the_best_choice_does(room):
+    order = [*range(32), *reversed(range(32))]
+    hits, best = hits_of(order, room, 8), best_hits(order, room, 9)
+    assert sum(hits[2:]) >= 0.95 * sum(best[2:8])
+
+
+def test_an_order_that_changes_is_learned_anew():
+    order = list(range(20))
+    levels = Levels([10, 40])
+    for key in order:
+        put(levels, key, 1)
+    for step in range(12):
+        if step == 6:
+            order = order[::2] + order[1::2]
+        hits = 0
+        for key in order:
+            hits += levels.level_of(key) == 0
+            access(levels, key)
+        if step in (5, 11):
+            assert hits >= 8
+
+
+def test_what_is_brought_ahead_of_its_use_stays_for_it_whatever_the_order_says():
+    levels = Levels([3, 20])
+    for key in ("x", "y", *range(8)):
+        put(levels, key, 1)
+    for _ in range(4):
+        for key in range(8):
+            access(levels, key)
+    for key in ("x", "y"):
+        for move in levels.plan_access(key):
+            levels.apply(move)
+        levels.use(key, ahead=True)
+    for key in range(4):
+        access(levels, key)
+    assert (levels.level_of("x"), levels.level_of("y")) == (0, 0)
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 5))
+def test_what_is_expected_is_what_came_after_the_same_two_uses(uses, period):
+    future = Future()
+    for key in uses:
+        future.use(key)
+    for key in [*uses[:period]] * 6:
+        future.use(key)
+    if uses and len(set(uses[:period])) == len(uses[:period]):
+        assert future.trusted
+        cycle = uses[:period]
+        assert [future.distance(key) for key in cycle] == list(range(1, len(cycle) + 1))
+    assert future.distance("nobody") == float("inf")
+
+
+def test_only_so_many_uses_are_remembered(monkeypatch):
+    monkeypatch.setattr(levels_future, "KEPT", 16)
+    future = Future()
+    for number in range(1000):
+        future.use(number % 10)
+        if number > 50:
+            assert future.trusted
+            assert future.distance((number + 3) % 10) == 3
+    assert len(future._uses) < 32
+    for number in range(1000, 1100):
+        future.use(number)
+    assert not future.trusted
+    assert len(future._at) < 32 > len(future._after)
+
+
+@given(st.lists(STEP, max_size=60))
+def test_no_key_is_lost_on_a_level_of_blocks(steps):
+    levels, there = Levels([10, 16, 24], [1, 1, 4]), {}
+    for what, key, nbytes, priority in steps:
+        if what == "put":
+            if put(levels, key, nbytes, priority):
+                there[key] = nbytes
+        elif what == "remove":
+            levels.remove(key)
+            there.pop(key, None)
+        elif key in there:
+            access(levels, key)
+        assert set(levels) == set(there)
+        low = [nbytes for key, nbytes in there.items() if levels.level_of(key) == 2]
+        assert levels.taken[2] == sum(max(1, -(-nbytes // 4)) * 4 for nbytes in low) <= 24
+        assert levels.used[2] == sum(low)
+        assert levels.taken[:2] == levels.used[:2]
+
+
 def test_the_file_is_pure():
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert imported == {"__future__", "collections", "collections.abc", "dataclasses", "toprope.tiers.levels_future"}
+    imported = set()
+    for file in (module, levels_future):
+        tree = ast.parse(Path(file.__file__).read_text(encoding="utf-8"))
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert imported == {
+        "__future__", "bisect", "collections", "collections.abc", "dataclasses", "toprope.tiers.levels_future"
+    }  # fmt: skip

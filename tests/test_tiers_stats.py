@@ -117,7 +117,7 @@ def test_waiting_and_overlap_are_what_a_clock_beside_them_says(computes):
         wall = time.perf_counter() - begin
         stats = settled(handle)
         assert stats.loads * 0.006 / 2 <= stats.moving_seconds  # two requests of at least 3 ms each, two at a time
-        assert stats.moving_seconds <= sum(stats.busy_seconds.values()) + stats.loads * 0.03
+        assert stats.moving_seconds <= time.perf_counter() - begin
         if computes:
             assert stats.waited_seconds < wall - 18 * computes + 0.02
             assert stats.overlap > 0.5
@@ -166,9 +166,7 @@ def test_training_counts_gradients_states_and_weights_on_their_way(tmp_path):
     # gradients that leave the device, and activations; then the weights that do not live on it
     assert gone == out + told["activations_moved_bytes"] // 2 > 0
     assert stats.moved["device_to_host"] == gone + away * MIB
-    assert (
-        2 * weights <= stats.moved["disk_write"] <= 2.02 * weights
-    )  # tiles end within blocks, which are written whole
+    assert 2 * weights <= stats.moved["disk_write"] <= 2.02 * weights  # tiles end within blocks
     assert stats.peak_bytes["disk"] >= 2 * weights
     assert stats.peak_bytes["host"] <= 40_000_000
     handle.detach()

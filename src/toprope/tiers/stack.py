@@ -318,14 +318,14 @@ class TierStack:
                 done.append(move)
             result = then()
         except BaseException:
-            try:
-                while done:
-                    self._contents.shift(done[-1].back)
-                    done.pop()
-            except (TierError, TierCapacityError):
-                pass  # the rest stays where it is, which is as good; the first error counts
+            left = []
+            for move in reversed(done):
+                try:
+                    self._contents.shift(move.back)
+                except (TierError, TierCapacityError):
+                    left.append(move)  # it stays where it is, on a disk; the first error counts
             self._contents.lower(key)
-            self._count(done)
+            self._count(left)
             raise
         self._count(moves)
         return result
