@@ -335,6 +335,27 @@ def test_memory_that_runs_out_on_a_rung_that_is_kept_to_is_an_error(engine, monk
         kept.edit(request())
 
 
+def test_a_batch_that_has_no_room_is_done_in_halves(engines, monkeypatch) -> None:
+    engine, run, sizes, steps = engines["kontext"], engines["kontext"].family.run, [], []
+
+    def no_room(pipeline, pictures, *rest):
+        sizes.append(len(pictures))
+        if len(pictures) > 1:
+            raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 3.47 GiB")
+        return run(pipeline, pictures, *rest)
+
+    monkeypatch.setattr(engine.family, "run", no_room)
+    results = engine.edit_all([request(seed=seed) for seed in (1, 2, 3)], on_step=steps.append)
+    assert sizes == [3, 1, 2, 1, 1]
+    assert [(step.number, step.of) for step in steps] == [(1, 4), (2, 4), (3, 6), (4, 6), (5, 6), (6, 6)]
+    assert results[0].record["notices"] == [
+        "memory ran out with 3 pictures at once, going on with 2",
+        "memory ran out with 2 pictures at once, going on with 1",
+    ]
+    for seed, result in zip((1, 2, 3), results, strict=True):
+        assert result.pictures[0].tobytes() == engine.edit(request(seed=seed)).pictures[0].tobytes()
+
+
 # ---- families and tiny pipelines
 
 

@@ -19,6 +19,7 @@ PATHS = {
     "_scaled_dot_product_efficient_attention": "memory-efficient",
     "_scaled_dot_product_cudnn_attention": "cuDNN",
     "_scaled_dot_product_fused_attention_overrideable": "fused by the device",
+    "scaled_dot_product_attention": "the device's own kernel",  # registered for the whole operator, as torch_npu does
     "_scaled_dot_product_attention_math": "math",
     "_scaled_dot_product_attention_math_for_mps": "math on MPS",
     "npu_fusion_attention": "fused by the NPU",
@@ -26,6 +27,7 @@ PATHS = {
     "npu_fused_infer_attention_score": "fused by the NPU",
     "npu_prompt_flash_attention": "fused by the NPU",
     "_flash_attention_forward": "flash",
+    "_flash_attn_forward": "flash (flash_attn)",
     "_efficient_attention_forward": "memory-efficient",
 }
 """Operators that are attention, and what to call them."""

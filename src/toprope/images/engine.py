@@ -243,6 +243,9 @@ class Engine:
                 return self._run(group, watch)
             except Exception as error:
                 failed = error
+            if len(group) > 1 and self.device.is_out_of_memory(failed):
+                del failed
+                return self._in_halves(group, watch)
             try:
                 self._holding.answer(failed)
             finally:
@@ -250,6 +253,15 @@ class Engine:
             self._prompts.clear()
             self._attention.clear()
             watch.again()
+
+    def _in_halves(self, group: Sequence[Row], watch: Watch) -> list[Image]:
+        half = len(group) // 2
+        self._notices.notice(f"memory ran out with {len(group)} pictures at once, going on with {len(group) - half}")
+        self._holding.collect()
+        watch.split()
+        first = self._safely(group[:half], watch)
+        watch.group_done()
+        return first + self._safely(group[half:], watch)
 
     def _run(self, group: Sequence[Row], watch: Watch) -> list[Image]:
         """The pictures of a batch."""

@@ -62,7 +62,7 @@ class Holding:
         if self.loaded.pipeline is not None:
             self.placement.undo(self.loaded)
         self.adapters = self.loaded.pipeline = None
-        self._collect()
+        self.collect()
 
     def answer(self, error: Exception) -> None:
         """Do something against an error, so that what failed can be tried again.
@@ -104,7 +104,7 @@ class Holding:
         self._notices.notice(f"memory ran out on the rung {rung!r}, going on with {lower!r}: {said}")
         error.__traceback__ = None  # its frames hold tensors
         self.placement.undo(loaded)
-        self._collect()
+        self.collect()
         self.placement = make_placement(lower)
 
     def _go_safer(self, wrong: NoPicture) -> None:
@@ -126,7 +126,8 @@ class Holding:
         self.placement = make_placement(rung)
         self.load()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Give back to the device what nothing holds any more."""
         gc.collect()
         self.loaded.device.empty_cache()
 

@@ -63,6 +63,11 @@ class Watch:
         """The steps of this batch are done anew."""
         self._number = 0
 
+    def split(self) -> None:
+        """A batch is done anew as two."""
+        self._groups += 1
+        self._number = 0
+
     def group_done(self) -> None:
         """A batch is done."""
         self._done, self._number = self._done + self._number, 0
