@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,41 +17,14 @@ from toprope.tiers.packing import Packing, Reference
 from toprope.tiers.placing import Placing
 from toprope.tiers.plan_model import Plan, Tier, aligned
 from toprope.tiers.ring import Ring, Slot, Unit
+from toprope.tiers.running import Local, Needs, caller, ended
 from toprope.tiers.trace import Order, Trace
 from toprope.tiers.transfer import Transfers, forked
 
-__all__ = ["DIRECT", "Engine", "Needs"]
+__all__ = ["DIRECT", "Engine"]
 
 DIRECT = 512
 """Slots have this much room more for each weight that can be read from a file into its place."""
-
-
-@dataclass(eq=False)
-class Needs:
-    """What a module needs while it runs.
-
-    Attributes:
-        name: of the module.
-        weights: that it uses itself.
-        group: the block's group; "" for other modules.
-        root: it is the model itself: its runs are steps.
-        units: that bring the weights, as the plan has it now.
-    """
-
-    name: str
-    weights: list[Weight]
-    group: str = ""
-    root: bool = False
-    units: list[Unit] = field(default_factory=list)
-
-
-class _Local(threading.local):
-    """Of one thread."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[Needs, list[Unit]]] = []
-        self.holding: dict[Unit, int] = {}
-        self.hooks = False
 
 
 class Engine:
@@ -92,7 +64,7 @@ class Engine:
         self.moved: Counter[str] = Counter()
         """Bytes that were moved without the threads, by link."""
         self._process = os.getpid()
-        self._local = _Local()
+        self._local = Local()
         self._placed: dict[Unit, int] = {}
         self.slot_sizes: list[int] = []
         """Bytes of each slot of the plan."""
@@ -122,7 +94,7 @@ class Engine:
         Raises:
             TierError: something cannot be moved; all weights lie somewhere whole then.
         """
-        self.ring.clear()
+        self.ring_clear()
         self.lend()
         tiers = self.tiers(plan)
         order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
@@ -166,6 +138,7 @@ class Engine:
 
     def ring_clear(self) -> None:
         """See `Ring.clear`; of the ring as it is now."""
+        self._forget_ended(self._local, caller())
         self.ring.clear()
 
     def lend(self) -> None:
@@ -227,6 +200,9 @@ class Engine:
             TierError: its weights cannot be brought.
         """
         local = self._local
+        frame = caller()
+        if local.stack or local.holding:  # something may have been interrupted before
+            self._forget_ended(local, frame)
         outermost = not local.stack
         if outermost:
             self._begin(needs, local)
@@ -242,35 +218,45 @@ class Engine:
             if outermost:
                 self._end(local)
             raise
-        local.stack.append((needs, held))
+        local.stack.append((needs, held, frame))
         if self.tracing and needs.group:
             self.trace.enter(needs.group, torch._C._current_graph_task_id() != -1)
 
     def leave(self, needs: Needs) -> None:
         """A module has run, well or not. One that never began is not known here."""
         local = self._local
-        if not any(each is needs for each, _ in local.stack):
+        if not any(each is needs for each, _, _ in local.stack):
             return
         if self.tracing and needs.group:
             if self.device.capabilities.separate_memory:
                 self.device.synchronize()
             self.trace.leave()
         while local.stack:
-            each, held = local.stack.pop()
-            for unit in held:
-                self._give(unit, local)
-            if each is needs:
+            held = local.stack[-1][1]
+            if self._drop_last(local) is needs:
                 break
         if not local.stack:
             self._end(local)
         if held:
             self.ring.prefetch()
 
-    def _begin(self, needs: Needs, local: _Local) -> None:
+    def _drop_last(self, local: Local) -> Needs:
+        needs, held, _ = local.stack.pop()
+        for unit in held:
+            self._give(unit, local)
+        return needs
+
+    def _forget_ended(self, local: Local, frame: Any) -> None:
+        for _ in range(ended(local, frame)):
+            self._drop_last(local)
+        if not local.stack:
+            for unit in list(local.holding):
+                self._give(unit, local)
+            self._end(local)
+
+    def _begin(self, needs: Needs, local: Local) -> None:
         if os.getpid() != self._process:
             raise forked(self._process)
-        for unit in list(local.holding):  # something was interrupted in the middle of the call before
-            self._give(unit, local)
         backward = torch._C._current_graph_task_id() != -1
         if self.stale is not None:
             stale, self.stale = self.stale, None
@@ -285,14 +271,14 @@ class Engine:
     def _again(self, needs: Needs) -> bool:
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
 
-    def _end(self, local: _Local) -> None:
+    def _end(self, local: Local) -> None:
         if local.hooks:
             local.hooks = False
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     # Units
 
-    def _take(self, unit: Unit, local: _Local) -> Slot:
+    def _take(self, unit: Unit, local: Local) -> Slot:
         slot = self.ring.hold(unit)
         self._used(unit)
         local.holding[unit] = 1
@@ -311,7 +297,7 @@ class Engine:
         if not step or step[-1] != unit.name:
             step.append(unit.name)
 
-    def _give(self, unit: Unit, local: _Local) -> None:
+    def _give(self, unit: Unit, local: Local) -> None:
         del local.holding[unit]
         with self.ring.lock:
             self._placed[unit] -= 1
@@ -361,7 +347,7 @@ class Engine:
     def close(self) -> None:
         """End the threads and delete files; weights in files are gone with them."""
         try:
-            self.ring.clear()
+            self.ring_clear()
         finally:
             self.transfers.close()
             self.placing.close()

@@ -265,7 +265,7 @@ class Handle:
         if self._closed:
             return self.model
         engine = self._engine
-        engine.ring.clear()
+        engine.ring_clear()
         where = None if device is None else torch.device(device)
         if where is None:
             lost = [
@@ -313,7 +313,7 @@ class Handle:
         self._closed = True
         self._hooks.remove()
         try:
-            self._engine.ring.clear()
+            self._engine.ring_clear()
         finally:
             if self._places is not None:
                 self._places.close()

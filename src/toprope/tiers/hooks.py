@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from toprope.tiers.engine import Engine, Needs
+from toprope.tiers.engine import Engine
 from toprope.tiers.groups import CLOSED, Model, Weight, is_closed
+from toprope.tiers.running import Needs
 from toprope.tiers.uncompiled import uncompiled
 
 __all__ = ["Hooks"]
