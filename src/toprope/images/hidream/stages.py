@@ -124,25 +124,30 @@ class Twins(Stages):
         _add_to(layer, Added(down, up), self.switch)
         self.added += 1
 
-    def _turn(self) -> None:
-        for owner, short in self.differ:
-            twin, parameters = short + _TWIN, owner._parameters
-            parameters[short], parameters[twin] = parameters[twin], parameters[short]
-        self.switch.on = self.editing = not self.editing
-
     @contextmanager
     def refining(self, pipeline: Any) -> Iterator[nn.Module]:
         """The same transformer with the other weights, and without adapters."""
+        turned = []
         with _without_adapters(pipeline.transformer):
-            self._turn()
             try:
+                self.editing = self.switch.on = False
+                for owner, short in self.differ:
+                    _change_names(owner, short)
+                    turned.append((owner, short))
                 yield pipeline.transformer
             finally:
-                self._turn()
+                for owner, short in turned:
+                    _change_names(owner, short)
+                self.editing = self.switch.on = True
 
     def describe(self) -> dict[str, Any]:
         """What differs."""
         return super().describe() | {"tensors": len(self.differ), "added": self.added}
+
+
+def _change_names(owner: nn.Module, short: str) -> None:
+    twin, parameters = short + _TWIN, owner._parameters
+    parameters[short], parameters[twin] = parameters[twin], parameters[short]
 
 
 class Pair(Stages):
