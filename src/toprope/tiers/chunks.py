@@ -241,9 +241,9 @@ def write_failed(error: OSError, where: str) -> Exception:
         return TierCapacityError(
             f"the disk is full: {where}.",
             looked_at=str(error.strerror),
-            do="free some of it, or give a folder on another disk: attach(..., disk=folder)",
+            do="free some of it, or give a folder on another disk",
         )
     return TierWriteError(
         f"what does not fit into memory cannot be written to {where}: {error.strerror}.",
-        do="check the disk, or give another folder: attach(..., disk=folder)",
+        do="check the disk, or give another folder",
     )

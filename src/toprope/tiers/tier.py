@@ -17,9 +17,9 @@ from toprope.settings import Settings
 from toprope.sizes import gibibytes
 from toprope.tiers.stack_disk import check_folder, file_system, free_on_disk
 
-__all__ = ["LevelStats", "Source", "StackStats", "Tier", "check_memory", "check_tensor", "free_memory"]
+__all__ = ["LevelStats", "StackStats", "Tier", "check_memory", "check_tensor", "free_memory"]
 
-Source = Literal["measured", "configured", "unknown"]
+_Source = Literal["measured", "configured", "unknown"]
 """Where a speed comes from."""
 
 
@@ -108,7 +108,7 @@ class LevelStats:
     misses: int
     evictions: int
     speed: float | None
-    speed_source: Source
+    speed_source: _Source
     write_speed: float | None = None
 
 
