@@ -1,0 +1,137 @@
+"""`toprope ui`: a page in the browser that edits pictures by instruction."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toprope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from toprope.images.engine import Engine
+
+__all__ = ["app", "known_loras"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def ui(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="The folder that a pipeline was saved to.")],
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. The default is reached from here alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 for any that is free.")] = 7860,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
+    memory: Annotated[str, typer.Option(metavar="RUNG", help="A rung of the memory ladder, or auto.")] = "auto",
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="A LoRA that can be picked: a file, or a folder of them. May come again."),
+    ] = None,
+    refiner: Annotated[
+        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+    ] = "none",
+    host_operators: Annotated[
+        bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")
+    ] = False,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep results here. [default: they go when the server stops]"),
+    ] = None,
+    max_upload: Annotated[str, typer.Option(metavar="SIZE", help="The most of one file.")] = "32MiB",
+    max_files: Annotated[int, typer.Option(metavar="N", min=1, help="The most files of one batch.")] = 64,
+    max_waiting: Annotated[int, typer.Option(metavar="N", min=1, help="The most edits that wait.")] = 32,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
+) -> None:
+    """Serve a page that edits pictures: one or many at a time, with progress, history and the device's state.
+
+    The model loads while the page is served already. Ctrl-C stops after the step that runs. Docs: docs/images.md.
+    """
+    from toprope.images.families import find
+    from toprope.images.web import Limits, Studio, serve
+    from toprope.images.web.serving import is_local
+    from toprope.sizes import parse_size
+
+    limits = Limits(upload=parse_size(max_upload), files=max_files, waiting=max_waiting)
+    loras = known_loras(lora or [])
+    find(model)  # a folder that is no model is an error now, and not on the page
+    open_engine = _opener(
+        model, device=device or None, dtype=dtype, memory=memory, refiner=refiner,
+        host_operators=host_operators,
+    )  # fmt: skip
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    # From here on Ctrl-C ends the wait below, whatever is going on.
+    studio = Studio(model.resolve().name, open_engine, out_dir=out_dir, loras=loras, limits=limits)
+    try:
+        served = serve(studio, host=host, port=port, open_browser=open_browser)
+        _say(f"{served.url}  (Ctrl-C stops it)")
+        if not is_local(host):
+            _say("everybody who can reach this address can use the page: it asks for no password.")
+        said = False
+        while not stop.wait(0.2):
+            if not said and studio.loader.state != "loading":
+                said = True
+                _say(_loaded(studio.facts()))
+        _say("stopping after the step that runs")
+        served.stop()
+    finally:
+        ended = studio.close()
+    kept = f"; results are in {out_dir}" if out_dir is not None else ""
+    _say(f"stopped{kept}" if ended else "stopped while an edit was still running")
+
+
+def known_loras(given: list[str]) -> dict[str, str]:
+    """Paths of LoRAs by the name that the page shows: files, and those in folders.
+
+    Raises:
+        UsageError: a path is not there, a folder has none, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for each in given:
+        path = Path(each)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not files or not all(file.is_file() for file in files):
+            raise UsageError(f"there is no LoRA in {each}.", looked_at=each, do="name a .safetensors file or a folder")
+        for file in files:
+            if file.stem in found and found[file.stem] != str(file):
+                raise UsageError(
+                    f"two LoRAs are called {file.stem}.", f"{found[file.stem]}, {file}", "give one of them another name"
+                )
+            found[file.stem] = str(file)
+    return found
+
+
+def _opener(model: Path, **options: Any) -> Callable[[Callable[[str], None]], Engine]:
+    def open_engine(tell: Callable[[str], None]) -> Engine:
+        from toprope.images.engine import Engine
+
+        return Engine.open(model, progress=tell, **options)
+
+    return open_engine
+
+
+def _loaded(facts: dict[str, Any]) -> str:
+    model = facts["model"]
+    if model["problem"] is None:
+        return f"{model['name']} is ready on {facts.get('device')} in {model['seconds']:.0f} s"
+    problem = model["problem"]
+    lines = [f"the model could not be loaded: {problem['what']}"]
+    lines += [
+        f"  {name:<10} {problem[key]}" for key, name in (("looked_at", "looked at"), ("do", "do")) if problem[key]
+    ]
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"toprope: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,130 @@
+"""What stands in the form of a page, made into a request; and which parts of the form a model has."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toprope.errors import SeedError, UsageError
+from toprope.images.request import KNOBS, EditRequest
+
+__all__ = ["FIELDS", "Knob", "dice", "knobs", "picked_loras", "read_form", "read_seed", "seed_text"]
+
+FIELDS = (
+    "instruction", "refine", "seed", "steps", "guidance", "image_guidance", "refine_strength", "negative", "cfg_norm",
+    "num_images", "size", "fit",
+)  # fmt: skip
+"""The fields of the form, in the order in which pages send them."""
+
+SLIDERS = {
+    "steps": (1, 100, 1),
+    "guidance": (0, 20, 0.1),
+    "image_guidance": (0, 10, 0.1),
+    "refine_strength": (0, 1, 0.05),
+}
+"""Least, most and step of the knobs that are sliders. A default beyond makes them longer."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What a page shows of a knob.
+
+    Attributes:
+        shown: whether the model has it.
+        value: its default; None where it has none.
+        most: the right end of a slider; None for what is no slider.
+    """
+
+    shown: bool
+    value: Any = None
+    most: float | None = None
+
+
+def knobs(options: Mapping[str, Any]) -> dict[str, Knob]:
+    """All knobs for a model.
+
+    Args:
+        options: those that the model honours with their defaults, as `Engine.describe` has them.
+    """
+    found = {}
+    for name in KNOBS:
+        value = options.get(name)
+        most: float | None = None
+        if name in SLIDERS:
+            most = max(SLIDERS[name][1], value or 0)
+        found[name] = Knob(name in options, value, most)
+    return found
+
+
+def read_seed(text: Any) -> int | None:
+    """The seed that was typed; None for one that shall be drawn.
+
+    It is a text in the page, since numbers there are exact up to 2**53 only.
+
+    Raises:
+        SeedError: it is none.
+    """
+    words = str("" if text is None else text).strip()
+    if words.lower() in ("", "random", "-1"):
+        return None
+    if words.isascii() and words.isdigit() and int(words) < 2**64:
+        return int(words)
+    raise SeedError(f"{words!r} is not a seed.", do="give a whole number from 0 to 2**64 - 1, or nothing, for any")
+
+
+def seed_text(seed: int | None) -> str:
+    """A seed as it stands in the form."""
+    return "" if seed is None else str(seed)
+
+
+def dice() -> str:
+    """A seed that a person can read out and type."""
+    return str(secrets.randbelow(10**9))
+
+
+def read_form(values: Mapping[str, Any], image: Any, options: Iterable[str], *, refiner: bool) -> EditRequest:
+    """The request that a form stands for.
+
+    Args:
+        values: by the names in `FIELDS`; knobs that the model does not have are passed over, for pages still show
+            them until they know the model.
+        image: a path, or a picture.
+        options: knobs that the model honours.
+        refiner: whether the engine has one.
+
+    Raises:
+        UsageError: a field cannot be.
+    """
+    has = set(options)
+    if image is None or image == "":
+        raise UsageError("there is no picture.", do="drop one on the page, or choose a file")
+    row = {name: values.get(name) for name in FIELDS if name not in KNOBS or name in has}
+    row["instruction"] = str(row.get("instruction") or "").strip()
+    if not row["instruction"]:
+        raise UsageError("there is no instruction.", do='say what to do with the picture, such as "make it snow"')
+    row["seed"] = read_seed(row.get("seed"))
+    row["refine"] = bool(row.get("refine")) if refiner else None
+    row["image"] = image
+    return EditRequest.from_json(row)
+
+
+def picked_loras(picked: Iterable[str] | None, scales: Iterable[Any], known: Mapping[str, str]) -> list[str]:
+    """The LoRAs that a form picks, each as "path:scale". Those with the scale 0 are left out.
+
+    Args:
+        picked: names, in the order of their sliders.
+        scales: values of the sliders; those beyond the picked ones are passed over.
+        known: paths by name.
+
+    Raises:
+        UsageError: a name is not known.
+    """
+    found = []
+    for name, scale in zip(picked or (), scales, strict=False):
+        if name not in known:
+            raise UsageError(f"there is no LoRA {name!r}.", f"known are {', '.join(known) or 'none'}", "pick another")
+        if float(scale):
+            found.append(f"{known[name]}:{float(scale):g}")
+    return found

@@ -1,0 +1,99 @@
+"""What each client has made: the pictures with their parameters, newest first, so many and no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Entry", "Histories", "caption", "parameters"]
+
+SHOWN = ("instruction", "negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm", "size", "fit")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture that was made.
+
+    Attributes:
+        name: of its source, as the client knows it.
+        picture: the file of the result.
+        sidecar: the file with its record.
+        seed: of this picture.
+        record: everything needed to repeat it.
+        before: the file of what was edited, as it compares with the result.
+        when: seconds since 1970.
+    """
+
+    name: str
+    picture: Path
+    sidecar: Path
+    seed: int
+    record: Mapping[str, Any]
+    before: Path | None = None
+    when: float = field(default_factory=time.time)
+
+
+class Histories:
+    """Entries by client.
+
+    Args:
+        most: entries kept of each client.
+        clients: clients kept; the one that made nothing for the longest goes first.
+    """
+
+    def __init__(self, most: int = 60, clients: int = 200) -> None:
+        self._most, self._clients = most, clients
+        self._entries: OrderedDict[str, deque[Entry]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, client: str, entry: Entry) -> None:
+        """Keep an entry."""
+        with self._lock:
+            self._entries.setdefault(client, deque(maxlen=self._most)).appendleft(entry)
+            self._entries.move_to_end(client)
+            while len(self._entries) > self._clients:
+                self._entries.popitem(last=False)
+
+    def of(self, client: str) -> list[Entry]:
+        """A client's entries, newest first."""
+        with self._lock:
+            return list(self._entries.get(client, ()))
+
+    def forget(self, client: str) -> None:
+        """Drop a client's entries. The files stay."""
+        with self._lock:
+            self._entries.pop(client, None)
+
+
+def caption(entry: Entry) -> str:
+    """One line about an entry, for below its picture."""
+    request = entry.record.get("request", {})
+    words = str(request.get("instruction", ""))
+    short = words if len(words) <= 40 else words[:39].rstrip() + "…"
+    return f"{short} · seed {entry.seed}"
+
+
+def parameters(entry: Entry) -> dict[str, Any]:
+    """What was in use for an entry, as a person wants to read it: the knobs first, then with what it was made."""
+    record = entry.record
+    request, engine = record.get("request", {}), record.get("engine", {})
+    found: dict[str, Any] = {"source": entry.name, "seed": str(entry.seed)}
+    found |= {name: request[name] for name in SHOWN if request.get(name) not in (None, "")}
+    if engine.get("loras"):
+        found["loras"] = engine["loras"]
+    for name in ("device", "device_name", "dtype"):
+        if engine.get(name):
+            found[name.replace("_", " ")] = engine[name]
+    attention = (engine.get("attention") or {}).get("path")
+    if attention:
+        found["attention"] = attention
+    for name in ("refinement", "notices"):
+        if record.get(name):
+            found[name] = record[name]
+    found["seconds"] = record.get("seconds")
+    return found

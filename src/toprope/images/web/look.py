@@ -1,0 +1,60 @@
+"""What the page looks like: a theme whose letters are on every machine, and the style of our own parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["CSS", "theme"]
+
+FONTS = ["system-ui", "Segoe UI", "Noto Sans", "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", "sans-serif"]
+MONO = ["ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace"]
+
+CSS = """
+.gradio-container { max-width: 1360px !important; margin: 0 auto !important; padding: 0 1rem !important; }
+footer { display: none !important; }
+#status { padding: 0.6rem 0 0.2rem; }
+#status h1 { display: inline; font-size: 1.25rem; font-weight: 600; margin: 0 1rem 0 0; }
+.status { color: var(--body-text-color-subdued); }
+.status .dot { display: inline-block; width: 0.6rem; height: 0.6rem; border-radius: 50%; margin-right: 0.5rem; }
+.status .dot.ready { background: #2f9e6e; }
+.status .dot.loading { background: #d9a21b; }
+.bar { height: 0.45rem; border-radius: 0.25rem; background: var(--border-color-primary); overflow: hidden; }
+.bar > div { height: 100%; background: var(--color-accent); transition: width 0.2s; }
+.bar.memory { margin-top: 0.25rem; }
+.progress { min-height: 1.2rem; padding: 0.1rem 0.2rem; font-variant-numeric: tabular-nums; }
+.progress > span { display: block; padding-top: 0.3rem; color: var(--body-text-color-subdued); }
+.progress[data-state="none"] { visibility: hidden; }
+.problem { border-left: 3px solid #c2410c; background: color-mix(in srgb, #c2410c 8%, transparent);
+  padding: 0.5rem 0.8rem; border-radius: 0.3rem; overflow-wrap: anywhere; }
+.do { display: inline-block; font-size: 0.8em; padding: 0 0.35rem; border-radius: 0.25rem;
+  background: var(--border-color-primary); color: var(--body-text-color); }
+.facts { font-size: 0.86rem; font-variant-numeric: tabular-nums; margin: 0 !important; }
+.facts, .facts th, .facts td, .facts tr { border: none !important; background: none !important; }
+.facts tr + tr th, .facts tr + tr td { border-top: 1px solid var(--border-color-primary) !important; }
+.facts { width: 100%; border-collapse: collapse; }
+.facts th { text-align: left; font-weight: 500; white-space: nowrap; width: 1%; vertical-align: top;
+  color: var(--body-text-color-subdued) !important; padding: 0.22rem 1rem 0.22rem 0.2rem !important; }
+.facts td { padding: 0.22rem 0.2rem !important; overflow-wrap: anywhere; }
+.facts tr[data-state="failed"] td:nth-child(2) { color: #c2410c; font-weight: 600; }
+.facts tr[data-state="done"] td:nth-child(2) { color: #2f9e6e; font-weight: 600; }
+.facts tr[data-state="waiting"] td { color: var(--body-text-color-subdued); }
+.hint { color: var(--body-text-color-subdued); }
+.gradio-slider input[type=number], input[type=number] { max-width: 4.2rem; }
+#panel .html-container, #status .html-container, #progress .html-container { padding: 0 !important; }
+#panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }
+#dice { align-self: stretch; background-repeat: no-repeat; padding-left: 2.3rem; background-position: 0.8rem center;
+  background-image: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='20' height='20' \
+fill='none' stroke='%2364748b' stroke-width='1.6'%3E%3Crect x='2' y='2' width='16' height='16' rx='3'/%3E%3Cg \
+fill='%2364748b' stroke='none'%3E%3Ccircle cx='6.5' cy='6.5' r='1.5'/%3E%3Ccircle cx='13.5' cy='6.5' r='1.5'/%3E\
+%3Ccircle cx='10' cy='10' r='1.5'/%3E%3Ccircle cx='6.5' cy='13.5' r='1.5'/%3E%3Ccircle cx='13.5' cy='13.5' r='1.5'/%3E\
+%3C/g%3E%3C/svg%3E"); }
+"""
+
+
+def theme() -> Any:
+    """The theme for Gradio. It names fonts and fetches none."""
+    import gradio as gr
+
+    return gr.themes.Default(
+        primary_hue="teal", neutral_hue="slate", font=FONTS, font_mono=MONO, radius_size="sm", spacing_size="sm"
+    )

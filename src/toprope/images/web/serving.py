@@ -1,0 +1,104 @@
+"""Serving the page: on which address, with which limits; nothing is fetched from elsewhere, nobody is told."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from toprope.errors import PackageError, UsageError
+from toprope.images.web.studio import Studio
+
+__all__ = ["Served", "is_local", "quiet_environment", "serve"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs.
+
+    Attributes:
+        url: of its page.
+        host, port: that it listens on.
+        app: of Gradio.
+    """
+
+    url: str
+    host: str
+    port: int
+    app: Any
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self.app.close(verbose=False)
+
+
+def is_local(host: str) -> bool:
+    """Whether only programs on this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def quiet_environment(scratch: Path) -> None:
+    """Set what Gradio and its friends read at import: no statistics, no hub, own files in one folder, no proxy."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_TEMP_DIR"] = str(scratch / "pages")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    # Gradio asks itself over HTTP whether it is up: a proxy would be asked instead.
+    for name in ("NO_PROXY", "no_proxy"):
+        others = [each for each in os.environ.get(name, "").split(",") if each]
+        os.environ[name] = ",".join(dict.fromkeys([*others, "127.0.0.1", "localhost", "::1"]))
+
+
+def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_browser: bool = False) -> Served:
+    """Serve the page of a studio, in threads of its own.
+
+    Args:
+        studio: does the work.
+        host: address to listen on; the default is reached from this machine alone.
+        port: 0 for any that is free.
+        open_browser: open the page in the user's browser.
+
+    Raises:
+        PackageError: Gradio is not installed.
+        UsageError: the address cannot be listened on.
+    """
+    quiet_environment(studio.scratch)
+    try:
+        app: Any = import_module("toprope.images.web.app").make_app(studio)
+    except ImportError as error:
+        raise PackageError(
+            "the page needs Gradio, which cannot be imported.", str(error), "pip install 'toprope[ui]'"
+        ) from error
+    look = import_module("toprope.images.web.look")
+    chosen = port or _free_port(host)
+    try:
+        _, url, _ = app.launch(
+            server_name=host, server_port=chosen, share=False, inbrowser=open_browser, prevent_thread_lock=True,
+            quiet=True, show_error=True, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
+            enable_monitoring=False, max_file_size=studio.limits.upload,
+            allowed_paths=[str(studio.scratch), str(studio.out_dir)], theme=look.theme(), css=look.CSS,
+        )  # fmt: skip
+    except OSError as error:
+        raise UsageError(
+            f"{host}:{chosen} cannot be listened on.", str(error), "name another --port, or 0 for any that is free"
+        ) from error
+    return Served(url, host, chosen, app)
+
+
+def _free_port(host: str) -> int:
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(kind) as found:
+            found.bind((host, 0))
+            return int(found.getsockname()[1])
+    except OSError as error:
+        raise UsageError(f"{host} cannot be listened on.", str(error), "name another --host") from error

@@ -1,0 +1,294 @@
+"""The studio: a model that loads in the background, a desk where edits wait, and what each client has made.
+
+Everything that a page can do is a method here; `toprope.images.web.app` only draws.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toprope.errors import EditCancelled, UsageError
+from toprope.images.pictures import open_picture
+from toprope.images.web.desk import Desk, Job, Problem
+from toprope.images.web.form import picked_loras, read_form
+from toprope.images.web.history import Entry, Histories
+from toprope.images.web.keeping import keep, pack
+from toprope.images.web.loading import Loader
+
+if TYPE_CHECKING:
+    from toprope.images.engine import Engine
+
+__all__ = ["Limits", "Outcome", "Row", "Studio"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may ask for.
+
+    Attributes:
+        upload: bytes of one file.
+        files: in one batch.
+        waiting: edits in the queue.
+        waiting_each: edits of one page in the queue.
+    """
+
+    upload: int = 32 * 2**20
+    files: int = 64
+    waiting: int = 32
+    waiting_each: int = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture of a batch that is over.
+
+    Attributes:
+        name: of its file.
+        entry: the first of its results; None where it failed.
+        problem: why it failed.
+    """
+
+    name: str
+    entry: Entry | None = None
+    problem: Problem | None = None
+
+
+@dataclass
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        entries: the pictures.
+        packed: a ZIP with all files of a batch.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    packed: Path | None = None
+
+    @property
+    def instruction(self) -> str:
+        """What the model was told: what the client wrote, or what a refiner made of it."""
+        return str(self.entries[0].record["request"]["instruction"]) if self.entries else ""
+
+    @property
+    def refinement(self) -> Mapping[str, Any] | None:
+        """What the refiner did; None where it was not asked."""
+        found: Mapping[str, Any] | None = self.entries[0].record.get("refinement") if self.entries else None
+        return found
+
+
+class Studio:
+    """Serves clients, each known by a text of its own.
+
+    Args:
+        name: of the model, for people.
+        open_engine: called in a thread, with a function that takes sentences about what is done, now and later.
+        out_dir: where results are kept; without, they go when the studio is closed.
+        loras: paths that may be picked, by name.
+        limits: what clients may ask for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_engine: Callable[[Callable[[str], None]], Engine],
+        *,
+        out_dir: Path | None = None,
+        loras: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.name, self.limits, self.loras = name, limits or Limits(), dict(loras or {})
+        self.scratch = Path(tempfile.mkdtemp(prefix="toprope-ui-"))
+        self.out_dir = out_dir or self.scratch / "out"
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        self.histories = Histories()
+        self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
+        self._job: Job | None = None
+        self._loras_now: list[str] | None = None
+        self.loader: Loader[Engine] = Loader(lambda tell: open_engine(self._telling(tell)))
+
+    # What clients do
+
+    def edit(self, client: str, values: Mapping[str, Any], image: str | None) -> Job:
+        """Ask for an edit of one picture. The job's result is an `Outcome`.
+
+        Args:
+            client: who asks.
+            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker.
+            image: a file.
+
+        Raises:
+            UsageError: the form cannot be, the picture is none, or too many edits wait.
+        """
+        self._check(values, image)
+        open_picture(image)
+
+        def work(job: Job) -> Outcome:
+            job.result = outcome = Outcome()
+            outcome.entries = self._one(job, client, values, str(image))
+            return outcome
+
+        return self.desk.submit(client, work)
+
+    def edit_all(self, client: str, values: Mapping[str, Any], images: Sequence[str]) -> Job:
+        """Ask for the same edit of several pictures. One that fails stops no other.
+
+        The job's parts are a `Row` for each picture, its result is an `Outcome`: also where it was cancelled.
+
+        Args:
+            client: who asks.
+            values: as for `edit`.
+            images: files.
+
+        Raises:
+            UsageError: the form cannot be, or there are too many.
+        """
+        if len(images) > self.limits.files:
+            raise UsageError(
+                f"{len(images)} pictures are too many for one batch.",
+                looked_at=f"the most is {self.limits.files}; toprope ui --max-files",
+                do="give fewer at once, or use toprope edit --jobs",
+            )
+        self._check(values, images[0] if images else None)
+
+        def work(job: Job) -> Outcome:
+            job.result = outcome = Outcome()
+            try:
+                for image in images:
+                    job.check()
+                    outcome.entries += self._row(job, client, values, image)
+            finally:
+                if outcome.entries:
+                    outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
+            return outcome
+
+        return self.desk.submit(client, work)
+
+    def cancel(self, client: str) -> int:
+        """Stop all edits of a client; how many there were."""
+        return self.desk.cancel(client)
+
+    def leave(self, client: str) -> None:
+        """A client is gone: its edits are stopped, its history is forgotten."""
+        self.cancel(client)
+        self.histories.forget(client)
+
+    # What can be seen
+
+    def facts(self) -> dict[str, Any]:
+        """The model, the device and the queue, ready for JSON."""
+        loader, problem = self.loader, self.loader.problem
+        found: dict[str, Any] = {
+            "model": {
+                "name": self.name,
+                "state": loader.state,
+                "note": loader.note,
+                "seconds": round(loader.seconds, 1),
+                "problem": None if problem is None else vars(problem),
+            },
+            "queue": self.desk.describe(),
+        }
+        engine = loader.opened
+        if engine is None:
+            return found
+        try:
+            told, memory = engine.describe(), engine.memory()
+        except UsageError:  # the model is loaded anew, in another dtype
+            found["model"] |= {"state": "loading", "note": loader.note}
+            return found
+        found |= {
+            name: told.get(name) for name in ("family", "pipeline", "device", "device_name", "simulated", "dtype")
+        }
+        found |= {
+            "attention": (told.get("attention") or {}).get("path"),
+            "rung": (told.get("memory") or {}).get("rung"),
+        }
+        found |= {"loras": [str(each.get("name", each)) for each in told.get("loras") or ()], "memory": memory}
+        return found
+
+    def options(self) -> dict[str, Any] | None:
+        """The knobs that the model honours with their defaults; None before it is ready."""
+        engine = self.loader.opened
+        if engine is None:
+            return None
+        try:
+            return dict(engine.describe()["options"])
+        except UsageError:
+            return None
+
+    def refiner(self) -> str | None:
+        """Who words instructions anew; None for nobody, and before the model is ready."""
+        engine = self.loader.opened
+        try:
+            told = None if engine is None else engine.describe()["refiner"]
+        except UsageError:
+            return None
+        if told is None:
+            return None
+        return str(told.get("provider", "a refiner")) if isinstance(told, dict) else str(told)
+
+    def close(self, seconds: float = 60.0) -> bool:
+        """Cancel all edits, give the device back and remove what was not to be kept; whether it ended in time."""
+        ended = self.desk.close(seconds)
+        engine = self.loader.close(seconds)
+        if engine is not None and ended:
+            engine.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return ended
+
+    # Inside, in the desk's thread
+
+    def _check(self, values: Mapping[str, Any], image: str | None) -> None:
+        """Refuse at once what cannot be, whatever the model is."""
+        read_form(values, image, self.options() or (), refiner=False)
+        picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
+
+    def _one(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+        self._job = job
+        try:
+            if self.loader.state == "loading":
+                job.tell("waiting for the model to be loaded")
+            engine = self.loader.get(job.check)
+            request = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+            self._set_loras(engine, picked_loras(values.get("loras"), values.get("scales") or (), self.loras))
+            result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
+        finally:
+            self._job = None
+        entries = keep(self.out_dir, self.scratch, Path(image), result)
+        for entry in entries:
+            self.histories.add(client, entry)
+        return entries
+
+    def _row(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+        name = Path(image).name
+        try:
+            entries = self._one(job, client, values, image)
+        except EditCancelled:
+            raise
+        except Exception as error:
+            job.add(Row(name, problem=Problem.of(error)))
+            return []
+        job.add(Row(name, entries[0]))
+        return entries
+
+    def _set_loras(self, engine: Any, wanted: list[str]) -> None:
+        if self.loras and wanted != self._loras_now:
+            self._loras_now = None  # not known while it is changed
+            engine.set_loras(wanted)
+            self._loras_now = wanted
+
+    def _telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        """What takes the engine's sentences, for as long as it lives: for the edit that runs, and for the loader."""
+
+        def telling(note: str) -> None:
+            job = self._job
+            if job is not None:
+                job.tell(note)
+            tell(note)
+
+        return telling
