@@ -23,6 +23,7 @@ from toprope.images.hidream.guidance import guide, guide_by_text, guide_with_nor
 from toprope.images.hidream.layout import BASE, FULL, LLAMA, ONE, find_layout
 from toprope.images.hidream.pipeline import target_of
 from toprope.images.hidream.stages import Pair, Switch, Twins, make_stages
+from toprope.tiers import attach
 
 pytestmark = QUIET
 VARIANTS = ("hidream-e1", "hidream-e1-full")
@@ -243,6 +244,41 @@ def test_e1_full_is_what_its_weights_added_up_are(tmp_path) -> None:
         with pytest.raises(UsageError, match=r"refine_strength is 0\.3, and this model has no base"):
             one.edit(request(refine_strength=0.3))
         assert len(one.edit(request(refine_strength=None)).pictures) == 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_users_lora_edits_and_does_not_refine(engines, variant) -> None:
+    engine, edited, refined = engines[variant], request(), request(refine_strength=1)
+    pipeline = engine.loaded.pipeline
+    layer = pipeline.transformer.get_submodule(LAYER)
+    generator = torch.Generator().manual_seed(1)
+    down, up = torch.randn(2, layer.in_features, generator=generator), torch.randn(layer.out_features, 2)
+    want = pixels(engine, edited, refined)
+    lora = {f"transformer.{LAYER}.lora_A.weight": down, f"transformer.{LAYER}.lora_B.weight": up}
+    pipeline.load_lora_weights(lora, adapter_name="user")
+    try:
+        with_lora = pixels(engine, edited, refined)
+        assert with_lora[0] != want[0]
+        assert with_lora[1] == want[1]
+        assert pixels(engine, edited) == with_lora[:1]  # it is on again after refining
+    finally:
+        pipeline.unload_lora_weights()
+    assert pixels(engine, edited, refined) == want
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_stages_work_on_weights_that_come_and_go(engines, variant) -> None:
+    engine = engines[variant]
+    pipeline, want = engine.loaded.pipeline, pixels(engine, request())
+    models = [each for each in (pipeline.transformer, pipeline.refiner) if each is not None]
+    handles = [attach(each, device="600KB", host="1GB", on="cpu", small=1024) for each in models]
+    try:
+        assert all(handle.plan.bytes_in("host") > 0 for handle in handles)
+        assert [pixels(engine, request()) for _ in range(2)] == [want, want]
+    finally:
+        for handle in handles:
+            handle.detach()
+    assert pixels(engine, request()) == want
 
 
 def test_differences_decide_between_twins_and_a_pair(tmp_path) -> None:
