@@ -21,6 +21,7 @@ VERBS = {
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "tiers": "Plan a model larger than the memory of a device: what stays, what is streamed, how fast.",
     "port": "Rewrite a program that only runs on CUDA for NPU, CUDA and CPU, and say what needs a person.",
+    "ui": "Serve a page that edits pictures by instruction, with progress, history and the device's state.",
     "devices": "List the devices that a program would see, and why there are no others.",
     "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
     "status": "Say what `start` began.",
