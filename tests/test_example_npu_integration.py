@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).resolve().parent.parent / "examples" / "npu_integration
 @pytest.mark.parametrize(
     ("options", "device"), [(["--chip", "910B3", "--count", "2"], "npu:0"), (["--device", "cpu"], "cpu")]
 )
-def test_six_steps_pass(options, device):
+def test_17_six_steps_pass(options, device):
     kept = environment()
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD")
     done = subprocess.run(

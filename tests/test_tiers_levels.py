@@ -281,6 +281,9 @@ def test_what_is_brought_ahead_of_its_use_stays_for_it_whatever_the_order_says()
     for key in range(4):
         access(levels, key)
     assert (levels.level_of("x"), levels.level_of("y")) == (0, 0)
+    for key in (*range(4, 8), *range(8)):
+        access(levels, key)
+    assert (levels.level_of("x"), levels.level_of("y")) == (1, 1)  # nobody came for them
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 5))

@@ -99,7 +99,7 @@ class Levels:
         self.capacities = tuple(capacities)
         self.blocks = (1,) * len(self.capacities) if blocks is None else tuple(blocks)
         self.future = Future()
-        self._ahead: set[Key] = set()
+        self._ahead: dict[Key, int] = {}  # after how many uses each was brought ahead of its own
         self._used = [0] * len(self.capacities)
         self._taken = [0] * len(self.capacities)
         self._entries: dict[Key, _Entry] = {}
@@ -211,15 +211,15 @@ class Levels:
 
         Args:
             key: a key that is there.
-            ahead: it is not used yet, but will be: as good as used until it is, and no part of the order.
+            ahead: it is not used yet, but will be soon: not pushed out before, and no part of the order.
         """
         entry = self._entries[key]
         if entry.movable:
             self._orders[entry.level][entry.priority].move_to_end(key)
         if ahead:
-            self._ahead.add(key)
+            self._ahead[key] = self.future.count
         else:
-            self._ahead.discard(key)
+            self._ahead.pop(key, None)
             self.future.use(key)
 
     def remove(self, key: Key) -> int | None:
@@ -231,7 +231,7 @@ class Levels:
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
-        self._ahead.discard(key)
+        self._ahead.pop(key, None)
         self._leave(key, entry)
         return entry.level
 
@@ -254,9 +254,15 @@ class Levels:
         for priority in sorted(self._orders[level]):
             keys = self._orders[level][priority]
             if self.future.trusted:  # a stable sort: what nobody expects goes first, the least recently used before
-                yield from sorted(keys, key=lambda key: 0.0 if key in self._ahead else -self.future.distance(key))
+                yield from sorted(keys, key=self._latest_first)
             else:
                 yield from keys
+
+    def _latest_first(self, key: Key) -> float:
+        brought = self._ahead.get(key)
+        if brought is not None and self.future.count - brought <= len(self._entries):
+            return 0.0  # whoever had it brought will use it soon, or has forgotten it
+        return -self.future.distance(key)
 
     def _draft(self, key: Key, keep: Collection[Key] = ()) -> _Draft:
         """A draft in which the bytes of `key`, where it is there already, are free."""

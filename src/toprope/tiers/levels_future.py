@@ -41,6 +41,11 @@ class Future:
         self._held = 0
 
     @property
+    def count(self) -> int:
+        """Of all uses so far."""
+        return self._start + len(self._uses)
+
+    @property
     def trusted(self) -> bool:
         """Whether the order is known well enough."""
         return self._then is not None and self._held >= ENOUGH

@@ -370,6 +370,8 @@ class TierStack:
             hits=counts.hits,
             misses=counts.misses,
             evictions=counts.evictions,
+            brought=self._contents.brought[level].nbytes,
+            written=self._contents.written[level].nbytes,
             speed=tier.speed if measured is None else measured,
             speed_source="measured" if measured is not None else "unknown" if tier.speed is None else "configured",
             write_speed=self._contents.written[level].speed,

@@ -96,6 +96,8 @@ class LevelStats:
         speed: bytes a second of copies to this level, or of reading from it where it is on a disk; None where nobody
             configured or measured it.
         speed_source: where the speed comes from.
+        brought: bytes copied to this level, or read from it where it is on a disk.
+        written: bytes written to a level on a disk.
         write_speed: bytes a second of writing to a level on a disk, always measured; None before enough was written.
     """
 
@@ -107,6 +109,8 @@ class LevelStats:
     hits: int
     misses: int
     evictions: int
+    brought: int
+    written: int
     speed: float | None
     speed_source: _Source
     write_speed: float | None = None
