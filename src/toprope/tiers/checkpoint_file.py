@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from toprope.errors import TierCapacityError, WeightsError
+from toprope.errors import TierCapacityError, TierReadError, TierWriteError, WeightsError
 from toprope.sizes import decimal
 from toprope.tiers.headers import Stored, read_header
 
@@ -48,6 +48,7 @@ def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> No
 
     Raises:
         TierCapacityError: the disk is full. The file is as it was.
+        TierWriteError: it cannot be written for another reason. The file is as it was.
     """
     header: dict[str, object] = {"__metadata__": note}
     at = 0
@@ -75,7 +76,10 @@ def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> No
             os.close(folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            raise TierWriteError(
+                f"the checkpoint {path} cannot be written: {error.strerror}.",
+                do="check the folder and the disk; the checkpoint that was there before still is",
+            ) from error
         raise TierCapacityError(
             f"the disk has no room for the checkpoint {path}.",
             looked_at=f"it takes {decimal(8 + len(text) + at)}",
@@ -115,7 +119,14 @@ class Reader:
         out = torch.empty(stop - start, dtype=dtype)
         view, at = _bytes(out), tensor.begin + start * dtype.itemsize
         while view:
-            count = os.preadv(self._file.fileno(), [view], at)
+            try:
+                count = os.preadv(self._file.fileno(), [view], at)
+            except OSError as error:
+                raise TierReadError(
+                    f"the checkpoint {self.path} cannot be read: {error.strerror}.",
+                    looked_at=f"{name}, at byte {at}",
+                    do="check the disk, or take another checkpoint",
+                ) from error
             if not count:
                 raise WeightsError(f"{self.path} ends in the middle of {name}.", do="take another checkpoint")
             view, at = view[count:], at + count

@@ -106,7 +106,9 @@ class SpillFile:
         offset = self._extents.take(nbytes)
         if self._extents.end > self._size:
             try:
-                grown = max(self._extents.end, min(self._size + _GROW, self.capacity))
+                disk = os.fstatvfs(self.descriptor)  # others want room there as well
+                ahead = min(_GROW, disk.f_bavail * disk.f_frsize // 8)
+                grown = max(self._extents.end, min(self._size + ahead, self.capacity))
                 try:
                     os.posix_fallocate(self.descriptor, self._size, grown - self._size)
                 except OSError:
