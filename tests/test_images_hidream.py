@@ -23,6 +23,7 @@ from toprope.images.hidream.guidance import guide, guide_by_text, guide_with_nor
 from toprope.images.hidream.layout import BASE, FULL, LLAMA, ONE, find_layout
 from toprope.images.hidream.pipeline import target_of
 from toprope.images.hidream.stages import Pair, Switch, Twins, make_stages
+from toprope.images.results import files_of
 from toprope.tiers import attach
 
 pytestmark = QUIET
@@ -114,6 +115,8 @@ def test_what_the_result_shall_show_follows_its_label() -> None:
 def test_the_same_seed_gives_the_same_bytes_and_what_is_asked_for_counts(engines, variant) -> None:
     engine = engines[variant]
     assert find(tiny(variant))[0].name == "hidream-e1"
+    parts = engine.describe()["parts"]
+    assert (parts["variant"], parts["stages"]["refines"]) == (["1.1", "full"][variant == "hidream-e1-full"], True)
     steps = []
     first = engine.edit(request(), on_step=steps.append)
     assert [(each.number, each.of, each.stage) for each in steps] == [
@@ -356,6 +359,8 @@ def test_parts_are_found_in_a_folder_and_beside_it(tmp_path) -> None:
     found = find_layout(edit)
     assert (found.variant, found.edit, found.base) == ("1.1", edit / "transformer", base / "transformer")
     assert (found.pipeline, found.llama) == (edit, tmp_path / LLAMA[1])
+    assert named("hidream-e1").folders(edit) == [edit, base / "transformer", tmp_path / LLAMA[1]]
+    assert "../" + LLAMA[1] + "/config.json" in files_of(*named("hidream-e1").folders(edit))
     (edit / "vae").rmdir()
     assert find_layout(edit).pipeline == base
     (edit / "transformer").rmdir()

@@ -59,6 +59,7 @@ class Engine:
         self._lock = threading.RLock()
         self._open = True
         self._kind = type(self.loaded.pipeline).__name__
+        self._parts = dict(self.family.describe(self.loaded.pipeline))
         self._defaults = dict(self.family.defaults(self.loaded.pipeline))
         self._prompts = PromptCache()
         self._attention: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -108,7 +109,7 @@ class Engine:
             holding = Holding(loaded, memory, loras, notices)
             holding.load()
         host = HostOperators(notices.notice) if host_operators else None
-        return cls(holding, notices, files_of(folder, full=full_hashes), words, host)
+        return cls(holding, notices, files_of(*family.folders(folder), full=full_hashes), words, host)
 
     # What it is
 
@@ -138,6 +139,7 @@ class Engine:
             "model": str(loaded.folder),
             "family": loaded.family.name,
             "pipeline": self._kind,
+            "parts": self._parts,
             "device": str(loaded.device),
             "device_name": loaded.device.name,
             "simulated": loaded.device.capabilities.simulated,

@@ -84,24 +84,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def files_of(folder: Path, *, full: bool = False) -> dict[str, dict[str, Any]]:
-    """The files of a model by their path in its folder: bytes and a SHA-256.
+def files_of(folder: Path, *others: Path, full: bool = False) -> dict[str, dict[str, Any]]:
+    """The files of a model by their path from its folder: bytes and a SHA-256.
 
     Of safetensors, the hash is that of the header, which has every tensor's name, shape and place: it tells models
     apart in milliseconds, but not two trainings of one model. With `full`, all of a file is read.
 
     Args:
         folder: of the model.
+        others: folders that it is loaded from too.
         full: hash whole files of weights.
     """
     found = {}
-    for file in sorted(folder.rglob("*")):
+    for file in (file for each in (folder, *others) for file in sorted(each.rglob("*"))):
         if file.suffix not in (".json", ".safetensors", ".bin", ".txt", ".model") or not file.is_file():
             continue
         part = "file" if full or file.suffix != ".safetensors" else "header"
         if not full and file.suffix == ".bin":
             part = "nothing"
-        found[file.relative_to(folder).as_posix()] = {
+        found[Path(os.path.relpath(file, folder)).as_posix()] = {
             "bytes": file.stat().st_size, "sha256_of": part, "sha256": _hash(file, part),
         }  # fmt: skip
     return found

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-__all__ = ["Family", "Native", "OnStep", "Prompt", "counted_steps", "diffusers_callback", "stack_prompts"]
+__all__ = [
+    "Family",
+    "Native",
+    "OnStep",
+    "Prompt",
+    "counted_steps",
+    "diffusers_callback",
+    "noise_multiple",
+    "stack_prompts",
+]
 
 
 class OnStep(Protocol):
@@ -103,9 +112,21 @@ class Family(ABC):
     prompt_sees_picture: ClassVar[bool] = False
     """Whether what `encode` gives depends on the picture too, so that it is kept for this text and picture alone."""
 
+    alternates: ClassVar[tuple[str, ...]] = ()
+    """Components that take the denoiser's place for some steps. A placement that is short of memory may leave them on
+    the host: the family brings them when it is their turn, and takes the denoiser back to the host meanwhile."""
+
     @abstractmethod
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
         """A value for every knob in `options`, as the model's authors recommend it."""
+
+    def describe(self, pipeline: Any) -> Mapping[str, Any]:
+        """What there is to say about a loaded model beside what all families say, ready for JSON."""
+        return {}
+
+    def folders(self, folder: Path) -> Sequence[Path]:
+        """The folders that the model in `folder` is loaded from: it, and others that lie outside of it."""
+        return (folder,)
 
     @abstractmethod
     def native(self, pipeline: Any) -> Native:
@@ -175,6 +196,22 @@ def diffusers_callback(on_step: OnStep) -> dict[str, Any]:
         return values
 
     return {"callback_on_step_end": call, "callback_on_step_end_tensor_inputs": ["latents"]}
+
+
+def noise_multiple(multiple: int, factor: int, channels: int) -> int:
+    """The multiple for a picture's sides with which its noise is the same in every dtype: the given one, or twice, ...
+
+    On the CPU, torch draws the same numbers in float32, float16 and bfloat16 where their count is a multiple of 16, and
+    else draws the last 16 of them in another way for each. Real models have so many channels that it always is.
+
+    Args:
+        multiple: what the model needs.
+        factor: pixels for one latent, in each direction.
+        channels: of the latents.
+    """
+    while channels * (multiple // factor) ** 2 % 16:
+        multiple *= 2
+    return multiple
 
 
 @contextmanager

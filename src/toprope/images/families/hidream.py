@@ -30,12 +30,28 @@ class HiDreamE1(Family):
     pipelines = ("HiDreamImagePipeline", "HiDreamImageEditingPipeline")
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
     denoiser = "transformer"
+    alternates = ("refiner",)
     options = frozenset({"negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm"})
 
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
         """Those of the authors' scripts; without a base there is nothing to refine with."""
         refines = pipeline.stages.can_refine
         return DEFAULTS[pipeline.variant] | {"steps": 28, "refine_strength": 0.3 if refines else 0.0, "cfg_norm": True}
+
+    def describe(self, pipeline: Any) -> Mapping[str, Any]:
+        """The edition, and how base and edit weights lie beside each other."""
+        return {"variant": pipeline.variant, "stages": pipeline.stages.describe()}
+
+    def folders(self, folder: Path) -> Sequence[Path]:
+        """Also those of the base and of Llama, where they lie beside the model's."""
+        from toprope.images.hidream.layout import find_layout
+
+        found = find_layout(folder)
+        parts = [folder]
+        for part in (found.pipeline, found.base, found.edit, found.llama):
+            if part is not None and not any(part.resolve().is_relative_to(each.resolve()) for each in parts):
+                parts.append(part)
+        return parts
 
     def native(self, pipeline: Any) -> Native:
         """E1.1 has the base's size in any shape; E1-Full a square of 9/16 of that, 768 of 1024. More is not seen."""
