@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.images.families.base import Family, Native, OnStep, Prompt, counted_steps, diffusers_callback
+from toprope.images.families.base import (
+    Family,
+    Native,
+    OnStep,
+    Prompt,
+    counted_steps,
+    diffusers_callback,
+    noise_multiple,
+)
 from toprope.images.families.finding import index_of
 from toprope.images.families.loading import from_folder
 from toprope.images.request import EditRequest
@@ -36,9 +44,10 @@ class InstructPix2Pix(Family):
 
     def native(self, pipeline: Any) -> Native:
         """The size of the U-Net's latents, times what the VAE makes of them."""
-        edge = int(pipeline.unet.config.sample_size) * pipeline.vae_scale_factor
+        factor = int(pipeline.vae_scale_factor)
+        edge = int(pipeline.unet.config.sample_size) * factor
         deepest = 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
-        return Native(edge * edge, pipeline.vae_scale_factor * deepest)
+        return Native(edge * edge, noise_multiple(factor * deepest, factor, pipeline.vae.config.latent_channels))
 
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline that the folder names; without its safety checker, which paints pictures black."""

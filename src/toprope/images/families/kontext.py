@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.images.families.base import Family, Native, OnStep, Prompt, diffusers_callback
+from toprope.images.families.base import Family, Native, OnStep, Prompt, diffusers_callback, noise_multiple
 from toprope.images.families.loading import from_folder
 from toprope.images.request import EditRequest
 
@@ -41,7 +41,8 @@ class Kontext(Family):
             from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
             sizes = tuple(PREFERRED_KONTEXT_RESOLUTIONS)
-        return Native(edge * edge, pipeline.vae_scale_factor * 2, sizes=sizes)
+        factor = int(pipeline.vae_scale_factor)
+        return Native(edge * edge, noise_multiple(2 * factor, factor, pipeline.latent_channels), sizes=sizes)
 
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline."""
