@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ class Served:
     app: Any
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Answer nobody any more: pages that are open hold connections, which are not waited for."""
+        if getattr(self.app, "server", None) is not None:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each that is cut
+            self.app.server.force_exit = True
         self.app.close(verbose=False)
 
 
