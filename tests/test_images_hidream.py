@@ -147,6 +147,15 @@ def test_pictures_of_a_batch_and_of_other_shapes_are_those_that_they_are_alone(e
     assert engine.edit(request(picture(24, 80), size="keep", guidance=1, image_guidance=1)).pictures[0].size == (24, 80)
 
 
+def test_26_pictures_of_any_mode_and_shape_come_back_in_their_size(engines) -> None:
+    turned = picture(30, 20)
+    turned.getexif()[0x0112] = 6  # a quarter turn
+    inputs = [picture(20, 30, mode) for mode in ("RGBA", "L", "P")] + [turned, picture(10, 4000), picture(1, 1)]
+    asked = [request(each, steps=1, refine_strength=0) for each in inputs]
+    sizes = [each.pictures[0].size for each in engines["hidream-e1"].edit_all(asked)]
+    assert sizes == [(20, 30)] * 4 + [(10, 4000), (1, 1)]
+
+
 # ---- assertion 27: which weights each stage has
 
 
