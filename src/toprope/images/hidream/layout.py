@@ -19,7 +19,7 @@ from typing import Literal
 from toprope.errors import UsageError, WeightsError
 from toprope.images.families.finding import index_of
 
-__all__ = ["BASE", "FULL", "LLAMA", "ONE", "Layout", "Variant", "find_layout"]
+__all__ = ["BASE", "FULL", "LLAMA", "ONE", "Layout", "find_layout"]
 
 Variant = Literal["full", "1.1"]
 
