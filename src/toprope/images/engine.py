@@ -102,7 +102,7 @@ class Engine:
         family, folder = find(model)
         chosen, notices = devices.get(device), Notices(progress)
         words = None
-        if refiner is not None and refiner != "none":
+        if refiner is not None:
             words = import_module("toprope.images.refine").open_refiner(refiner)
         with devices.use(chosen):
             loaded = Loaded(family, folder, None, chosen, read_dtype(dtype, chosen))
@@ -202,7 +202,7 @@ class Engine:
                 raise EditError("the model could not be loaded anew after an error.", do="open another engine")
             self._notices.kept, self._holding.guarded = [], []
             self.device.reset_peak_memory()
-            settled = [settle(self.loaded, request, self._refiner, self._notices.tell) for request in requests]
+            settled = [settle(self.loaded, request, self._refiner, self._notices) for request in requests]
             rows = rows_of(settled)
             groups = list(batches(rows, at_once if self.family.batches else 1))
             pictures: dict[int, list[Image]] = {at: [] for at in range(len(settled))}
@@ -222,6 +222,8 @@ class Engine:
                 with devices.use(self.device):
                     self._prompts.clear()
                     self._holding.drop()
+                if self._refiner is not None:
+                    self._refiner.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from toprope import device
 from toprope.errors import UsageError
 from toprope.images.batching import Settled
 from toprope.images.geometry import plan_frame
+from toprope.images.notices import Notices
 from toprope.images.pictures import open_picture
 from toprope.images.placement import Loaded
 from toprope.images.request import EditRequest
@@ -17,14 +17,14 @@ from toprope.images.request import EditRequest
 __all__ = ["settle"]
 
 
-def settle(loaded: Loaded, request: EditRequest, refiner: Any, tell: Callable[[str], None]) -> Settled:
+def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices) -> Settled:
     """The request with nothing left open.
 
     Args:
         loaded: the model.
         request: as the caller gave it.
         refiner: of `toprope.images.refine`; None for nobody.
-        tell: told what takes long.
+        notices: told what takes long, and what is done otherwise than asked for.
 
     Raises:
         UsageError: the request cannot be, or the model does not honour one of its knobs.
@@ -54,8 +54,12 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, tell: Callable[[s
     family.check(loaded.pipeline, replace(request, **closed))
     refinement = None
     if refiner is not None and request.refine is not False:
-        tell("wording the instruction anew")
+        notices.tell("wording the instruction anew")
         found = refiner.refine(opened.picture, request.instruction)
-        refinement, closed["instruction"] = found.as_json(), found.instruction
+        if found.refined:
+            closed["instruction"] = family.worded(loaded.pipeline, found.instruction, found.description)
+        else:
+            notices.notice(f"the instruction is used as it was given: {found.reason}")
+        refinement = found.as_json()
     request = replace(request, **closed)
     return Settled(request, opened, frame, closed["seed"], refinement)

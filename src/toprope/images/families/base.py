@@ -139,6 +139,16 @@ class Family(ABC):
             UsageError: such as refine_strength without the weights for it.
         """
 
+    def worded(self, pipeline: Any, instruction: str, description: str) -> str:
+        """An instruction that a refiner worded anew, in the form that the model was trained with.
+
+        Args:
+            pipeline: of the model.
+            instruction: what to do.
+            description: what the picture shall show afterwards; may be "".
+        """
+        return instruction
+
     @abstractmethod
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline on the host, in evaluation mode, from local files alone.

@@ -72,6 +72,12 @@ class HiDreamE1(Family):
                 do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder",
             )
 
+    def worded(self, pipeline: Any, instruction: str, description: str) -> str:
+        """E1-Full was trained with instruction and description, E1.1 with instructions alone."""
+        if pipeline.variant != "full" or not description:
+            return instruction
+        return f"Editing Instruction: {instruction}. Target Image Description: {description}"
+
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline with base and edit weights; those are checked before either is loaded."""
         from toprope.images.hidream.loading import load_pipeline
