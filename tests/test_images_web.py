@@ -216,6 +216,9 @@ def test_a_model_loads_while_others_look():
         return "model"
 
     loader = Loader(open_it)
+    assert loader.state == "loading"
+    loader.start()
+    loader.start()  # once is enough
     while loader.note == "starting":
         time.sleep(0.001)
     assert (loader.state, loader.note, loader.opened) == ("loading", "reading weights", None)
@@ -238,6 +241,9 @@ def test_a_model_that_cannot_be_loaded_says_so_to_every_edit():
         raise UsageError("no model there.", looked_at="/nowhere", do="name a folder")
 
     loader = Loader(open_it)
+    assert loader.state == "loading"
+    loader.start()
+    loader.start()  # once is enough
     assert loader.wait(LONG)
     assert loader.state == "failed"
     with pytest.raises(EditError, match=r"could not be loaded: no model there.(?s:.)*name a folder"):
@@ -322,12 +328,14 @@ def test_parameters_are_what_was_in_use():
     made = Entry("cat.png", Path("c.png"), Path("c.json"), 2**64 - 1, {
         "request": {"instruction": "make it snow " * 9, "steps": 4, "negative": "", "guidance": 1.5},
         "engine": {"device": "npu:1", "dtype": "bfloat16", "attention": {"path": "flash"}, "loras": []},
+        "refinement": {"given": "snow", "refined": False, "reason": "no answer"},
         "seconds": 1.25,
     })  # fmt: skip
     found = parameters(made)
     assert found["seed"] == str(2**64 - 1)
     assert found["steps"] == 4
     assert found["attention"] == "flash"
+    assert (found["instruction as written"], found["worded anew"]) == ("snow", "no: no answer")
     assert "negative" not in found
     assert "loras" not in found
     assert len(caption(made)) < 80
@@ -436,6 +444,7 @@ def make_studio(tmp_path):
 
     def make(engine, **options):
         made.append(Studio("m", lambda tell: engine, out_dir=tmp_path / "out", **options))
+        made[-1].load()
         return made[-1]
 
     yield make
@@ -554,8 +563,9 @@ def test_what_cannot_be_is_refused_before_it_waits(make_studio, cat, tmp_path):
         ({"instruction": ""}, cat, UsageError), ({"seed": "x"}, cat, SeedError), ({"steps": 0}, cat, UsageError),
         ({}, None, UsageError), ({}, str(broken), ImageError), ({"loras": ["x"], "scales": [1]}, cat, UsageError),
     ):  # fmt: skip
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             studio.edit("a", values(**change), image)
+        assert str(tmp_path) not in str(caught.value)  # a picture is called by its name
     with pytest.raises(UsageError, match="3 pictures are too many"):
         studio.edit_all("a", values(), [cat] * 3)
     with pytest.raises(UsageError, match="no picture"):
@@ -576,7 +586,7 @@ def test_a_corrupt_file_stops_no_other_of_a_batch(make_studio, cat, tmp_path):
     assert [(row.name, row.problem is None) for row in job.parts] == [
         ("cat.png", True), ("broken.png", False), ("dog.png", True),
     ]  # fmt: skip
-    assert "broken.png" in job.parts[1].problem.what
+    assert job.parts[1].problem.what.startswith("broken.png cannot be read")
     assert job.parts[1].problem.do
     steps = [(view.parts, view.step.number) for view in views if view.step and view.state is State.RUNNING]
     assert steps == [(0, 1), (0, 2), (2, 1), (2, 2)]
@@ -662,17 +672,27 @@ def test_an_edit_waits_for_the_model_and_hears_when_it_cannot_be_loaded(tmp_path
 
     studio = Studio("m", open_engine, out_dir=tmp_path / "out")
     job = studio.edit("a", values(), cat)
+    studio.load()
     while job.view().note == "":
         time.sleep(0.001)
-    assert job.view().note == "waiting for the model to be loaded"
+    assert job.view().note in ("waiting for the model to be loaded", "reading weights")
     assert studio.facts()["model"]["state"] == "loading"
     go.set()
     assert job.wait(LONG)
     assert job.state is State.FAILED
+    assert "waiting for the model to be loaded" in [view.note for view in job.views(0)]
     assert "cut short" in job.problem.what
     assert job.problem.do == "copy them again"
     assert studio.facts()["model"]["problem"]["do"] == "copy them again"
     assert studio.close(LONG)
+
+
+def test_a_studio_that_never_loaded_can_be_closed(tmp_path, cat):
+    studio = Studio("m", lambda tell: 1 / 0)
+    job = studio.edit("a", values(), cat)
+    assert studio.facts()["model"]["state"] == "loading"
+    assert studio.close(LONG)
+    assert job.state is State.CANCELLED
 
 
 # The server's edges

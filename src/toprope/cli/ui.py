@@ -74,6 +74,7 @@ def ui(
     studio = Studio(model.resolve().name, open_engine, out_dir=out_dir, loras=loras, limits=limits)
     try:
         served = serve(studio, host=host, port=port, open_browser=open_browser)
+        studio.load()  # after the page is there: both are mostly imports, which do not go side by side
         _say(f"{served.url}  (Ctrl-C stops it)")
         if not is_local(host):
             _say("everybody who can reach this address can use the page: it asks for no password.")

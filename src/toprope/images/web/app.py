@@ -122,8 +122,8 @@ class Page:
                     buttons=["fullscreen"],
                 )  # fmt: skip
                 self.several = gr.Gallery(
-                    label="All pictures of this edit", columns=4, height=150, visible=False, allow_preview=False,
-                    elem_id="several",
+                    label="All pictures of this edit", show_label=False, columns=4, height=150, visible=False,
+                    allow_preview=False, elem_id="several",
                 )  # fmt: skip
         self.progress = gr.HTML(progress_html(None), elem_id="progress")
         self.refined = gr.Textbox(
@@ -143,12 +143,19 @@ class Page:
             self.cancel_all = gr.Button("Cancel", elem_id="cancel-all")
         self.progress_all = gr.HTML(progress_html(None), elem_id="progress-all")
         self.rows = gr.HTML("", elem_id="rows")
-        self.results = gr.Gallery(label="Results", columns=4, height=260, visible=False, elem_id="results")
+        self.results = gr.Gallery(
+            label="Results", show_label=False, columns=4, height=260, visible=False, elem_id="results"
+        )
         self.packed = gr.File(label="All of them as a ZIP", visible=False, interactive=False, elem_id="packed")
 
     def _history(self) -> None:
         self.gallery = gr.Gallery(
-            label="What this page has made, newest first", columns=5, height=260, allow_preview=False, elem_id="gallery"
+            label="What this page has made",
+            show_label=False,
+            columns=5,
+            height=260,
+            allow_preview=False,
+            elem_id="gallery",
         )
         self.chosen = gr.State(None)
         self.parameters = gr.HTML(parameters_html(None), elem_id="parameters")

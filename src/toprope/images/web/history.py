@@ -92,8 +92,11 @@ def parameters(entry: Entry) -> dict[str, Any]:
     attention = (engine.get("attention") or {}).get("path")
     if attention:
         found["attention"] = attention
-    for name in ("refinement", "notices"):
-        if record.get(name):
-            found[name] = record[name]
+    refinement = record.get("refinement")
+    if refinement:
+        found["instruction as written"] = refinement.get("given", "")
+        found["worded anew"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
+    if record.get("notices"):
+        found["notices"] = record["notices"]
     found["seconds"] = record.get("seconds")
     return found

@@ -16,7 +16,7 @@ Opened = TypeVar("Opened")
 
 
 class Loader(Generic[Opened]):
-    """Opens something in the background.
+    """Opens something in the background, once `start` was called.
 
     Args:
         open_it: called once, in a thread, with a function that takes sentences about what is done.
@@ -31,7 +31,12 @@ class Loader(Generic[Opened]):
         self._began = time.monotonic()
         self._seconds: float | None = None
         self._thread = threading.Thread(target=self._load, name="toprope-loads", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin. Calling it again does nothing."""
+        if self._thread.ident is None:
+            self._began = time.monotonic()
+            self._thread.start()
 
     @property
     def opened(self) -> Opened | None:
@@ -83,7 +88,8 @@ class Loader(Generic[Opened]):
 
     def close(self, seconds: float = 60.0) -> Any:
         """Wait for its end and hand out what was opened; None where nothing was."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         opened, self._opened = self._opened, None
         return opened
 

@@ -10,7 +10,8 @@ FONTS = ["system-ui", "Segoe UI", "Noto Sans", "Noto Sans CJK SC", "PingFang SC"
 MONO = ["ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 CSS = """
-.gradio-container { max-width: 1360px !important; margin: 0 auto !important; padding: 0 1rem !important; }
+.gradio-container { width: 100% !important; max-width: 1360px !important; margin: 0 auto !important;
+  padding: 0 1rem !important; }
 footer { display: none !important; }
 #status { padding: 0.6rem 0 0.2rem; }
 #status h1 { display: inline; font-size: 1.25rem; font-weight: 600; margin: 0 1rem 0 0; }
@@ -35,12 +36,17 @@ footer { display: none !important; }
 .facts th { text-align: left; font-weight: 500; white-space: nowrap; width: 1%; vertical-align: top;
   color: var(--body-text-color-subdued) !important; padding: 0.22rem 1rem 0.22rem 0.2rem !important; }
 .facts td { padding: 0.22rem 0.2rem !important; overflow-wrap: anywhere; }
+.facts.rows td:nth-child(-n+2) { white-space: nowrap; padding-right: 1rem !important; width: 1%; max-width: 14rem;
+  overflow: hidden; text-overflow: ellipsis; vertical-align: top; }
 .facts tr[data-state="failed"] td:nth-child(2) { color: #c2410c; font-weight: 600; }
 .facts tr[data-state="done"] td:nth-child(2) { color: #2f9e6e; font-weight: 600; }
 .facts tr[data-state="waiting"] td { color: var(--body-text-color-subdued); }
 .hint { color: var(--body-text-color-subdued); }
-.gradio-slider input[type=number], input[type=number] { max-width: 4.2rem; }
-#panel .html-container, #status .html-container, #progress .html-container { padding: 0 !important; }
+span[data-testid="block-info"] { white-space: nowrap; }
+input[type=number] { max-width: 3.6rem; }
+#files button[aria-label*="emove"], #packed button[aria-label*="emove"] { display: none; }
+#panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,
+#rows .html-container, #parameters .html-container { padding: 0 !important; }
 #panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }
 #dice { align-self: stretch; background-repeat: no-repeat; padding-left: 2.3rem; background-position: 0.8rem center;
   background-image: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='20' height='20' \

@@ -83,18 +83,23 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
             "the page needs Gradio, which cannot be imported.", str(error), "pip install 'toprope[ui]'"
         ) from error
     look = import_module("toprope.images.web.look")
-    chosen = port or _free_port(host)
-    try:
-        _, url, _ = app.launch(
-            server_name=host, server_port=chosen, share=False, inbrowser=open_browser, prevent_thread_lock=True,
-            quiet=True, show_error=True, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
-            enable_monitoring=False, max_file_size=studio.limits.upload,
-            allowed_paths=[str(studio.scratch), str(studio.out_dir)], theme=look.theme(), css=look.CSS,
-        )  # fmt: skip
-    except OSError as error:
-        raise UsageError(
-            f"{host}:{chosen} cannot be listened on.", str(error), "name another --port, or 0 for any that is free"
-        ) from error
+    for left in (2, 1, 0):
+        chosen = port or _free_port(host)
+        try:
+            _, url, _ = app.launch(
+                server_name=host, server_port=chosen, share=False, inbrowser=open_browser, prevent_thread_lock=True,
+                quiet=True, show_error=True, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
+                enable_monitoring=False, max_file_size=studio.limits.upload,
+                allowed_paths=[str(studio.scratch), str(studio.out_dir)], theme=look.theme(), css=look.CSS,
+            )  # fmt: skip
+            break
+        except OSError as error:
+            if port or not left:  # a port that was free may be taken by now
+                raise UsageError(
+                    f"{host}:{chosen} cannot be listened on.",
+                    str(error),
+                    "name another --port, or 0 for one that is free",
+                ) from error
     return Served(url, host, chosen, app)
 
 

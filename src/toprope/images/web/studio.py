@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.errors import EditCancelled, UsageError
+from toprope.errors import EditCancelled, ImageError, UsageError
 from toprope.images.pictures import open_picture
 from toprope.images.web.desk import Desk, Job, Problem
 from toprope.images.web.form import picked_loras, read_form
@@ -82,8 +83,17 @@ class Outcome:
         return found
 
 
+@contextmanager
+def _by_name(image: Any) -> Iterator[None]:
+    """A context in which errors about a picture call it by its name: where uploads lie means nothing to anybody."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(*(str(text).replace(str(image), Path(image).name) for text in error.args)) from error
+
+
 class Studio:
-    """Serves clients, each known by a text of its own.
+    """Serves clients, each known by a text of its own. The model is loaded once `load` was called.
 
     Args:
         name: of the model, for people.
@@ -112,6 +122,10 @@ class Studio:
         self._loras_now: list[str] | None = None
         self.loader: Loader[Engine] = Loader(lambda tell: open_engine(self._telling(tell)))
 
+    def load(self) -> None:
+        """Begin to load the model, in a thread; edits can be asked for before."""
+        self.loader.start()
+
     # What clients do
 
     def edit(self, client: str, values: Mapping[str, Any], image: str | None) -> Job:
@@ -126,7 +140,8 @@ class Studio:
             UsageError: the form cannot be, the picture is none, or too many edits wait.
         """
         self._check(values, image)
-        open_picture(image)
+        with _by_name(image):
+            open_picture(image)
 
         def work(job: Job) -> Outcome:
             job.result = outcome = Outcome()
@@ -256,7 +271,8 @@ class Studio:
             engine = self.loader.get(job.check)
             request = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
             self._set_loras(engine, picked_loras(values.get("loras"), values.get("scales") or (), self.loras))
-            result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
+            with _by_name(image):
+                result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
         finally:
             self._job = None
         entries = keep(self.out_dir, self.scratch, Path(image), result)

@@ -31,7 +31,7 @@ def rows_html(rows: Sequence[Row], names: Sequence[str]) -> str:
             state = "failed"
             said = "" if problem is None else f'{escape(problem.what)} <span class="do">do</span> {escape(problem.do)}'
         lines.append(f'<tr data-state="{state}"><td>{escape(name)}</td><td>{state}</td><td>{said}</td></tr>')
-    return f'<table class="facts">{"".join(lines)}</table>' if lines else ""
+    return f'<table class="facts rows">{"".join(lines)}</table>' if lines else ""
 
 
 def parameters_html(found: Mapping[str, Any] | None) -> str:

@@ -1,0 +1,111 @@
+"""Draws docs/figures/images-*.png: the page of `toprope ui` over a tiny model, in headless Chromium.
+
+    .venv/bin/python scripts/page_figures.py
+
+The pictures that the page shows are noise, since the tiny model's weights are random.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "figures"
+
+
+def landscape(path: Path, shift: int = 0) -> None:
+    """Save a drawn picture: a sky, a sun, two hills and a house."""
+    picture = Image.new("RGB", (480, 320), (150, 200, 235))
+    draw = ImageDraw.Draw(picture)
+    for row in range(200):
+        draw.line((0, row, 480, row), (110 + row // 3, 165 + row // 4, 225 + row // 10))
+    draw.ellipse((360 - shift, 30, 420 - shift, 90), (255, 225, 120))
+    draw.ellipse((-140, 170, 330, 520), (86, 140, 84))
+    draw.ellipse((160, 200, 700, 560), (112, 162, 92))
+    draw.rectangle((250, 190, 330, 250), (196, 120, 92))
+    draw.polygon([(240, 192), (290, 150), (340, 192)], (120, 66, 58))
+    draw.rectangle((282, 214, 300, 250), (84, 52, 44))
+    picture.save(path)
+
+
+def shoot(page: Page, name: str) -> None:
+    """Save what the page shows, in few colours."""
+    time.sleep(0.8)  # what moves comes to rest
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        page.screenshot(path=file.name)
+        picture = Image.open(file.name).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        picture.save(FIGURES / f"images-{name}.png", optimize=True)
+
+
+def draw(page: Page, folder: Path) -> None:
+    """Go through the page."""
+    cat = folder / "house.png"
+    landscape(cat)
+    landscape(folder / "hill.png", 200)
+    (folder / "broken.png").write_bytes(cat.read_bytes()[:200])
+    (folder / "go").touch()
+    page.wait_for_selector("#steps input[type=number]")
+    page.set_input_files("#picture input[type=file]", str(cat))
+    page.wait_for_selector("#picture img")
+    page.fill("#instruction textarea", "make it snow")
+    page.click("#dice")
+    page.fill("#steps input[type=number]", "60")
+    page.press("#steps input[type=number]", "Tab")
+    page.click("#edit")
+    page.wait_for_function("+document.querySelector('#progress [data-step]')?.dataset.step > 14")
+    page.wait_for_function("document.querySelector('#panel').innerText.includes('one runs, step')")
+    shoot(page, "running")
+    page.wait_for_selector("#progress [data-state=done]")
+    page.wait_for_selector("#slider img")
+    time.sleep(1.5)
+    shoot(page, "page")
+    page.fill("#steps input[type=number]", "4")
+    page.press("#steps input[type=number]", "Tab")
+    page.get_by_role("tab", name="Batch").click()
+    files = [str(folder / name) for name in ("house.png", "broken.png", "hill.png")]
+    page.set_input_files("#uploads input[type=file]", files)
+    page.wait_for_function("document.querySelector('#uploads').innerText.includes('hill')")
+    page.click("#edit-all")
+    page.wait_for_selector("#progress-all [data-state=done]")
+    page.wait_for_selector("#results img")
+    shoot(page, "batch")
+    page.get_by_role("tab", name="History").click()
+    page.locator("#gallery .grid-container button").last.click()
+    page.wait_for_selector("#parameters table")
+    shoot(page, "history")
+
+
+def main() -> None:
+    """Start the server and the browser, and draw."""
+    chromium = shutil.which("chromium") or sys.exit("there is no Chromium: apt install chromium")
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name) / "log"
+        environment = os.environ | {"TOPROPE_SIM": "910B3,hbm=64MiB", "OMP_NUM_THREADS": "1"}
+        with log.open("w") as file:
+            command = [sys.executable, str(ROOT / "tests" / "images_page_server.py"), name, "ip2p", *sys.argv[1:]]
+            server = subprocess.Popen([*command, "--port", "0"], env=environment, stdout=file, stderr=file)
+        while not (found := re.search(r"http://\S+", log.read_text())):
+            if server.poll() is not None:
+                sys.exit(log.read_text())
+            time.sleep(0.1)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1240, "height": 800})
+            page.goto(found[0])
+            draw(page, folder)
+            browser.close()
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()
