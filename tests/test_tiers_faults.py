@@ -1,5 +1,5 @@
-"""What goes wrong in training is told by its type at the next call, and nothing is corrupted: from the last checkpoint on
-the run goes on to the same bits. For inference the same is in test_tiers_ring; acceptance 6 of the tiers.
+"""What goes wrong in training is told by its type at the next call, and nothing is corrupted: from the last checkpoint
+on the run goes on to the same bits. For inference the same is in test_tiers_ring; acceptance 6 of the tiers.
 """
 
 import errno
@@ -112,15 +112,18 @@ def running(tmp_path):
 
 def test_an_error_of_the_disk_in_a_step_of_training(running, faults):
     ours, path = running
-    chosen = random.Random(0)
+    chosen, told = random.Random(0), set()
     for _ in range(40 if SOAK else 1):
-        for name, kind, error in KINDS.values():
+        for fault, (name, kind, error) in KINDS.items():
             faults.left[name] = kind, chosen.randrange(1, 60)
-            with pytest.raises(error):
+            try:
                 ours.steps(3, 5)
                 ours.handle.training.optimizers.store.flush()
+            except error:
+                told.add(fault)
             faults.left.clear()
             assert again(ours, path, error) == 3
+    assert told == set(KINDS)
 
 
 def test_an_error_of_the_disk_in_a_checkpoint(running, monkeypatch):
@@ -210,7 +213,7 @@ def test_a_disk_that_is_really_full(little_disk, tmp_path):
     ours = Run(disk=little_disk, states="disk", activations="disk", host=300 * KB).steps(0, 1)
     ours.save(path, 1)
     filler = filled(little_disk, 0)
-    with pytest.raises(TierCapacityError, match="the disk is full|no room"):
+    with pytest.raises(TierCapacityError, match=r"the disk is full|no room"):
         ours.steps(1, 4)
     with pytest.raises(TierCapacityError, match="no room for the checkpoint"):
         ours.save(little_disk / "run.safetensors", 2)
@@ -284,7 +287,7 @@ def test_control_c_at_any_moment_of_passes(tmp_path):
         empty, handle = ring.attached(model, tmp_path, limit=20)
 
         def work(empty=empty):
-            while True:
+            for _ in range(60):  # what comes in a finalizer is lost
                 ring.run(empty)
                 trained(empty)
 
@@ -307,7 +310,7 @@ def test_control_c_at_any_moment_of_training(running):
     chosen, came = random.Random(2), 0
 
     def work():
-        for step in range(3, 1000):
+        for step in range(3, 9):
             ours.steps(step, step + 1)
             ours.save(path.with_name("other"), step)
 

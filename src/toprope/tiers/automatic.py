@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toprope.device import Device
-from toprope.errors import PlanError
 from toprope.tiers.plan_model import Budgets
 
 __all__ = ["Automatic"]
@@ -36,18 +35,8 @@ class Automatic:
         self._base = self.device.memory_allocated()
         self.device.reset_peak_memory()
 
-    def end(self, before: Budgets, plan: Callable[[Budgets, bool], None]) -> None:
-        """A step is over: plan anew with what it has shown.
-
-        Args:
-            before: the budgets of that step.
-            plan: makes and applies a plan with some budgets, even if it is as good as the one that there is.
-        """
+    def end(self) -> Budgets:
+        """A step is over: the budgets that it leaves to the weights."""
         peak = self.device.max_memory_allocated() or 0
         self.device.empty_cache()
-        try:
-            plan(self._resolve(max(0, peak - self._base)), False)
-        except Exception as error:
-            if not isinstance(error, PlanError) and not self.device.is_out_of_memory(error):
-                raise
-            plan(before, True)  # as it was, it did
+        return self._resolve(max(0, peak - self._base))

@@ -98,7 +98,7 @@ class AwayWeights:
         if not self._changed:
             self._changed = True
             if not self._lent:  # else it is empty
-                self.engine.ring.clear()
+                self.engine.ring_clear()
         weight.changed = True
         first = start * weight.like.dtype.itemsize
         source = Memory.of(values.detach().contiguous())
@@ -165,7 +165,7 @@ class AwayWeights:
         for load, _ in writing:
             load.wait()
         if self._changed and not self._lent:
-            self.engine.ring.clear()
+            self.engine.ring_clear()
         self._changed = False
 
     def room(self) -> int | None:
@@ -180,7 +180,7 @@ class AwayWeights:
         if not slots:
             yield Memory.on(engine.device, nbytes).tensor
             return
-        engine.ring.clear()
+        engine.ring_clear()
         total = sum(each.memory.nbytes for each in slots)
         if nbytes > total:
             raise TierCapacityError(

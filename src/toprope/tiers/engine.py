@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +65,7 @@ class Engine:
         """Bytes that were moved without the threads, by link."""
         self._process = os.getpid()
         self._local = Local()
-        self._placed: dict[Unit, int] = {}
+        self._placed: defaultdict[Unit, set[object]] = defaultdict(set)
         self.slot_sizes: list[int] = []
         """Bytes of each slot of the plan."""
         self._units: list[Unit] = []
@@ -201,7 +201,7 @@ class Engine:
         """
         local = self._local
         frame = caller()
-        if local.stack or local.holding:  # something may have been interrupted before
+        if local.stack or local.holding or local.fetching:  # something may have been interrupted before
             self._forget_ended(local, frame)
         outermost = not local.stack
         if outermost:
@@ -252,6 +252,9 @@ class Engine:
         if not local.stack:
             for unit in list(local.holding):
                 self._give(unit, local)
+            if local.fetching is not None:
+                self.ring.let_go(local.fetching, local.fetcher)
+                local.fetching = None
             self._end(local)
 
     def _begin(self, needs: Needs, local: Local) -> None:
@@ -279,17 +282,23 @@ class Engine:
     # Units
 
     def _take(self, unit: Unit, local: Local) -> Slot:
-        slot = self.ring.hold(unit)
-        self._used(unit)
         local.holding[unit] = 1
-        with self.ring.lock:
-            placed = self._placed.get(unit, 0)
-            self._placed[unit] = placed + 1
-            if not placed:
-                for weight, view in zip(unit.weights, slot.view(unit), strict=True):
-                    self.active.setdefault(weight, []).append(unit)
-                    for parameter in weight.parameters:
-                        parameter.data = view
+        try:
+            slot = self.ring.hold(unit, local.me)
+            self._used(unit)
+            with self.ring.lock:
+                placed = self._placed[unit]
+                if not placed:
+                    for weight, view in zip(unit.weights, slot.view(unit), strict=True):
+                        users = self.active.setdefault(weight, [])
+                        if unit not in users:
+                            users.append(unit)
+                        for parameter in weight.parameters:
+                            parameter.data = view
+                placed.add(local.me)
+        except BaseException:
+            self._give(unit, local)
+            raise
         return slot
 
     def _used(self, unit: Unit) -> None:
@@ -298,13 +307,14 @@ class Engine:
             step.append(unit.name)
 
     def _give(self, unit: Unit, local: Local) -> None:
-        del local.holding[unit]
+        """This thread does not need it any more. What was half done or half undone before is done by this."""
         with self.ring.lock:
-            self._placed[unit] -= 1
+            self._placed[unit].discard(local.me)
             if not self._placed[unit]:
                 for weight in unit.weights:
-                    users = self.active[weight]
-                    users.remove(unit)
+                    users = self.active.get(weight, [])
+                    if unit in users:
+                        users.remove(unit)
                     data = weight.placeholder
                     if users and users[-1].slot is not None:  # tied: another group that is in use has it too
                         other = users[-1]
@@ -312,7 +322,8 @@ class Engine:
                     assert data is not None
                     for parameter in weight.parameters:
                         parameter.data = data
-            self.ring.let_go(unit)
+            self.ring.let_go(unit, local.me)
+        local.holding.pop(unit, None)
 
     def _fetched(self, reference: Reference) -> torch.Tensor:
         """For backward: a view of a weight, which keeps its slot as long as it lives."""
@@ -326,8 +337,10 @@ class Engine:
                 return made.set_(
                     whole.untyped_storage(), at // reference.dtype.itemsize, reference.shape, reference.stride
                 )
-            slot = self.ring.hold(unit)
+            local = self._local
+            local.fetching = unit
             try:
+                slot = self.ring.hold(unit, local.fetcher)
                 self._used(unit)
                 if self.tracing:
                     self.trace.enter(unit.name, True)
@@ -336,7 +349,8 @@ class Engine:
                 offset = unit.offsets[unit.weights.index(weight)] + reference.offset
                 return slot.at(offset, reference.dtype, reference.shape, reference.stride)
             finally:
-                self.ring.let_go(unit)
+                self.ring.let_go(unit, local.fetcher)
+                local.fetching = None
 
     def _backward_seen(self) -> None:
         if not self.trace.uses:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from toprope.device import Device
-from toprope.errors import UsageError
+from toprope.errors import PlanError, TierCapacityError, UsageError
 from toprope.tiers.automatic import Automatic
 from toprope.tiers.away import AwayWeights
 from toprope.tiers.engine import Engine
@@ -24,6 +24,7 @@ from toprope.tiers.homes import MemoryHome
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files
+from toprope.tiers.packing import Packing
 from toprope.tiers.places import Activated, Placed, Places
 from toprope.tiers.placing import set_data
 from toprope.tiers.plan import SMALL
@@ -88,6 +89,11 @@ class Handle:
         return self._engine.plan
 
     @property
+    def packing(self) -> Packing:
+        """How autograd's saved weights are kept."""
+        return self._engine.packing
+
+    @property
     def weights(self) -> AwayWeights:
         """Where the values of parameters are."""
         return self._weights
@@ -137,15 +143,17 @@ class Handle:
             for each in self._groups
         ]
 
-        def planned(budgets: Budgets, force: bool) -> None:
-            self._budgets = budgets
-            self._plan_anew(order, self.plan.training, force=force)
-
+        old, budgets = self.plan, self._budgets
         automatic, self._automatic = self._automatic, None
-        if automatic is None:
-            planned(self._budgets, False)
-        else:
-            automatic.end(self._budgets, planned)
+        try:
+            if automatic is not None:
+                self._budgets = automatic.end()
+            self._plan_anew(order, old.training)
+        except Exception as error:  # what the step has left on the host, say, is in the way of the better plan
+            if not isinstance(error, PlanError | TierCapacityError) and not self.device.is_out_of_memory(error):
+                raise
+            self._budgets = budgets
+            self._apply(old)
 
     def watch_memory(self, automatic: Automatic) -> None:
         """See in the first step what computing takes, and give the weights the rest."""
@@ -158,8 +166,12 @@ class Handle:
         if not force and _alike(old, new):
             engine.plan = replace(new, homes=old.homes, resident=old.resident, host=old.host, disk=old.disk)
             return
+        self._apply(new)
+
+    def _apply(self, plan: Plan) -> None:
+        engine = self._engine
         traces = engine.traces
-        engine.apply(new)
+        engine.apply(plan)
         self._figures.planned()
         names = set(engine.ring.units)
         if all(use in names for each in traces.values() for use in each.uses):

@@ -39,7 +39,7 @@ class Unit:
         offsets: where each weight begins in a slot.
         nbytes: of a slot that it takes.
         slot: where it is, or is on its way to.
-        held: how many hold it.
+        held: who hold it. A set, and no number: to let go once more, after an interruption, does no harm.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Unit:
     offsets: list[int] = field(default_factory=list)
     nbytes: int = 0
     slot: Slot | None = None
-    held: int = 0
+    held: set[object] = field(default_factory=set)
 
     @property
     def loaded(self) -> int:
@@ -131,15 +131,19 @@ class Ring:
 
     # Use
 
-    def hold(self, unit: Unit) -> Slot:
+    def hold(self, unit: Unit, who: object) -> Slot:
         """Bring a unit to the device and keep it there until `let_go`.
+
+        Args:
+            unit: what.
+            who: holds it; the same again is the same.
 
         Raises:
             TierError: it cannot be brought.
         """
         with self.lock:
             self.order.advance(unit.name)
-            unit.held += 1
+            unit.held.add(who)
             slot = unit.slot
             if slot is not None:
                 self.hits += 1
@@ -159,7 +163,7 @@ class Ring:
                 raise load.error
         except BaseException:
             with self.lock:
-                unit.held -= 1
+                unit.held.discard(who)
                 if slot is not None and slot.unit is unit and slot.load is not None and slot.load.error is not None:
                     self._empty(slot)
             raise
@@ -172,10 +176,10 @@ class Ring:
             self.watch("use", slot, unit)
         return slot
 
-    def let_go(self, unit: Unit) -> None:
-        """One who holds it less."""
+    def let_go(self, unit: Unit, who: object) -> None:
+        """One who holds it less, if it does."""
         with self.lock:
-            unit.held -= 1
+            unit.held.discard(who)
             if self.watch is not None and unit.slot is not None and not unit.held:
                 self.watch("free", unit.slot, unit)
 

@@ -39,7 +39,11 @@ class Local(threading.local):
         self.stack: list[tuple[Needs, list[Unit], Any]] = []
         """Modules that run: what they need, what was brought for them, and the frame that called them."""
         self.holding: dict[Unit, int] = {}
+        self.fetching: Unit | None = None
+        """What a hook of autograd is bringing."""
         self.hooks = False
+        self.me, self.fetcher = object(), object()
+        """Who holds units: this thread's modules, and its hooks of autograd."""
 
 
 _BETWEEN = (
@@ -48,6 +52,7 @@ _BETWEEN = (
     "toprope.tiers.hooks",
     "toprope.tiers.uncompiled",
     "toprope.tiers.handle",
+    "toprope.tiers.modes.switch",
     "torch._dynamo.eval_frame",
 )
 """Modules whose functions stand between torch's call of a module and `Engine.enter`."""

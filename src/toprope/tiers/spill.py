@@ -355,9 +355,7 @@ class SpillStore:
 
 def _both(first: Load, second: Load) -> Load:
     """A load that has ended when both have."""
-    made = Load(first.label, [])
-    made._done.clear()
-    made.left = 2
+    made = Load(first.label, [], count=2)
     first.then(lambda load: made.finish(load.error))
     second.then(lambda load: made.finish(load.error))
     return made
