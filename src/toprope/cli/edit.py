@@ -1,0 +1,255 @@
+"""`toprope edit`: pictures edited by instruction, one or many, each with the record that repeats it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toprope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from toprope.cli.edit_console import Console
+    from toprope.images.jobs import Job, Summary
+    from toprope.images.output import Output
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def edit(
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", show_default=False, help="The folder that a pipeline was saved to.")
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", show_default=False, help='A picture, a folder, or "*.png"; may come again.'),
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", show_default=False, help='Such as "make it snow".')
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", show_default=False, help="Edits, one object of JSON a line; - is stdin."),
+    ] = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", show_default=False, help="Make a picture anew from the record beside it."),
+    ] = None,
+    out_dir: Annotated[Path, typer.Option(metavar="DIR", help="For results; nothing in it is overwritten.")] = Path(
+        "out"
+    ),
+    format: Annotated[str, typer.Option(metavar="NAME", help="png, jpg or webp.")] = "png",
+    resume: Annotated[bool, typer.Option("--resume", help="Pass over jobs that --out-dir has results of.")] = False,
+    negative: Annotated[
+        str | None, typer.Option(metavar="TEXT", show_default=False, help="What the picture shall not be.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Of denoising.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(metavar="X", show_default=False, help="How closely the instruction is followed.")
+    ] = None,
+    image_guidance: Annotated[
+        float | None, typer.Option(metavar="X", show_default=False, help="How closely the picture is followed.")
+    ] = None,
+    refine_strength: Annotated[
+        float | None,
+        typer.Option(metavar="X", show_default=False, help="Part of the steps that the base does, 0 to 1."),
+    ] = None,
+    cfg_norm: Annotated[
+        bool | None,
+        typer.Option("--cfg-norm/--no-cfg-norm", show_default=False, help="Whether guidance is bounded."),
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random. [default: random]")
+    ] = None,
+    num_images: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Of each edit, with seeds N, N + 1, ...")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="What the model sees: model, 768, 1m, keep."),
+    ] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="The most that the model sees.")
+    ] = None,
+    fit: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default=False, help="Into that size: stretch, crop, pad.")
+    ] = None,
+    generator_device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default=False, help="Where noise is drawn: cpu, the same everywhere; device."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
+    memory: Annotated[str, typer.Option(metavar="RUNG", help="A rung of the memory ladder, or auto.")] = "auto",
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH[:SCALE]", show_default=False, help="A LoRA to edit with; may come again."),
+    ] = None,
+    refiner: Annotated[
+        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+    ] = "none",
+    host_operators: Annotated[
+        bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")
+    ] = False,
+    full_hashes: Annotated[
+        bool, typer.Option("--full-hashes", help="Records have the SHA-256 of whole files of weights.")
+    ] = False,
+    at_once: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Pictures of one size that go through the model at once.")
+    ] = 1,
+    cards: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Spread the jobs over N cards, with a model on each.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each job.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the pictures' paths, and what failed.")] = False,
+) -> None:
+    """Edit pictures by instruction. Each result lies in --out-dir with a .json that has everything to repeat it.
+
+    A knob that is left out is the model's own. A picture that fails stops no other: the exit status is 1 then, and
+    --resume does what is not done. Ctrl-C stops after the step that runs. Docs: docs/images.md.
+    """
+    given = {
+        "negative": negative, "steps": steps, "guidance": guidance, "image_guidance": image_guidance,
+        "refine_strength": refine_strength, "cfg_norm": cfg_norm, "seed": _seed(seed), "num_images": num_images,
+        "size": size, "max_pixels": max_pixels, "fit": fit, "generator_device": generator_device,
+    }  # fmt: skip
+    knobs = {name: value for name, value in given.items() if value is not None}
+    made_with: dict[str, Any] = {"loras": [_lora(each) for each in lora or []], "refiner": refiner}
+    record = None
+    if repeat is not None:
+        record, model, dtype, made_with = _repeated(repeat, model, dtype, made_with)
+    asked = _asked(record, image or [], instruction, jobs, knobs)
+    if model is None:
+        raise UsageError("there is no model.", do="name the folder of one with --model")
+    from toprope.cli.edit_console import Console
+    from toprope.cli.edit_jobs import refuse_knobs
+    from toprope.cli.edit_run import run_here
+    from toprope.cli.libraries import hush
+    from toprope.cli.stopping import Stopping
+    from toprope.images.cards import check_cards, run_on_cards
+    from toprope.images.families import find
+    from toprope.images.jobs import Summary, number_jobs
+    from toprope.images.output import Output
+
+    hush()
+    family, _ = find(model)
+    refuse_knobs(family, asked)
+    made_with["model"] = os.path.abspath(model)
+    numbered = number_jobs(asked, made_with)
+    output, summary = Output(out_dir, format), Summary(len(numbered))
+    left = _left(numbered, output, summary) if resume else numbered
+    options = {
+        "device": device or None, "dtype": dtype, "memory": memory, "loras": made_with["loras"],
+        "refiner": made_with["refiner"], "host_operators": host_operators, "full_hashes": full_hashes,
+    }  # fmt: skip
+    if cards > 1:
+        check_cards(cards, device or None)
+    console = Console(len(numbered), quiet=quiet, as_json=as_json)
+    stopping = Stopping(console.say)
+    folder = str(made_with["model"])
+    with console, stopping:
+        try:
+            if left and cards > 1:
+                run_on_cards(
+                    folder, options, left, output, console, cards=min(cards, len(left)), summary=summary,
+                    stopped=stopping.why, ready=stopping.safely, at_once=at_once,
+                )  # fmt: skip
+            elif left:
+                run_here(
+                    folder, options, left, output, console, summary=summary, stopping=stopping, at_once=at_once,
+                    record=record,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            summary.stopped = summary.stopped or stopping.why() or "Ctrl-C"
+    _conclude(summary, console, output, quiet=quiet)
+    if summary.stopped:
+        raise typer.Exit(stopping.exit_status)
+    raise typer.Exit(int(summary.failed > 0))
+
+
+def _asked(
+    record: Mapping[str, Any] | None,
+    image: Sequence[str],
+    instruction: str | None,
+    jobs: str | None,
+    knobs: Mapping[str, Any],
+) -> list[Job]:
+    """The jobs that the command line asks for, by one of three ways."""
+    from toprope.cli.edit_jobs import from_file, from_pictures, pictures_in, to_repeat
+
+    if record is not None:
+        if jobs is not None:
+            raise UsageError("--repeat and --jobs are two ways to ask for edits.", do="leave one out")
+        changed = {**knobs, **({} if instruction is None else {"instruction": instruction})}
+        return [to_repeat(record, pictures_in(image), changed)]
+    if jobs is not None:
+        if image:
+            raise UsageError("--jobs has its own pictures, and there is --image too.", do="leave one out")
+        return from_file(jobs, {**knobs, **({} if instruction is None else {"instruction": instruction})})
+    if not image or instruction is None:
+        missing = "--image" if not image else "--instruction"
+        raise UsageError(f"{missing} is missing.", do="give --image and --instruction, or --jobs, or --repeat")
+    return from_pictures(pictures_in(image), instruction, knobs)
+
+
+def _repeated(
+    repeat: str, model: Path | None, dtype: str, made_with: dict[str, Any]
+) -> tuple[dict[str, Any], Path | None, str, dict[str, Any]]:
+    """A record, and from it the model, the dtype and the LoRAs where the command line has none."""
+    from toprope.cli.edit_jobs import read_record
+
+    record = read_record(repeat)
+    engine = record.get("engine") or {}
+    if model is None and engine.get("model"):
+        model = Path(engine["model"])
+    if dtype == "auto" and engine.get("dtype"):
+        dtype = str(engine["dtype"])
+    if not made_with["loras"]:
+        made_with = made_with | {"loras": [f"{each['path']}:{each['scale']}" for each in engine.get("loras") or []]}
+    return record, model, dtype, made_with
+
+
+def _left(jobs: Sequence[Job], output: Output, summary: Summary) -> list[Job]:
+    """The jobs that no earlier run has done."""
+    from toprope.images.jobs import finished, undone
+    from toprope.images.output import hash_of
+
+    done = finished(output.sidecars(), output.names())
+    hashes = {job.request.image: hash_of(job.request.image) for job in jobs if job.key in done}
+    left = undone(jobs, done, {path: found for path, found in hashes.items() if found is not None})
+    summary.skipped = len(jobs) - len(left)
+    return left
+
+
+def _conclude(summary: Summary, console: Console, output: Output, *, quiet: bool) -> None:
+    """The last line, where there is more to say than that one picture was written."""
+    if quiet or (summary.jobs == 1 and summary.done):
+        return
+    again = summary.failed or summary.left
+    console.say(f"{summary.text()}; results are in {output.folder}{'; --resume does the rest' if again else ''}")
+
+
+def _seed(text: str | None) -> int | str | None:
+    if text is None or text == "random":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--seed {text} is no seed.", do="give a whole number, or random") from None
+
+
+def _lora(text: str) -> str:
+    """A LoRA with its path made absolute; what follows the last colon may be its scale."""
+    path, colon, scale = text.rpartition(":")
+    if colon and not os.path.exists(text):
+        return f"{os.path.abspath(path)}:{scale}"
+    return os.path.abspath(text) if os.path.exists(text) else text

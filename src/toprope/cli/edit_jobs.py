@@ -1,0 +1,129 @@
+"""From the words of `toprope edit` to jobs: pictures, folders and patterns, a jobs.jsonl, or a record to repeat."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toprope.errors import UsageError
+from toprope.images.families.base import Family
+from toprope.images.jobs import Job, read_jobs, stem_of
+from toprope.images.request import EditRequest
+
+__all__ = ["PICTURES", "from_file", "from_pictures", "pictures_in", "read_record", "refuse_knobs", "to_repeat"]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
+"""Files that are taken from a folder."""
+
+
+def pictures_in(given: Iterable[str]) -> list[str]:
+    """The paths of pictures, each once: of files, of all pictures in folders, of what patterns such as "*.png" match.
+
+    Raises:
+        UsageError: nothing is found where one of them points.
+    """
+    found: dict[str, None] = {}
+    for each in given:
+        if os.path.isdir(each):
+            names = sorted(name for name in os.listdir(each) if name.lower().endswith(PICTURES))
+            paths = [os.path.join(each, name) for name in names]
+            problem = f"there is no picture in the folder {each}."
+        elif os.path.exists(each) or not glob.has_magic(each):
+            paths = [each] if os.path.exists(each) else []
+            problem = f"there is no picture {each}."
+        else:
+            paths = sorted(path for path in glob.glob(each, recursive=True) if os.path.isfile(path))
+            problem = f"no file matches {each}."
+        if not paths:
+            raise UsageError(problem, looked_at=f"in {os.getcwd()}", do="check the path given with --image")
+        found.update(dict.fromkeys(os.path.abspath(path) for path in paths))
+    return list(found)
+
+
+def from_pictures(images: Sequence[str], instruction: str, knobs: Mapping[str, Any]) -> list[Job]:
+    """A job for every picture, all with one instruction.
+
+    Raises:
+        UsageError: a knob cannot be.
+    """
+    rows = ({"image": path, "instruction": instruction, **knobs} for path in images)
+    return [Job(EditRequest.from_json(row), stem_of(row["image"])) for row in rows]
+
+
+def from_file(path: str, knobs: Mapping[str, Any]) -> list[Job]:
+    """The jobs of a jobs.jsonl; "-" is stdin. Paths of pictures are from the file's folder.
+
+    Raises:
+        UsageError: it cannot be read, or a line asks for what cannot be.
+    """
+    if path == "-":
+        return read_jobs(sys.stdin.read(), knobs, folder=os.getcwd(), name="stdin")
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else f"it is no UTF-8 ({error.reason})"
+        raise UsageError(f"{path} cannot be read: {said}.", do="give a jobs.jsonl") from None
+    return read_jobs(text, knobs, folder=os.path.dirname(os.path.abspath(path)), name=os.path.basename(path))
+
+
+def read_record(path: str) -> dict[str, Any]:
+    """A record that lies beside a picture.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} cannot be read: {said}.", do="give the .json beside a picture") from None
+    if not isinstance(record, dict) or not isinstance(record.get("request"), dict) or "seed" not in record:
+        raise UsageError(
+            f"{path} is no record of an edit.",
+            looked_at=f"its keys {', '.join(record)}" if isinstance(record, dict) else "it is no object",
+            do="give the .json beside a picture, not that of a job that failed",
+        )
+    return record
+
+
+def to_repeat(record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[str, Any]) -> Job:
+    """The job that makes the picture of a record anew.
+
+    Args:
+        record: that lies beside it.
+        images: one where the picture that was edited lies elsewhere now.
+        knobs: that shall be otherwise.
+
+    Raises:
+        UsageError: the record does not say which picture was edited.
+    """
+    row = {**record["request"], "seed": record["seed"], "num_images": 1, **knobs}
+    if images:
+        row["image"] = images[0]
+    if not row.get("image"):
+        raise UsageError("the record does not say where the picture is that was edited.", do="give it with --image")
+    request = EditRequest.from_json(row)
+    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(request.image))
+
+
+def refuse_knobs(family: Family, jobs: Iterable[Job]) -> None:
+    """Refuse knobs that the model's family does not honour, before the model is loaded.
+
+    Raises:
+        UsageError: the first of them.
+    """
+    for job in jobs:
+        for name in job.request.given():
+            if name not in family.options:
+                where = f"{job.where}: " if job.where else ""
+                raise UsageError(
+                    f"{where}models of the family {family.name} have no {name}.",
+                    looked_at=f"honoured are {', '.join(sorted(family.options))}",
+                    do="leave it out",
+                )

@@ -1,0 +1,70 @@
+"""`toprope images`: what belongs to editing pictures and is no edit."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_EXAMPLE = "example.png"
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    subcommand_metavar="COMMAND ...",
+    context_settings=_HELP,
+)
+
+
+@app.callback()
+def _images() -> None:
+    """Editing pictures by instruction: toprope edit, toprope ui, and what belongs to them.
+
+    Docs: docs/images.md.
+    """
+
+
+@app.command(short_help="Write a tiny model with random weights, in the layout of a real one.", context_settings=_HELP)
+def tiny(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to; it must be empty, or not there yet.")
+    ],
+    family: Annotated[
+        str, typer.Option(metavar="NAME", help="ip2p, ip2p-xl, kontext, hidream-e1, hidream-e1-full.")
+    ] = "ip2p",
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+) -> None:
+    """Write a tiny model to try everything with, offline and in a minute. Its pictures are noise.
+
+    The weights are random; layout, loading and everything that is done with it are those of real models. DIR also gets
+    a picture to edit, example.png.
+    """
+    from toprope.cli.doctor import say
+    from toprope.cli.libraries import hush
+
+    hush()
+    from toprope.images.tiny import write
+    from toprope.images.tiny.example import picture
+    from toprope.sizes import decimal
+
+    write(family, folder, seed=seed)
+    example = folder / _EXAMPLE
+    picture().save(example)
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    model, image = shlex.quote(str(folder)), shlex.quote(str(example))
+    command = f'toprope edit --model {model} --image {image} --instruction "make it snow"'
+    if as_json:
+        facts = {"folder": str(folder), "family": family, "seed": seed, "bytes": size, "example": str(example)}
+        say(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        return
+    say(f"wrote {folder}: a tiny {family} model, {decimal(size)}, with random weights: its pictures are noise\n")
+    say(f"try it: {command}\n")

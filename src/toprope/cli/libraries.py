@@ -1,0 +1,18 @@
+"""What libraries say about themselves while they are imported: not on the command line, unless it was asked for."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["hush"]
+
+_VERBOSITY = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY")
+
+
+def hush() -> None:
+    """Let diffusers and transformers tell errors alone, and not which faster package is not installed.
+
+    Where the user has set TRANSFORMERS_VERBOSITY or DIFFUSERS_VERBOSITY, what they say counts.
+    """
+    if not any(os.environ.get(name) for name in _VERBOSITY):
+        os.environ.update(dict.fromkeys(_VERBOSITY, "error"))

@@ -1,0 +1,59 @@
+"""Ctrl-C and SIGTERM for work that ends at a safe point: the first asks for it, the second ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Stopping"]
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Stopping:
+    """A context in which signals are heeded at safe points, once `safely` was called; before, they end at once.
+
+    Args:
+        tell: told what the first signal does.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._safe = False
+        self._number: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def safely(self) -> None:
+        """From here on, the program asks `why` at its safe points."""
+        self._safe = True
+
+    def why(self) -> str:
+        """What asked for the end; empty while nothing did."""
+        return "" if self._number is None else _NAMES[signal.Signals(self._number)]
+
+    @property
+    def exit_status(self) -> int:
+        """What shells expect of a program that a signal ended."""
+        return 128 + (self._number or signal.SIGINT)
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NAMES:
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    self._before[number] = signal.signal(number, self._heed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heed(self, number: int, frame: FrameType | None) -> None:
+        first, self._number = self._number is None, number
+        if not self._safe or not first:
+            raise KeyboardInterrupt
+        self._tell("stopping after this step; once more ends at once")

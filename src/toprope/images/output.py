@@ -1,0 +1,183 @@
+"""The folder with results: pictures under numbers that are free, each with its sidecar; records of what failed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toprope.errors import ImageError, TopropeError, UsageError
+from toprope.images.jobs import FAILED, Job, next_number
+from toprope.images.pictures import SUFFIXES, save_picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Output", "hash_of", "problem_of"]
+
+
+class Output:
+    """A folder that results are written to; several programs may write to one at the same time.
+
+    Args:
+        folder: is made where it is not there.
+        suffix: of pictures: "png", "jpg" or "webp".
+
+    Raises:
+        UsageError: no such format, or no such folder can be.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], suffix: str = "png") -> None:
+        self.folder, self.suffix = Path(folder), f".{suffix.lower().lstrip('.')}"
+        if self.suffix not in SUFFIXES:
+            raise UsageError(
+                f"pictures cannot be saved as {suffix}.", do=f"give {', '.join(each[1:] for each in SUFFIXES)}"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{self.folder} cannot be a folder for results: {error.strerror}.", do="name another with --out-dir"
+            ) from None
+
+    def names(self) -> list[str]:
+        """The names of all files in it."""
+        return sorted(os.listdir(self.folder))
+
+    def sidecars(self) -> dict[str, Any]:
+        """All records in it, by name. What is no JSON is passed over."""
+        found = {}
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                found[path.name] = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+        return found
+
+    def save(self, job: Job, pictures: Sequence[Image], record: Mapping[str, Any]) -> list[Path]:
+        """Write the pictures of a job, each with its sidecar, and remove what said that the job had failed.
+
+        Args:
+            job: that is done.
+            pictures: of it.
+            record: that the engine gave with them.
+
+        Returns:
+            The pictures' paths.
+
+        Raises:
+            OSError: they cannot be written; nothing of them is left then.
+        """
+        written: list[Path] = []
+        try:
+            for at, (picture, seed) in enumerate(zip(pictures, record["seeds"], strict=True), 1):
+                sidecar = self._claim(job.stem)
+                path = sidecar.with_suffix(self.suffix)
+                written.append(path)
+                save_picture(picture, path)
+                about = {**job.as_json(), "picture": at, "of": len(pictures)}
+                source = {**record["source"], "sha256": hash_of(job.request.image)}
+                whole = {"picture": path.name, "seed": seed, "job": about, **record, "source": source}
+                _write_json(sidecar, {**whole, "written": _now()})
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
+            raise
+        self._forget_failure(job)
+        return written
+
+    def fail(self, job: Job, problem: Mapping[str, Any], record: Mapping[str, Any]) -> Path:
+        """Write down that a job has failed, in place of what an earlier run wrote of the same.
+
+        Args:
+            job: that failed.
+            problem: see `problem_of`.
+            record: whatever else is known.
+        """
+        known = self._failures(job)
+        path = known[0] if known else None
+        if path is None:
+            claimed = self._claim(job.stem)
+            path = claimed.with_name(claimed.stem + FAILED)
+        else:
+            claimed = None
+        request = {"job": job.as_json(), "error": dict(problem), "request": job.request.as_json()}
+        _write_json(path, {**request, **record, "written": _now()})
+        if claimed is not None:
+            claimed.unlink(missing_ok=True)
+        return path
+
+    def _claim(self, stem: str) -> Path:
+        """An empty sidecar under the next number, which is this program's from now on."""
+        while True:
+            path = self.folder / f"{stem}-{next_number(os.listdir(self.folder), stem):04}.json"
+            try:
+                path.touch(exist_ok=False)
+                return path
+            except FileExistsError:
+                continue
+
+    def _failures(self, job: Job) -> list[Path]:
+        found = []
+        for path in sorted(self.folder.glob(f"*{FAILED}")):
+            try:
+                if json.loads(path.read_text(encoding="utf-8"))["job"]["key"] == job.key:
+                    found.append(path)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def _forget_failure(self, job: Job) -> None:
+        for path in self._failures(job):
+            path.unlink(missing_ok=True)
+
+
+def hash_of(path: str | os.PathLike[str]) -> str | None:
+    """The SHA-256 of a file; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def problem_of(error: BaseException) -> dict[str, Any]:
+    """An error, ready for JSON: its kind, what happened, what was looked at, what to do; of others the traceback."""
+    kind = type(error).__name__
+    if isinstance(error, TopropeError):
+        return {"kind": kind, "what": error.what, "looked_at": error.looked_at or None, "do": error.do or None}
+    if isinstance(error, OSError) and not isinstance(error, ImageError) and error.strerror:
+        return {"kind": kind, "what": f"{error.filename or 'a file'}: {error.strerror}.", "looked_at": None, "do": None}
+    said = " ".join(str(error).split())[:500]
+    return {
+        "kind": kind,
+        "what": f"{kind}: {said}" if said else kind,
+        "looked_at": None,
+        "do": None,
+        "traceback": traceback.format_exception(error),
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a record; whoever looks sees all of it, or what was there before."""
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(facts, file, ensure_ascii=False, indent=2)
+            file.write("\n")
+        os.chmod(half, 0o644)
+        os.replace(half, path)
+    except BaseException:
+        os.unlink(half)
+        raise
