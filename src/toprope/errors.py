@@ -19,6 +19,7 @@
     │   ├── BuildError            the simulator's native part cannot be built, cached or loaded
     │   ├── CardError             a real card was asked for and there is none
     │   ├── PackageError          a package of Python that an extra brings cannot be imported
+    │   ├── ModeUnavailable       a mode is not faster here, or the device cannot do what it consists of
     │   ├── TierCapacityError     a level of memory has not the room that was asked of it
     │   ├── TierError             what lies in a tier cannot be moved
     │   │   ├── TierBusyError     no place on the device becomes free, or a transfer does not end
@@ -66,6 +67,7 @@ __all__ = [
     "ImageError",
     "InstallError",
     "LoraError",
+    "ModeUnavailable",
     "PackageError",
     "PageError",
     "PlanError",
@@ -231,6 +233,12 @@ class PackageError(EnvironmentProblem):
     """A package of Python that an extra of toprope brings is not installed, or cannot be imported."""
 
     page = "docs/errors/package.md"
+
+
+class ModeUnavailable(EnvironmentProblem):
+    """A mode cannot act here: quantised products are not faster, or the device does not multiply bf16."""
+
+    page = "docs/errors/mode-unavailable.md"
 
 
 class TierCapacityError(EnvironmentProblem):

@@ -50,13 +50,18 @@ class Packing:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd keeps of a tensor that it saves."""
+        found = self.reference(tensor)
+        if found is not None:
+            return found
+        return tensor if self.otherwise is None else self.otherwise[0](tensor)
+
+    def reference(self, tensor: torch.Tensor) -> Reference | None:
+        """Where a tensor is in which weight that comes and goes; None where it is of none."""
         if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.device.type != "meta":
             slot = self.slots.get(tensor.untyped_storage()._cdata)
             if slot is not None and slot.unit is not None:
-                found = self._reference(slot, tensor)
-                if found is not None:
-                    return found
-        return tensor if self.otherwise is None else self.otherwise[0](tensor)
+                return self._reference(slot, tensor)
+        return None
 
     def _reference(self, slot: Slot, tensor: torch.Tensor) -> Reference | None:
         unit = slot.unit

@@ -1,0 +1,39 @@
+"""Modes: what a whole program does with every model that is built, moved or called while one is on.
+
+from toprope.tiers import modes
+
+modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is torch's fused one
+modes.active().effects, modes.active().models()     # what is in force, and what was done to which model
+modes.disable()                                     # as if nothing had been there
+
+Importing this imports no torch, and changes nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toprope.tiers.modes.measured import Verdict, verdict
+    from toprope.tiers.modes.names import MODES, Effects, asked_for
+    from toprope.tiers.modes.switch import Active, active, disable, enable, optimize
+
+__all__ = ["MODES", "Active", "Effects", "Verdict", "active", "asked_for", "disable", "enable", "optimize", "verdict"]
+
+_HOMES = {
+    "MODES": "names",
+    "Active": "switch",
+    "Effects": "names",
+    "Verdict": "measured",
+    "active": "switch",
+    "asked_for": "names",
+    "disable": "switch",
+    "enable": "switch",
+    "optimize": "switch",
+    "verdict": "measured",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))

@@ -1,0 +1,171 @@
+"""How much memory a mode may use: from a configuration, from TOPROPE_DEVICE_MEMORY, or what is free. Pure.
+
+A size is absolute. A percentage is of what the model needs in this run: its weights, and in training its gradients and
+two values of an optimizer's state for each weight that trains, as Adam has them (which optimizer comes is not known
+before its first step).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from toprope.errors import SettingError, SizeError, UsageError
+from toprope.sizes import parse_size
+
+__all__ = ["VARIABLE", "Budget", "Needs", "Room", "read_room"]
+
+VARIABLE = "TOPROPE_DEVICE_MEMORY"
+"""What the device may hold: a size such as "16GB", or a percentage such as "25%"."""
+
+_STATES = 2
+_PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_MIB = 2**20
+_KEYS = {"levels", "device", "host", "disk"}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a model needs in a run.
+
+    Attributes:
+        weights: of parameters, tied ones once.
+        trained: of those that train.
+    """
+
+    weights: int
+    trained: int
+
+    def total(self, training: bool) -> int:
+        """Weights; in training also gradients and states."""
+        return self.weights + ((1 + _STATES) * self.trained if training else 0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the device may hold: bytes, a share of what a model needs, or, with neither, what is free.
+
+    Attributes:
+        size: in bytes.
+        share: of the needs, 0 to 1 and more.
+        source: who said so.
+    """
+
+    size: int | None = None
+    share: Fraction | None = None
+    source: str = "what is free"
+
+    @property
+    def given(self) -> bool:
+        """Whether somebody gave it."""
+        return self.size is not None or self.share is not None
+
+    def bytes_for(self, needs: int) -> int | None:
+        """Bytes for a model that needs so many; None for what is free."""
+        return self.size if self.share is None else int(self.share * needs)
+
+    @classmethod
+    def read(cls, given: int | str, source: str) -> Budget:
+        """A size, a percentage, or "auto".
+
+        Raises:
+            SizeError: it is none of them.
+        """
+        if isinstance(given, str):
+            if given.strip().lower() == "auto":
+                return cls(source=source)
+            match = _PERCENTAGE.fullmatch(given)
+            if match is not None:
+                share = Fraction(match[1]) / 100
+                if share <= 0:
+                    raise SizeError(f"{given!r} is nothing.", do="give more than 0%")
+                return cls(share=share, source=source)
+        try:
+            return cls(size=parse_size(given), source=source)
+        except SizeError as error:
+            raise SizeError(f"{given!r} is neither a size nor a percentage.", do=f"{error.do}; or 25%") from None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a mode may use.
+
+    Attributes:
+        device: of the device's memory.
+        host: of the host's: a size, or "auto".
+        folder: where a file for what has no room may be made; None for toprope's cache directory.
+        disk: bytes of that file; None for what is free.
+    """
+
+    device: Budget = Budget()
+    host: int | str = "auto"
+    folder: str | None = None
+    disk: int | None = None
+
+
+def read_room(config: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Room:
+    """What a configuration says, else the variable, else what is free.
+
+    Args:
+        config: {"device": "25%", "host": "64GB", "disk": "/folder" or "/folder:64GB"}, and the original's
+            {"levels": [{"capacity_mb": 2000, "device": "npu:0"}, {"capacity_mb": ..., "device": "cpu"}, {"device":
+            "ssd", "path": ..., ...}]}: the first level is the device's, the next on "cpu" the host's. The keys go
+            before the levels.
+        environment: the variables.
+
+    Raises:
+        UsageError: the configuration cannot be read.
+        SettingError: the variable cannot be read.
+    """
+    config = {} if config is None else config
+    unknown = sorted(set(config) - _KEYS)
+    if unknown:
+        raise UsageError(
+            f"vgpu_config has no {', '.join(map(repr, unknown))}.", do=f"give {', '.join(map(repr, sorted(_KEYS)))}"
+        )
+    found = _levels(config.get("levels") or [])
+    device = found.device
+    if config.get("device") is not None:
+        device = Budget.read(config["device"], "vgpu_config")
+    elif not device.given and environment.get(VARIABLE, "").strip():
+        try:
+            device = Budget.read(environment[VARIABLE], VARIABLE)
+        except SizeError as error:
+            raise SettingError(error.what, looked_at=f"{VARIABLE}={environment[VARIABLE]}", do=error.do) from None
+    host = config.get("host", found.host)
+    if host != "auto":
+        host = parse_size(host)
+    folder, disk = found.folder, found.disk
+    if config.get("disk") is not None:
+        folder, disk = _folder(str(config["disk"]))
+    return Room(device, host, folder, disk)
+
+
+def _levels(rows: Any) -> Room:
+    device, host, folder, disk = Budget(), "auto", None, None
+    for number, row in enumerate(rows):
+        try:
+            capacity, name = row["capacity_mb"], str(row["device"]).strip().lower()
+            size = capacity if isinstance(capacity, str) else max(1, int(capacity * _MIB))
+        except (KeyError, TypeError, ValueError):
+            return Room()  # the stack that is made of them says what is wrong
+        if number == 0 and name != "ssd":
+            device = Budget.read(size, "vgpu_config")
+        elif name == "ssd":
+            folder, disk = row.get("path"), size if isinstance(size, int) else None
+        elif name.partition(":")[0] == "cpu" and isinstance(size, int):
+            host = size  # type: ignore[assignment]
+    return Room(device, host, None if folder is None else str(folder), disk)
+
+
+def _folder(text: str) -> tuple[str, int | None]:
+    path, colon, size = text.rpartition(":")
+    if colon:
+        try:
+            return path, parse_size(size)
+        except SizeError:
+            pass
+    return text, None

@@ -1,0 +1,310 @@
+"""One model under a mode: what was put on it, and the way back."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from toprope import device as devices
+from toprope.device import Device
+from toprope.tiers.attaching import attach
+from toprope.tiers.handle import Handle
+from toprope.tiers.modes import attention, quantised, recompute
+from toprope.tiers.modes.budgets import Budget, Needs, Room
+from toprope.tiers.modes.measured import verdict
+from toprope.tiers.modes.names import Effects
+from toprope.tiers.packing import Packing
+from toprope.tiers.tier import free_memory
+
+__all__ = ["Managed", "Mode", "needs_of", "overlapping", "target_of"]
+
+_log = logging.getLogger("toprope")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is in force.
+
+    Attributes:
+        effects: what is done to models.
+        device: that computes.
+        room: the budgets.
+        folder: where a file can be made; None for nowhere.
+        format: of quantised weights.
+        origins: where plain weights lie meanwhile.
+    """
+
+    effects: Effects
+    device: Device
+    room: Room
+    folder: Path | None
+    format: str
+    origins: quantised.Origins
+
+    @property
+    def disk(self) -> str | None:
+        """The folder with its limit, as `attach` reads it."""
+        if self.folder is None:
+            return None
+        return str(self.folder) if self.room.disk is None else f"{self.folder}:{self.room.disk}B"
+
+
+def needs_of(model: nn.Module) -> Needs:
+    """What a model needs."""
+    seen: dict[object, tuple[int, bool]] = {}
+    for each in model.parameters():
+        key = id(each) if each.device.type == "meta" else each.untyped_storage()._cdata
+        size, trained = seen.get(key, (0, False))
+        seen[key] = (max(size, each.nbytes), trained or each.requires_grad)
+    return Needs(sum(size for size, _ in seen.values()), sum(size for size, trained in seen.values() if trained))
+
+
+def target_of(fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.device | None:
+    """The device that a function of `Module._apply` moves tensors to."""
+    try:
+        return fn(torch.empty(0)).device
+    except Exception:  # a function for some tensors only
+        return None
+
+
+class Managed:
+    """A model that a mode acts on.
+
+    Args:
+        model: the model.
+        mode: what is in force.
+    """
+
+    def __init__(self, model: nn.Module, mode: Mode) -> None:
+        self.mode = mode
+        self._model = weakref.ref(model)  # as long as the program has it, and no longer
+        self._handle: weakref.ref[Handle] | None = None  # the model's own hooks keep it
+        self.trains = False
+        """Whether it is prepared for training."""
+        self.called = False
+        """Whether it was called: before that, training is a guess."""
+        self.generation = -1
+        self.members: set[int] = set()
+        self.warned: set[str] = set()
+        self._undo: list[Callable[[], Any]] = []
+        self._noticed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._quantised: tuple[int, int] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        found = self._model()
+        assert found is not None
+        return found
+
+    @property
+    def handle(self) -> Handle | None:
+        """Of the attached model; None where it fits."""
+        return None if self._handle is None else self._handle()
+
+    # What is done to it
+
+    def look(self, generation: int) -> None:
+        """Put on modules what belongs on them, those that were added since too."""
+        if self.generation == generation:
+            return
+        self.generation = generation
+        self.members = {id(each) for each in self.model.modules()}
+        effects = self.mode.effects
+        new = [each for each in self.model.modules() if each not in self._noticed]
+        if effects.recompute and not len(self._noticed):
+            self._undo += [recompute.put_on(each, self._packing) for each in recompute.blocks(self.model)]
+        if effects.attention:
+            self._undo += [attention.put_on(each) for each in new if isinstance(each, nn.MultiheadAttention)]
+        self._noticed.update(new)
+
+    def _packing(self) -> Packing | None:
+        handle = self.handle
+        return None if handle is None else handle.packing
+
+    def settle(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
+        """See to it that it fits, before it runs or is moved.
+
+        Args:
+            trains: it is in training.
+            gradients: weights will get gradients: nothing may be in few bits.
+            moving: where it is being moved to.
+        """
+        device = self._device(moving)
+        if device is None:
+            return
+        if gradients:
+            self.unquantise()
+        if self.handle is not None and trains and not self.trains:
+            self.detach()  # it was planned for inference
+        if self.handle is not None and not trains and self.trains and not self.called and moving is None:
+            self.detach()  # that it trains was a guess
+        if self.handle is None:
+            self.trains = trains
+            self._attach_if_needed(device, moving)
+        if self.mode.effects.quantise and not gradients and self.handle is None:
+            self.quantise(device)
+        self.called = self.called or moving is None
+
+    def _device(self, moving: torch.device | None) -> Device | None:
+        """The device that computes it, where the mode is for its kind."""
+        if moving is not None:
+            return devices.get(moving) if moving.type == self.mode.device.kind else None
+        there = {each.device for each in self.model.parameters() if each.device.type != "meta"}
+        kinds = {each.type for each in there}
+        if self.mode.device.kind in kinds or not self.mode.device.capabilities.separate_memory:
+            mine = [each for each in there if each.type == self.mode.device.kind]
+            return devices.get(mine[0]) if mine else None
+        return None
+
+    def _attach_if_needed(self, device: Device, moving: torch.device | None) -> None:
+        needs = needs_of(self.model)
+        budget, total = self.mode.room.device, needs.total(self.trains)
+        offload = self.mode.effects.offload and self.trains
+        if self.mode.effects.quantise and not self.trains and not self._fits(budget, total, device, moving):
+            total -= self._saved()
+        if self._fits(budget, total, device, moving) and not offload:
+            return
+        given = budget.bytes_for(needs.total(self.trains))
+        away: Any = "device"
+        if offload:
+            away = "disk" if self.mode.folder is not None and not device.capabilities.separate_memory else "host"
+        self.unquantise()
+        handle = attach(
+            self.model, "auto" if given is None else given, self.mode.room.host, self.mode.disk, on=device,
+            training=self.trains, activations=away,
+        )  # fmt: skip
+        self._handle = weakref.ref(handle)
+        inner = vars(self.model).get("_apply")
+        if inner is not None:
+            vars(self.model)["_apply"] = functools.partial(self._move, inner)
+        if self.trains:
+            _ = handle.training  # gradients leave from the first backward on
+
+    def _fits(self, budget: Budget, total: int, device: Device, moving: torch.device | None) -> bool:
+        given = budget.bytes_for(needs_of(self.model).total(self.trains)) if budget.given else None
+        if given is not None:
+            return total <= given
+        if not device.capabilities.separate_memory:
+            return True  # it is in that memory already
+        free = free_memory(device)
+        there = 0 if moving is not None else sum(
+            each.nbytes for each in self.model.parameters() if each.device.type == device.kind
+        )  # fmt: skip
+        return free is None or total - there <= free * 9 // 10
+
+    def _saved(self) -> int:
+        return sum(
+            each.weight.nbytes - quantised.page_bytes(each, self.mode.format)
+            for each in quantised.candidates(self.model)
+        )
+
+    def _move(
+        self, inner: Callable[..., nn.Module], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
+        """`_apply` of an attached model: it may leave its device, with all that it has."""
+        target = target_of(fn)
+        if target is None or self.handle is None or target.type == self.handle.device.kind:
+            return inner(fn, recurse)
+        self.detach()
+        moved: nn.Module = nn.Module._apply(self.model, fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
+
+    def quantise(self, device: Device) -> None:
+        """Keep its weights in few bits, where that is faster for their dtype."""
+        if self._quantised == (self.generation, quantised.restored()):
+            return
+        for layer in quantised.candidates(self.model):
+            dtype = layer.weight.dtype
+            if dtype is not torch.float32:
+                found = verdict(device, self.mode.format, dtype)
+                if not found.faster:
+                    self.warn("dtype", f"weights of {dtype} stay as they are: {found.text}")
+                    continue
+            quantised.quantise(layer, self.mode.format, self.mode.origins)
+        self._quantised = (self.generation, quantised.restored())
+
+    def warn(self, key: str, text: str) -> None:
+        """Say something once."""
+        if key not in self.warned:
+            self.warned.add(key)
+            _log.warning("%s", text)
+
+    # Training
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Take an optimizer over that updates its weights and whose states would not fit; whether it was done now."""
+        if self.handle is None or not self.trains or hasattr(optimizer, "plain_class"):
+            return False
+        mine = {id(each) for each in self.model.parameters()}
+        if not any(id(each) in mine for group in optimizer.param_groups for each in group["params"]):
+            return False
+        self.handle.optimizer(optimizer)
+        return True
+
+    # The way back
+
+    def unquantise(self) -> None:
+        """Give its layers their weights back."""
+        if self._quantised is not None:
+            self._quantised = None
+            for each in list(self.model.modules()):
+                if isinstance(each, quantised.QuantisedInPlace):
+                    quantised.restore(each)
+
+    def detach(self, *, keep_place: bool = False) -> None:
+        """Let its weights stay where they are put.
+
+        Args:
+            keep_place: on the device that computes, where they have room; else where they came from.
+        """
+        handle, self._handle = self.handle, None
+        if handle is None:
+            return
+        if keep_place and handle.device.capabilities.separate_memory:
+            free = free_memory(handle.device)
+            if free is None or needs_of(self.model).weights <= free * 9 // 10:
+                handle.detach(handle.device.torch_device)
+                return
+            _log.warning("the model has no room on %s without the mode: its weights are on the host", handle.device)
+        handle.detach()
+
+    def close(self) -> None:
+        """Take everything away."""
+        if self._model() is None:
+            return
+        self.detach(keep_place=True)
+        self.unquantise()
+        while self._undo:
+            self._undo.pop()()
+
+    # Figures
+
+    def figures(self) -> dict[str, Any]:
+        """What was done to it."""
+        count, small, plain, error = quantised.figures(self.model.modules())
+        needs = needs_of(self.model)
+        return {
+            "model": type(self.model).__name__,
+            "needs_bytes": needs.total(self.trains),
+            "training": self.trains,
+            "attached": self.handle is not None,
+            "quantised_layers": count,
+            "quantised_bytes": small,
+            "plain_bytes": plain,
+            "largest_weight_error": error,
+        }
+
+
+def overlapping(managed: Iterable[Managed], model: nn.Module) -> list[Managed]:
+    """Those whose model is a part of this one."""
+    inside = {id(each) for each in model.modules()}
+    return [each for each in managed if each.model is not model and id(each.model) in inside]

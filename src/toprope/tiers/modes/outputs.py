@@ -1,0 +1,50 @@
+"""What goes back to a program: results in the dtype that it knows, and the result of a step that was made otherwise."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["as_dtype_of", "instead_of_step"]
+
+
+def as_dtype_of(model: nn.Module, output: Any) -> Any:
+    """An output whose products were computed in bf16, in the dtype of the model's weights."""
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    return output if dtype is torch.bfloat16 else _cast(output, dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype is torch.bfloat16 else value
+    if isinstance(value, dict):
+        if type(value) is dict:
+            return {name: _cast(each, dtype) for name, each in value.items()}
+        for name in list(value):  # such as the outputs of transformers
+            value[name] = _cast(value[name], dtype)
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(each, dtype) for each in value))
+    if type(value) in (tuple, list):
+        return type(value)(_cast(each, dtype) for each in value)
+    return value
+
+
+def instead_of_step(
+    optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Make the step of an optimizer that was taken over in the hook before it.
+
+    torch goes on to call the step of the class that it had: it gets a copy without parameters, and the loss.
+    """
+    given = args[1] if len(args) > 1 else kwargs.get("closure")
+    step: Any = type(optimizer).step
+    loss = step.__wrapped__(optimizer, *([] if given is None else [given]))
+    idle = copy.copy(optimizer)
+    idle.__class__ = plain
+    vars(idle).pop("step", None)
+    idle.param_groups = []
+    return (idle, *([] if loss is None else [lambda: loss])), {}

@@ -1,0 +1,268 @@
+"""torch's linear layers while a mode keeps their weights in few bits: the same modules, and the way back.
+
+A layer's class is exchanged; its weight stays the parameter that it is, without memory: its values are on the disk, or
+in the host's memory, for `state_dict`, moves, copies and training. Nothing trains in few bits: before a call that
+would give the weight a gradient, the layer has its weight back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toprope.device import Device
+from toprope.tiers import pages
+from toprope.tiers.memory import placeholder
+from toprope.tiers.pages.native import kernels
+from toprope.tiers.placing import set_data
+from toprope.tiers.spill import SpillStore
+from toprope.tiers.transfer import Transfers
+
+__all__ = [
+    "Origins",
+    "QuantisedInPlace",
+    "candidates",
+    "figures",
+    "multiply",
+    "page_bytes",
+    "quantise",
+    "restore",
+    "restored",
+]
+
+_SMALLEST = 2**14
+"""Weights of fewer values stay as they are: calling costs more than multiplying."""
+
+_MANY = 128
+"""From so many rows of activations on, the weight is decoded as a whole, for a moment, and torch multiplies."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def multiply(x: torch.Tensor, page: pages.Page, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ page.T + bias in the dtype of x; on a CPU that multiplies bf16, with activations rounded to bf16."""
+    native = kernels() if x.device.type == "cpu" and not torch.compiler.is_compiling() else None
+    if native is None or x.dtype not in (torch.float32, torch.bfloat16) or "avx512_bf16" not in native.paths:
+        return pages.product(x, page, bias)
+    rounded = x.to(torch.bfloat16)
+    recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if x.numel() < _MANY * page.columns or recorded:
+        return pages.product(rounded, page, bias).to(x.dtype)
+    with torch.autocast("cpu", enabled=False):
+        weight = pages.decode(page, torch.bfloat16)
+        return functional.linear(rounded, weight, None if bias is None else bias.to(torch.bfloat16)).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Origin:
+    """Where a plain weight's values lie."""
+
+    like: torch.Tensor
+    tensor: torch.Tensor | None
+    origins: Origins
+    key: str
+
+    def values(self) -> torch.Tensor:
+        if self.tensor is not None:
+            return self.tensor.to(self.like.device, copy=self.tensor.device != self.like.device)
+        store = self.origins.store
+        assert store is not None
+        made = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype)
+        flat = made.as_strided((made.numel(),), (1,))
+        store.read(self.key, flat).wait()
+        return made
+
+
+class Origins:
+    """Keeps plain weights while layers have them in few bits: on the disk, or in the host's memory.
+
+    Args:
+        device: that computes.
+        folder: where a file can be made; None keeps weights in the host's memory.
+        capacity: bytes of that file.
+    """
+
+    def __init__(self, device: Device, folder: Path | None, capacity: int) -> None:
+        self.device, self.folder, self.capacity = device, folder, capacity
+        self.store: SpillStore | None = None
+        self._transfers: Transfers | None = None
+        self._count = 0
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether plain weights leave memory."""
+        return self.folder is not None and not self.device.capabilities.separate_memory
+
+    def keep(self, weight: torch.Tensor) -> _Origin:
+        """Keep a copy of a weight.
+
+        Raises:
+            TierError: it cannot be written.
+            TierCapacityError: the disk has no room.
+        """
+        values = weight.detach()
+        like = placeholder(torch.empty_like(values, device="meta"), self.device)
+        self._count += 1
+        key = f"weight/{self._count}"
+        if not self.on_disk:
+            kept = values if values.device.type == "cpu" else values.cpu()
+            return _Origin(like, kept, self, key)
+        if self.store is None:
+            assert self.folder is not None
+            self._transfers = Transfers(None, threads=1)
+            self.store = SpillStore(self.folder, self.capacity, self._transfers)
+        store = self.store
+        store.put(key, values.as_strided((values.numel(),), (1,), values.storage_offset()))
+        store.flush()  # only then may the values go
+        origin = _Origin(like, None, self, key)
+        weakref.finalize(origin, _drop, weakref.ref(store), key).atexit = False
+        return origin
+
+    def close(self) -> None:
+        """Delete the file."""
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
+
+
+def _drop(store: weakref.ref[SpillStore], key: str) -> None:
+    there = store()
+    if there is not None and there.contains(key):
+        there.drop(key)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    page: pages.Page
+    origin: _Origin
+    error: float
+
+
+class QuantisedInPlace(nn.Linear):
+    """torch's Linear while its weight is in few bits. Made by `quantise`; copies and pickles of it are plain ones."""
+
+    _kept: _Kept
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input @ weight.T + bias."""
+        if torch.is_grad_enabled() and self.weight.requires_grad and not torch.compiler.is_compiling():
+            restore(self)  # gradients were switched on inside a call that began without
+            return nn.Linear.forward(self, input)
+        return multiply(input, self._kept.page, self.bias)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        restore(self)
+        return nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self._kept.origin.values()
+
+    def _load_from_state_dict(self, state_dict, prefix, *others):  # type: ignore[no-untyped-def]
+        if prefix + "weight" in state_dict:
+            restore(self)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *others)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = dict(vars(self))
+        kept: _Kept = state.pop("_kept")
+        own = state["_parameters"]["weight"]
+        plain = nn.Parameter(kept.origin.values().clone(), requires_grad=own.requires_grad)
+        state["_parameters"] = {**state["_parameters"], "weight": plain}
+        return _plain, (), state
+
+    def extra_repr(self) -> str:
+        """What is printed of the layer."""
+        return f"{super().extra_repr()}, weight in {self._kept.page.format.name}"
+
+
+def _plain() -> nn.Linear:
+    return nn.Linear.__new__(nn.Linear)
+
+
+def candidates(model: nn.Module) -> list[nn.Linear]:
+    """Linear layers whose weights can be kept in few bits: torch's own class, of some size, and tied to nothing."""
+    users: Counter[int] = Counter()
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.device.type != "meta":
+                users[parameter.untyped_storage()._cdata] += 1
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and (weight := module._parameters.get("weight")) is not None
+        and type(weight.data) is torch.Tensor
+        and weight.dtype in _DTYPES
+        and weight.device.type != "meta"
+        and weight.numel() >= _SMALLEST
+        and module.in_features % 2 == 0
+        and weight.is_contiguous()
+        and users[weight.untyped_storage()._cdata] == 1
+    ]
+
+
+def page_bytes(layer: nn.Linear, format: str) -> int:
+    """Bytes that its weight takes in few bits."""
+    form = pages.FORMATS[format]
+    values = layer.in_features * layer.out_features
+    codes = -(-values // 2) if form.bits == 4 else values
+    scales = layer.out_features * form.blocks(layer.in_features) * form.scale_dtype.itemsize
+    return int(codes + scales + (4 if form.has_global else 0))
+
+
+def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlace:
+    """Keep a layer's weight in few bits from now on.
+
+    Raises:
+        TierError, TierCapacityError: its values cannot be put away; the layer is as it was.
+    """
+    weight: Any = layer.weight
+    device = weight.device
+    page = pages.encode(weight.detach(), format).to(device)
+    difference = pages.decode(page, torch.float32) - weight.detach().float()
+    error = float(difference.norm() / weight.detach().float().norm().clamp_min(1e-30))
+    origin = origins.keep(weight)
+    set_data(weight, origin.like)
+    layer.__class__ = QuantisedInPlace
+    made: Any = layer
+    vars(made)["_kept"] = _Kept(page, origin, error)
+    return made  # type: ignore[no-any-return]
+
+
+_restored = 0
+
+
+def restored() -> int:
+    """How many layers were given their weights back so far: whoever has seen this figure knows that none was since."""
+    return _restored
+
+
+def restore(layer: QuantisedInPlace) -> nn.Linear:
+    """Give a layer its weight back."""
+    global _restored
+    _restored += 1
+    kept = vars(layer).pop("_kept")
+    plain: Any = layer
+    plain.__class__ = nn.Linear
+    set_data(plain.weight, kept.origin.values())
+    return plain  # type: ignore[no-any-return]
+
+
+def figures(layers: Iterator[nn.Module]) -> tuple[int, int, int, float]:
+    """Of quantised layers: how many, bytes of their pages, of their plain weights, and the largest relative error."""
+    mine = [each for each in layers if isinstance(each, QuantisedInPlace)]
+    small = sum(each._kept.page.nbytes for each in mine)
+    plain = sum(each._kept.origin.like.nbytes for each in mine)
+    return len(mine), small, plain, max((each._kept.error for each in mine), default=0.0)

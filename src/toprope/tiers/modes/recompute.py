@@ -1,0 +1,159 @@
+"""Blocks that are computed again in backward: of what they compute in forward only their inputs are kept.
+
+It is torch's own checkpointing (without reentrance), begun before a block runs and ended after it, by hooks. Weights
+that come and go are no part of it: autograd keeps references to them as ever, so that none is held on the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import checkpoint
+
+from toprope.tiers.packing import Packing, Reference
+
+__all__ = ["blocks", "put_on", "settle"]
+
+_generator: Any = checkpoint._checkpoint_without_reentrant_generator
+_OPTIONS = tuple(
+    default
+    for name, default in (
+        ("preserve_rng_state", True),
+        ("context_fn", None),
+        ("determinism_check", "default"),
+        ("debug", False),
+        ("early_stop", True),
+    )
+    if name in inspect.signature(_generator).parameters
+)
+
+
+Packings = Callable[[], Packing | None]
+"""How weights that come and go are kept for backward; None where none does."""
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.running: list[tuple[nn.Module, ExitStack]] = []
+
+
+_local = _Local()
+_again: dict[tuple[int, int], int] = {}
+"""Blocks that are being computed again, by thread and module: backward may run in a thread of its own."""
+
+
+_packings: weakref.WeakKeyDictionary[nn.Module, Packings] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _computing_again(module: nn.Module) -> Iterator[None]:
+    key = (threading.get_ident(), id(module))
+    _again[key] = _again.get(key, 0) + 1
+    try:
+        with _apart(module):
+            yield
+    finally:
+        _again[key] -= 1
+        if not _again[key]:
+            del _again[key]
+
+
+@contextmanager
+def _apart(module: nn.Module) -> Iterator[None]:
+    """Keep weights that come and go out of what torch's checkpointing sees."""
+    packing = _packings.get(module, lambda: None)()
+    if packing is None:
+        yield
+        return
+    pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    reference, fetch = packing.reference, packing.unpack
+
+    def kept(tensor: torch.Tensor) -> Any:
+        found = reference(tensor)
+        return pack(tensor) if found is None else found
+
+    def brought(value: Any) -> torch.Tensor:
+        return fetch(value) if type(value) is Reference else unpack(value)
+
+    with torch.autograd.graph.saved_tensors_hooks(kept, brought):
+        yield
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """What is computed again at once: the outermost numbered modules that are more than a layer, else the model."""
+    found: list[nn.Module] = []
+    inside = ""
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        if name.rpartition(".")[2].isdigit() and len(_owners(module)) > 1:
+            found.append(module)
+            inside = name + "."
+    return found or [model]
+
+
+def _owners(module: nn.Module) -> list[nn.Module]:
+    return [each for each in module.modules() if any(one is not None for one in each._parameters.values())]
+
+
+def put_on(module: nn.Module, packings: Packings) -> Callable[[], None]:
+    """Have a block computed again in backward.
+
+    Args:
+        module: the block.
+        packings: of its model.
+
+    Returns:
+        What takes it away.
+    """
+    handles = [
+        module.register_forward_pre_hook(_before, with_kwargs=True),
+        module.register_forward_hook(_after, prepend=True, always_call=True),
+    ]
+    _packings[module] = packings
+
+    def undo() -> None:
+        for each in handles:
+            each.remove()
+
+    return undo
+
+
+def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if getattr(module, "gradient_checkpointing", False) or (threading.get_ident(), id(module)) in _again:
+        return
+    options = [
+        (lambda: (nullcontext(), _computing_again(module))) if each is None else each  # forward, and again
+        for each in _OPTIONS
+    ]
+    with ExitStack() as contexts:
+        contexts.enter_context(_block(_generator(module, *options, *args, **kwargs)))
+        contexts.enter_context(_apart(module))
+        _local.running.append((module, contexts.pop_all()))
+
+
+@contextmanager
+def _block(running: Generator[None, None, None]) -> Iterator[None]:
+    next(running)
+    yield
+    next(running, None)
+
+
+def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if _local.running and _local.running[-1][0] is module and (threading.get_ident(), id(module)) not in _again:
+        _local.running.pop()[1].close()
+
+
+def settle() -> None:
+    """End what was interrupted in the middle of forward."""
+    while _local.running:
+        _local.running.pop()[1].close()

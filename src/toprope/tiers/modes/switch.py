@@ -1,0 +1,423 @@
+"""Modes on and off: torch's global hooks for modules and optimizers, and one wrapper of Module._apply."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from toprope import device as devices
+from toprope.device import Device, FallbackWarning
+from toprope.errors import ModeUnavailable, UsageError
+from toprope.settings import Settings
+from toprope.tiers.modes import outputs, recompute
+from toprope.tiers.modes.budgets import Room, read_room
+from toprope.tiers.modes.measured import Verdict, verdict
+from toprope.tiers.modes.models import Managed, Mode, overlapping, target_of
+from toprope.tiers.modes.names import Effects, effects_of
+from toprope.tiers.modes.quantised import Origins
+from toprope.tiers.placing import set_data
+from toprope.tiers.stack_disk import check_folder, is_memory
+from toprope.tiers.tier import free_memory
+
+if TYPE_CHECKING:
+    from toprope.device.select import DeviceLike
+
+__all__ = ["Active", "active", "disable", "enable", "optimize"]
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Active:
+    """What is in force.
+
+    Attributes:
+        mode: its name; "" where single effects were asked for.
+        effects: what is done to models.
+        reasons: why an effect that was asked for is not in force.
+        device: that computes.
+        room: the budgets.
+        verdict: the measurement of quantised products; None where nobody asked for them.
+    """
+
+    mode: str
+    effects: Effects
+    device: Device
+    room: Room
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+    def models(self) -> list[dict[str, Any]]:
+        """What was done to which model."""
+        running = _state
+        return [] if running is None or running.active is not self else running.figures()
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.root: Managed | None = None
+        self.depth = 0
+        self.frame: Any = None
+        self.contexts = ExitStack()
+        self.moving = False
+
+
+_local = _Local()
+_state: _Running | None = None
+_apply: Callable[..., Any] = nn.Module._apply
+
+
+def enable(
+    mode: str | Effects = "balanced",
+    *,
+    config: Mapping[str, Any] | None = None,
+    on: DeviceLike | None = None,
+    format: str = "nvfp4",
+    fallback: bool | None = None,
+    measured: Verdict | None = None,
+) -> Active:
+    """Have a mode act on every module that is built, moved or called from now on, in place of one before.
+
+    Args:
+        mode: "balanced", "memory", "speed", "full", or single effects.
+        config: the budgets, as in `read_room`; without one TOPROPE_DEVICE_MEMORY counts, else what is free.
+        on: the device that computes; None for the one that `toprope.device.get` gives.
+        format: of quantised weights.
+        fallback: go on without what is not available, with one warning; None leaves it to TOPROPE_FALLBACK.
+        measured: of quantised products, in place of measuring, for tests.
+
+    Raises:
+        ModeUnavailable: quantised products are not faster here, or the device does not multiply bf16; nothing changed.
+        UsageError: there is no such mode, or the configuration cannot be read.
+        SettingError: TOPROPE_DEVICE_MEMORY cannot be read.
+        TopropeError: as for `toprope.device.get`.
+    """
+    global _state
+    name = mode.strip().lower() if isinstance(mode, str) else ""
+    effects = effects_of(mode) if isinstance(mode, str) else mode
+    device = devices.get(on)
+    room = read_room(config, os.environ)
+    folder = _folder(room)
+    may_fall_back = Settings.load().fallback if fallback is None else fallback
+    reasons: dict[str, str] = {}
+    found = None
+    if effects.quantise:
+        found = measured or verdict(device, format)
+        if not found.faster:
+            reasons["quantise"] = found.text
+    why = _why_not_mixed(device) if effects.mixed else ""
+    if why:
+        reasons["mixed"] = why
+    if effects.offload and folder is None and not device.capabilities.separate_memory:
+        reasons["offload"] = "the device's memory is the host's, and there is no folder on a disk"
+    if reasons:
+        _refuse(name, reasons, may_fall_back)
+    effects = replace(effects, **dict.fromkeys(reasons, False))
+    capacity = 0 if folder is None else room.disk or shutil.disk_usage(folder).free
+    origins = Origins(device, folder, capacity)
+    active = Active(name, effects, device, room, reasons, found)
+    with _lock:
+        disable()
+        _state = _Running(active, Mode(effects, device, room, folder, format, origins))
+        _state.install()
+    return active
+
+
+def disable() -> None:
+    """Take all away: models have their weights and their ways back. Nothing happens where no mode is on."""
+    global _state
+    with _lock:
+        running, _state = _state, None
+        if running is not None:
+            running.remove()
+
+
+def active() -> Active | None:
+    """What is in force; None where no mode is on."""
+    running = _state
+    return None if running is None else running.active
+
+
+def optimize(model: nn.Module) -> nn.Module:
+    """Have the mode act on a model now, and not at its next move or call.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UsageError: no mode is on.
+        PlanError: the model cannot fit into the budgets.
+    """
+    running = _state
+    if running is None:
+        raise UsageError("no mode is on.", do='enable one first: modes.enable("balanced")')
+    running.prepare(model, trains=_trains(model), gradients=False)
+    return model
+
+
+def _refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
+    what = {
+        "quantise": "multiplying quantised weights is not faster here",
+        "mixed": "the device does not multiply bf16",
+        "offload": "there is nowhere to move activations to",
+    }
+    told = "; ".join(f"{what[each]} ({why})" for each, why in reasons.items())
+    if not fallback:
+        raise ModeUnavailable(
+            f"the {mode or 'asked'} mode is not available: {' and '.join(what[each] for each in reasons)}.",
+            looked_at="; ".join(reasons.values()),
+            do="use another mode, or let it go on without this: TOPROPE_FALLBACK=1",
+        )
+    warnings.warn(f"the {mode or 'asked'} mode goes on without what is not available: {told}", FallbackWarning, 3)
+
+
+def _why_not_mixed(device: Device) -> str:
+    refused = device.refuses(torch.bfloat16)
+    if refused:
+        return refused
+    if not torch.amp.is_autocast_available(device.torch_device.type):
+        return f"torch has no autocast for {device.kind}"
+    found = device.probe(torch.bfloat16)
+    return "" if found.works else found.reason or f"bf16 fails on {device}"
+
+
+def _folder(room: Room) -> Path | None:
+    if room.folder is not None:
+        check_folder(Path(room.folder))
+        return Path(room.folder)
+    folder = Settings.load().cache_dir / "tiers"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return None if is_memory(folder) or not os.access(folder, os.W_OK) else folder
+
+
+def _trains(model: nn.Module) -> bool:
+    return model.training and torch.is_grad_enabled() and any(each.requires_grad for each in model.parameters())
+
+
+class _Running:
+    """A mode that is on."""
+
+    def __init__(self, active: Active, mode: Mode) -> None:
+        self.active, self.mode = active, mode
+        self.generation = 0
+        self.managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self) -> None:
+        """Put the hooks on torch."""
+        self._undo.append(torchs.register_module_forward_pre_hook(_before).remove)
+        self._undo.append(torchs.register_module_forward_hook(_after, always_call=True).remove)
+        self._undo.append(torchs.register_module_module_registration_hook(_built).remove)
+        self._undo.append(register_optimizer_step_pre_hook(_stepping).remove)
+        nn.Module._apply = _moved  # type: ignore[method-assign]
+        self._undo.append(lambda: setattr(nn.Module, "_apply", _apply))
+        if self.mode.effects.attention or self.mode.effects.quantise:
+            # torch's other way through nn.MultiheadAttention reads weights past their modules
+            before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            self._undo.append(lambda: torch.backends.mha.set_fastpath_enabled(before))
+
+    def remove(self) -> None:
+        """Take the hooks and all that was put on models away."""
+        while self._undo:
+            self._undo.pop()()
+        _settle()
+        for each in list(self.managed.values()):
+            each.close()
+        self.managed.clear()
+        self.mode.origins.close()
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Of all models."""
+        return [each.figures() for each in list(self.managed.values())]
+
+    def prepare(
+        self, model: nn.Module, *, trains: bool, gradients: bool, moving: torch.device | None = None
+    ) -> Managed:
+        """See to it that everything is on a model that the mode does."""
+        found = self.managed.get(model)
+        settled = (
+            found is not None and found.called and found.generation == self.generation
+            and (found.trains or not trains) and not self.mode.effects.quantise and moving is None
+        )  # fmt: skip
+        if found is None or not settled:
+            with _lock:
+                found = self._managed(model)
+                found.look(self.generation)
+                found.settle(trains=trains, gradients=gradients, moving=moving)
+        return found
+
+    def _managed(self, model: nn.Module) -> Managed:
+        found = self.managed.get(model)
+        if found is None:
+            for part in overlapping(list(self.managed.values()), model):
+                part.close()
+                del self.managed[part.model]
+            found = self.managed[model] = Managed(model, self.mode)
+        return found
+
+    def inside(self, model: nn.Module) -> bool:
+        """Whether a model is a part of another one that is seen to."""
+        return any(id(model) in each.members and each.model is not model for each in list(self.managed.values()))
+
+
+# Calls
+
+
+def _before(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    local = _local
+    if local.root is not None:
+        if id(module) in local.root.members and module is not local.root.model:
+            return None
+        if _is_running(local.frame):
+            local.depth += module is local.root.model
+            return None
+        _settle()  # it was interrupted
+    running = _state
+    if running is None or torch._C._current_graph_task_id() != -1 or getattr(module, "_is_replica", False):
+        return None
+    if next(module.parameters(), None) is None or running.inside(module):
+        return None
+    had = set(module._forward_pre_hooks)
+    gradients = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+    found = running.prepare(module, trains=gradients and module.training, gradients=gradients)
+    if running.mode.effects.quantise and gradients:
+        found.warn("gradients", "weights are not quantised while they get gradients: use torch.no_grad() in inference")
+    local.root, local.depth, local.frame = found, 1, sys._getframe(1)
+    if running.mode.effects.mixed:
+        device = running.mode.device.torch_device
+        # a cache would keep every weight a second time
+        local.contexts.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
+    return _call_new_hooks(module, had, args)
+
+
+def _call_new_hooks(module: nn.Module, had: set[int], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Call the hooks that were put on a module just now: torch calls those that were there when this call began."""
+    new = [number for number in module._forward_pre_hooks if number not in had]
+    kwargs: dict[str, Any] = sys._getframe(2).f_locals.get("kwargs", {}) if new else {}  # this call's own
+    for number in new:
+        hook: Any = module._forward_pre_hooks[number]
+        if number in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            if changed is not None:
+                args = changed[0]
+                kwargs.update(changed[1])
+        else:
+            changed = hook(module, args)
+            args = args if changed is None else changed if isinstance(changed, tuple) else (changed,)
+    return args
+
+
+def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    local = _local
+    if torch.compiler.is_compiling() or local.root is None or module is not local.root.model:
+        return None
+    if torch._C._current_graph_task_id() != -1:
+        return None
+    local.depth -= 1
+    if local.depth > 0:
+        return None
+    mixed = local.root.mode.effects.mixed
+    local.root = local.frame = None
+    local.contexts.close()
+    return outputs.as_dtype_of(module, output) if mixed else None
+
+
+def _is_running(called_from: Any) -> bool:
+    """Whether a call is under way still, by the frame that it was seen in."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame is called_from:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _settle() -> None:
+    """End what was interrupted in the middle of a call, such as by Ctrl-C."""
+    recompute.settle()
+    _local.root, _local.depth, _local.frame = None, 0, None
+    _local.contexts.close()
+
+
+# Modules that are built
+
+
+def _built(parent: nn.Module, name: str, module: Any) -> None:
+    running = _state
+    if running is None or torch.compiler.is_compiling():
+        return
+    running.generation += 1
+    device, budget = running.mode.device, running.mode.room.device
+    if not isinstance(module, nn.Module) or not device.capabilities.separate_memory or running.inside(module):
+        return
+    mine = [each for each in module.parameters(recurse=True) if each.device.type == device.kind]
+    if not mine:
+        return
+    if budget.size is not None:
+        full = device.memory_allocated() > budget.size
+    else:
+        free = free_memory(device)
+        full = free is not None and free < sum(each.nbytes for each in mine)
+    if full:  # it is made, with the device's own random numbers: now it waits on the host
+        for each in mine:
+            set_data(each, each.data.cpu())
+
+
+# Moves
+
+
+def _moved(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    running, local = _state, _local
+    if running is None or local.moving or torch.compiler.is_compiling() or not recurse:
+        return _apply(self, fn, recurse)  # type: ignore[no-any-return]
+    local.moving = True
+    try:
+        target = target_of(fn)
+        if (
+            target is not None
+            and target.type == running.mode.device.kind
+            and next(self.parameters(), None) is not None
+            and not running.inside(self)
+            and all(each.device.type != "meta" for each in self.parameters())
+        ):
+            running.prepare(self, trains=_trains(self), gradients=True, moving=target)
+        apply: Callable[..., nn.Module] = self._apply  # its own, where it was attached just now
+        moved = apply(fn, recurse)
+        return moved
+    finally:
+        local.moving = False
+
+
+# Optimizers
+
+
+def _stepping(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Before a step: an optimizer whose states would not fit is taken over, and makes this step so."""
+    running = _state
+    if running is None or hasattr(optimizer, "plain_class"):
+        return None
+    plain = type(optimizer)
+    taken = [each for each in list(running.managed.values()) if each.optimizer(optimizer)]
+    if not taken:
+        return None
+    return outputs.instead_of_step(optimizer, plain, args, kwargs)
