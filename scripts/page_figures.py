@@ -91,7 +91,7 @@ def main() -> None:
         folder, log = Path(name), Path(name) / "log"
         environment = os.environ | {"TOPROPE_SIM": "910B3,hbm=64MiB", "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
-            command = [sys.executable, str(ROOT / "tests" / "images_page_server.py"), name, "ip2p", *sys.argv[1:]]
+            command = [sys.executable, str(ROOT / "tests" / "images_page_server.py"), name, *sys.argv[1:]]
             server = subprocess.Popen([*command, "--port", "0"], env=environment, stdout=file, stderr=file)
         while not (found := re.search(r"http://\S+", log.read_text())):
             if server.poll() is not None:

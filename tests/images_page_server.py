@@ -1,6 +1,6 @@
-"""`toprope ui` over a tiny model, for tests of its page and for the figures in docs/images.md. Not a test.
+"""`toprope ui` over a tiny model with a LoRA, for tests of its page and for the figures in docs/images.md. Not a test.
 
-    python images_page_server.py FOLDER FAMILY [options of toprope ui]
+    python images_page_server.py FOLDER [options of toprope ui]
 
 It writes the model into FOLDER, serves the page, and loads the model once there is a file FOLDER/go.
 """
@@ -11,7 +11,21 @@ import time
 from pathlib import Path
 
 
-def main(folder: Path, family: str, options: list[str]) -> int:
+def write_lora(path: Path) -> None:
+    """A LoRA of rank 4 for the tiny InstructPix2Pix, with weights that change a lot."""
+    import torch
+    from safetensors.torch import save_file
+
+    made, generator = {}, torch.Generator().manual_seed(0)
+    for block in ("down_blocks.1.attentions.0", "up_blocks.0.attentions.0"):
+        for name in ("to_q", "to_v"):
+            layer = f"unet.{block}.transformer_blocks.0.attn1.{name}"
+            made[f"{layer}.lora_A.weight"] = torch.randn(4, 64, generator=generator)
+            made[f"{layer}.lora_B.weight"] = torch.randn(64, 4, generator=generator)
+    save_file(made, path, metadata={"format": "pt"})
+
+
+def main(folder: Path, options: list[str]) -> int:
     import torch
 
     from toprope.cli import main as toprope
@@ -19,7 +33,8 @@ def main(folder: Path, family: str, options: list[str]) -> int:
     from toprope.images.tiny import write
 
     torch.set_num_threads(1)
-    write(family, folder / "tiny")
+    write("ip2p", folder / "tiny")
+    write_lora(folder / "snow.safetensors")
     opener = ui._opener
 
     def gated(*arguments, **named):
@@ -34,9 +49,9 @@ def main(folder: Path, family: str, options: list[str]) -> int:
         return open_it
 
     ui._opener = gated
-    return toprope(["ui", "--model", str(folder / "tiny"), *options])
+    return toprope(["ui", "--model", str(folder / "tiny"), "--lora", str(folder / "snow.safetensors"), *options])
 
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from types import SimpleNamespace
+from pathlib import Path
 
 from toprope.errors import EditCancelled, UsageError
 from toprope.images.results import EditResult, Step
@@ -39,7 +39,10 @@ class StandIn:
             "dtype": "bfloat16",
             "attention": {"path": "fused by the NPU"},
             "memory": {"rung": "none"},
-            "loras": [{"name": name.rpartition(":")[0], "scale": 1.0} for name in self.loras],
+            "loras": [
+                {"name": Path(path).stem, "path": path, "scale": float(scale)}
+                for path, _, scale in (each.rpartition(":") for each in self.loras)
+            ],
             "refiner": self.refiner,
             "options": {"steps": self.steps, "guidance": 7.5, "negative": ""},
         }
@@ -79,6 +82,7 @@ class StandIn:
         record = {
             "request": asked,
             "seeds": [seed + at for at in range(request.num_images)],
+            "source": {"name": str(request.image), "notes": []},
             "frame": {"crop": [0, 0, *opened.picture.size]},
             "engine": self.describe(),
             "refinement": refinement,
@@ -88,8 +92,3 @@ class StandIn:
 
     def close(self):
         self.closed = True
-
-
-def request_of(client):
-    """What Gradio gives a handler as the request of a page."""
-    return SimpleNamespace(session_hash=client, client=None)

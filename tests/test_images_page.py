@@ -12,8 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -33,16 +35,46 @@ LONG = 120.0
 STEPS = 6
 
 
+REFINED = "Cover the roof and the meadow with fresh snow"
+
+
+class Words(BaseHTTPRequestHandler):
+    """A server that words every instruction anew, in the same way."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        said = json.dumps({"caption": "a house", "instruction": REFINED, "description": "a house in snow"})
+        body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def words():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Words) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"openai:http://127.0.0.1:{server.server_port}/v1?model=words&timeout=30&retries=0"
+        server.shutdown()
+        thread.join()
+
+
 class Server:
-    def __init__(self, folder):
+    def __init__(self, folder, words):
         self.folder, self.log = folder, folder / "log"
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         # A proxy that nobody can reach: whatever would be fetched or told would fail.
         kept |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
         kept |= {"TOPROPE_SIM": "910B3x2,hbm=1GiB", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir()
-        command = [sys.executable, str(HERE / "images_page_server.py"), str(folder), "ip2p"]
+        command = [sys.executable, str(HERE / "images_page_server.py"), str(folder)]
         command += ["--port", "0", "--device", "npu:1", "--out-dir", str(folder / "out"), "--max-upload", "1MiB"]
+        command += ["--refiner", words]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, env=kept, stdout=log, stderr=log)
         self.url = self.said(r"http://\S+")
@@ -69,10 +101,11 @@ class Server:
         with open(path, "rb") as file:
             return httpx.post(f"{self.url}/gradio_api/upload", files={"files": (path.name, file)}, timeout=LONG)
 
-    def edit(self, path, *, steps, seed, instruction="make it snow"):
+    def edit(self, path, *, steps, seed, loras=()):
         """Everything that the server sends while it edits a picture."""
         image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
-        form = [instruction, False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch", [], 1, 1, 1, 1]
+        form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
+        form += [list(loras), 1, 1, 1, 1]
         called = httpx.post(f"{self.url}/gradio_api/call/edit", json={"data": [image, *form]}, timeout=LONG)
         told = []
         with httpx.stream("GET", f"{self.url}/gradio_api/call/edit/{called.json()['event_id']}", timeout=LONG) as lines:
@@ -83,8 +116,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    made = Server(tmp_path_factory.mktemp("page"))
+def server(tmp_path_factory, words):
+    made = Server(tmp_path_factory.mktemp("page"), words)
     yield made
     if made.process.poll() is None:
         made.process.kill()
@@ -140,6 +173,9 @@ class Tab:
         self.page.fill("#steps input[type=number]", str(steps))
         self.page.press("#steps input[type=number]", "Tab")
 
+    def see(self, selector, text):
+        self.page.locator(selector, has_text=text).wait_for()
+
     def wait(self, selector):
         return self.page.wait_for_selector(selector)
 
@@ -178,29 +214,31 @@ def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
 
 @needs_browser
 def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
-    assert "is loading: waiting for the test" in tab.wait("#status [data-state=loading]").inner_text()
+    tab.see("#status", "is loading: waiting for the test")
+    assert tab.page.is_visible("#status [data-state=loading]")
     assert not tab.page.is_visible("#steps")
     server.load()
     assert "npu:1 · bfloat16 · simulated card" in tab.wait("#status [data-state=ready]").inner_text()
     tab.wait("#steps input[type=number]")
     assert tab.page.input_value("#steps input[type=number]") == "50"  # the family's default
     assert not tab.page.is_visible("#refine_strength")  # this family has none
-    assert not tab.page.is_visible("#refine")  # and there is no refiner
+    assert tab.page.is_checked("#refine input")
 
 
-def test_progress_events_are_the_steps_and_a_seed_gives_the_same_picture(server, pictures):
+def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server, pictures):
     server.load()
     server.said("is ready on npu:1")
     before = server.device()
-    told = [server.edit(pictures / "cat.png", steps=steps, seed=4) for steps in (3, 7, 3)]
-    assert [steps_of(each) for each in told] == [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3]]
+    asked = ((3, []), (7, []), (3, ["snow"]), (3, []))
+    told = [server.edit(pictures / "cat.png", steps=steps, seed=4, loras=loras) for steps, loras in asked]
+    assert [steps_of(each) for each in told] == [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3], [1, 2, 3]]
     files = [[file for file in each[-1][3]["value"] if file["orig_name"].endswith(".png")] for each in told]
     made = [Path(file["path"]).read_bytes() for (file,) in files]
-    assert made[0] == made[2]
-    assert made[0] != made[1]
+    assert made[0] == made[3]
+    assert len(set(made)) == 3  # more steps and a LoRA give others
     after = server.device()
     assert before["memory"]["peak"] < after["memory"]["peak"] < after["memory"]["total"] == 2**30
-    assert after["queue"]["done"] == before["queue"]["done"] + 3
+    assert after["queue"]["done"] == before["queue"]["done"] + 4
     assert after["attention"] == "fused by the device"
 
 
@@ -222,22 +260,31 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_history(server, 
     assert tab.page.input_value("#seed :is(input, textarea)").isdigit()
     tab.page.click("#edit")
     assert "there is no picture" in tab.wait("#progress [role=alert]").inner_text()
+    assert not tab.page.is_visible("#scale-1")
+    tab.page.click("#loras input")
+    tab.page.get_by_role("option", name="snow").click()
+    assert "Scale of snow" in tab.wait("#scale-1").inner_text()
     tab.fill(pictures / "cat.png", seed="18446744073709551615")
     tab.page.click("#edit")
     tab.wait("#progress [data-state=done]")
     tab.wait("#slider img")
     assert tab.page.locator("#slider img").count() == 2
     assert "cat-" in tab.wait("#files").inner_text()
+    assert tab.page.input_value("#refined textarea") == REFINED
     tab.tab("History")
     tab.page.locator("#gallery button.thumbnail-lg, #gallery .grid-container button").first.click()
     tab.wait("#parameters table")
     shown = tab.page.inner_text("#parameters")
     assert "18446744073709551615" in shown
-    assert "make it snow" in shown
+    assert REFINED in shown
+    assert "make it snow" in shown  # as it was written
     assert f"steps\t{STEPS}" in shown
+    assert "snow at 1" in shown
+    assert "snow" in tab.page.inner_text("#panel")
     tab.form(instruction="something else", seed="1", steps=2)
     tab.page.click("#again")
-    tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it snow'")
+    tab.page.wait_for_function(f"document.querySelector('#instruction textarea').value === '{REFINED}'")
+    assert not tab.page.is_checked("#refine input")  # it is worded already
     assert tab.page.input_value("#seed :is(input, textarea)") == "18446744073709551615"
     assert tab.page.input_value("#steps input[type=number]") == str(STEPS)
 
@@ -248,14 +295,14 @@ def test_cancel_stops_an_edit_and_the_panel_is_live(server, tab, pictures):
     tab.form(steps=100)
     tab.page.click("#edit")
     tab.wait("#progress [data-state=running][data-step]")
-    tab.page.wait_for_function("document.querySelector('#panel').innerText.includes('one runs, step')")
+    tab.see("#panel", "one runs, step")
     told = server.device()["queue"]
     assert told["running"]
     tab.page.click("#cancel")
     stopped = tab.wait("#progress [data-state=cancelled]")
     assert told["step"] <= int(stopped.get_attribute("data-step")) < 100
     assert not server.device()["queue"]["running"]
-    tab.page.wait_for_function("document.querySelector('#panel').innerText.includes('nothing runs')")
+    tab.see("#panel", "nothing runs")
     assert "cancelled" in tab.page.inner_text("#panel")
 
 
@@ -265,7 +312,7 @@ def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
     tab.tab("Batch")
     names = ("cat.png", "broken.png", "dog.png")
     tab.page.set_input_files("#uploads input[type=file]", [str(pictures / name) for name in names])
-    tab.page.wait_for_function("document.querySelector('#uploads').innerText.includes('dog')")
+    tab.see("#uploads", "dog")
     tab.page.click("#edit-all")
     tab.wait("#progress-all [data-state=done]")
     states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]

@@ -22,8 +22,7 @@ from toprope.images.results import Step
 from toprope.images.web import Limits, Row, Studio
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
-from toprope.images.web.history import Entry, Histories, caption, parameters
-from toprope.images.web.keeping import free_name, stem_of
+from toprope.images.web.history import Entry, Histories, caption, loras_of, parameters
 from toprope.images.web.loading import Loader
 from toprope.images.web.panel import bar, panel_html, progress_html, status_html
 from toprope.images.web.serving import is_local, quiet_environment
@@ -410,24 +409,6 @@ def test_rows_of_a_batch_and_refined_texts():
     assert "time-out" in refined_text("words", {"refined": False, "reason": "time-out"})
 
 
-# Files
-
-
-@given(st.text(max_size=90))
-def test_names_of_uploads_make_names_of_files(name):
-    stem = stem_of(name)
-    assert 0 < len(stem) <= 60
-    assert "/" not in stem
-    assert not stem.startswith(".")
-    assert "\0" not in stem
-
-
-def test_a_name_is_given_once(tmp_path):
-    names = [free_name(tmp_path, "cat").name for _ in range(3)]
-    (tmp_path / "cat-0009.png").touch()
-    assert [*names, free_name(tmp_path, "cat").name] == ["cat-0001.png", "cat-0002.png", "cat-0003.png", "cat-0010.png"]
-
-
 # The studio
 
 
@@ -466,7 +447,7 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     made = job.result.entries
     assert [(each.picture.name, each.seed) for each in made] == [("cat-0001.png", 5), ("cat-0002.png", 6)]
     record = json.loads(made[1].sidecar.read_text(encoding="utf-8"))
-    assert record["picture"] == "cat-0002.png"
+    assert (record["picture"], record["request"]["image"]) == ("cat-0002.png", "cat.png")
     assert record["seed"] == 6
     assert record["request"]["instruction"] == "snow"
     assert [each.seed for each in studio.histories.of("a")] == [6, 5]
@@ -647,7 +628,11 @@ def test_loras_are_changed_only_where_others_are_picked(make_studio, cat):
         assert studio.edit("a", values(**change), cat).wait(LONG)
     assert engine.loras_set == 3
     assert engine.loras == ["/l/snow.safetensors:0.25"]
-    assert studio.facts()["loras"] == ["/l/snow.safetensors"]
+    assert studio.facts()["loras"] == ["snow"]
+    newest = studio.histories.of("a")[0]
+    assert loras_of(newest, studio.loras) == [("snow", 0.25)]
+    assert loras_of(newest, {"other": "/l/other.safetensors"}) == []
+    assert parameters(newest)["loras"] == "snow at 0.25"
 
 
 def test_a_refiner_can_be_switched_and_its_words_are_shown(make_studio, cat):

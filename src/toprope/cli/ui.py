@@ -104,11 +104,12 @@ def known_loras(given: list[str]) -> dict[str, str]:
         if not files or not all(file.is_file() for file in files):
             raise UsageError(f"there is no LoRA in {each}.", looked_at=each, do="name a .safetensors file or a folder")
         for file in files:
-            if file.stem in found and found[file.stem] != str(file):
+            # these are what everybody's file is called
+            name = file.resolve().parent.name if file.stem in ("pytorch_lora_weights", "adapter_model") else file.stem
+            if found.setdefault(name, str(file)) != str(file):
                 raise UsageError(
-                    f"two LoRAs are called {file.stem}.", f"{found[file.stem]}, {file}", "give one of them another name"
+                    f"two LoRAs are called {name}.", f"{found[name]}, {file}", "give one of them another name"
                 )
-            found[file.stem] = str(file)
     return found
 
 

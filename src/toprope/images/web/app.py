@@ -12,7 +12,7 @@ from toprope.errors import TopropeError
 from toprope.images.request import FITS, KNOBS, SIZES
 from toprope.images.web.desk import Job, Problem, State, View, follow
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs, seed_text
-from toprope.images.web.history import Entry, caption, parameters
+from toprope.images.web.history import Entry, caption, loras_of, parameters
 from toprope.images.web.panel import panel_html, progress_html, status_html
 from toprope.images.web.studio import Outcome, Studio
 from toprope.images.web.tables import parameters_html, refined_text, rows_html
@@ -86,7 +86,7 @@ class Page:
                     least, most, step = SLIDERS[name]
                     fields[name] = gr.Slider(
                         least, most, step=step, label=NAMES[name], visible=False, elem_id=name,
-                        min_width=180,
+                        min_width=180, buttons=[],
                     )  # fmt: skip
         with gr.Accordion("LoRAs", open=True, visible=bool(self.studio.loras)):
             self.picker = gr.Dropdown(
@@ -183,6 +183,7 @@ class Page:
         until = gr.Timer(0.5)
         shown = [until, *(self.fields[name] for name in (*KNOBS, "refine"))]
         until.tick(self.on_ready, None, shown, queue=False, **QUIET)
+        self.blocks.load(self.on_tick, None, [self.status, self.panel], queue=False, **QUIET)
         self.blocks.load(self.on_ready, None, shown, queue=False, **QUIET)
         self.blocks.unload(self.on_leave)
         gr.api(self.device, api_name="device", queue=False)
@@ -265,8 +266,7 @@ class Page:
             return [gr.skip()] * (len(FIELDS) + 1 + SLOTS)
         asked: Any = entries[0].record["request"]
         values = {**asked, "seed": seed_text(entries[0].seed), "num_images": 1, "refine": False}
-        loras = [(str(each["name"]), each["scale"]) for each in entries[0].record["engine"].get("loras") or ()]
-        loras = [each for each in loras if each[0] in self.studio.loras][:SLOTS]
+        loras = loras_of(entries[0], self.studio.loras)[:SLOTS]
         scales = [
             gr.update(value=loras[at][1], visible=True, label=f"Scale of {loras[at][0]}")
             if at < len(loras)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Entry", "Histories", "caption", "parameters"]
+__all__ = ["Entry", "Histories", "caption", "loras_of", "parameters"]
 
 SHOWN = ("instruction", "negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm", "size", "fit")
 
@@ -85,7 +85,7 @@ def parameters(entry: Entry) -> dict[str, Any]:
     found: dict[str, Any] = {"source": entry.name, "seed": str(entry.seed)}
     found |= {name: request[name] for name in SHOWN if request.get(name) not in (None, "")}
     if engine.get("loras"):
-        found["loras"] = engine["loras"]
+        found["loras"] = ", ".join(f"{each['name']} at {each['scale']:g}" for each in engine["loras"])
     for name in ("device", "device_name", "dtype"):
         if engine.get(name):
             found[name.replace("_", " ")] = engine[name]
@@ -100,3 +100,16 @@ def parameters(entry: Entry) -> dict[str, Any]:
         found["notices"] = record["notices"]
     found["seconds"] = record.get("seconds")
     return found
+
+
+def loras_of(entry: Entry, known: Mapping[str, str]) -> list[tuple[str, float]]:
+    """The LoRAs of an entry that can still be picked: names and scales.
+
+    Args:
+        entry: that was made with them.
+        known: paths by name.
+    """
+    names = {Path(path).resolve(): name for name, path in known.items()}
+    used = entry.record.get("engine", {}).get("loras") or ()
+    found = [(names.get(Path(str(each.get("path", ""))).resolve()), float(each.get("scale", 1))) for each in used]
+    return [(name, scale) for name, scale in found if name is not None]

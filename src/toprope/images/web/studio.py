@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EditCancelled, ImageError, UsageError
+from toprope.images.output import Output
 from toprope.images.pictures import open_picture
 from toprope.images.web.desk import Desk, Job, Problem
 from toprope.images.web.form import picked_loras, read_form
@@ -115,7 +116,7 @@ class Studio:
         self.name, self.limits, self.loras = name, limits or Limits(), dict(loras or {})
         self.scratch = Path(tempfile.mkdtemp(prefix="toprope-ui-"))
         self.out_dir = out_dir or self.scratch / "out"
-        self.out_dir.mkdir(parents=True, exist_ok=True)
+        self._output = Output(self.out_dir)
         self.histories = Histories()
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
         self._job: Job | None = None
@@ -275,7 +276,7 @@ class Studio:
                 result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
         finally:
             self._job = None
-        entries = keep(self.out_dir, self.scratch, Path(image), result)
+        entries = keep(self._output, self.scratch, request, result)
         for entry in entries:
             self.histories.add(client, entry)
         return entries
