@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from toprope.device import Device
+    from toprope.images.lora import Adapters
 
 __all__ = ["Engine"]
 
@@ -198,8 +199,7 @@ class Engine:
             What `edit` raises.
         """
         with self._lock, devices.use(self._checked().device):
-            if self.loaded.pipeline is None:
-                raise EditError("the model could not be loaded anew after an error.", do="open another engine")
+            self._check_pipeline()
             self._notices.kept, self._holding.guarded = [], []
             self.device.reset_peak_memory()
             settled = [settle(self.loaded, request, self._refiner, self._notices) for request in requests]
@@ -213,6 +213,32 @@ class Engine:
                     pictures[row.at].append(fit_back(picture, row.settled.frame))
                 watch.group_done()
             return [EditResult(pictures[at], self._record(each, watch.seconds)) for at, each in enumerate(settled)]
+
+    # LoRAs
+
+    @contextmanager
+    def loras(self) -> Iterator[Adapters]:
+        """A context to load, list, scale, fuse, unfuse and unload LoRAs in; edits wait for its end.
+
+        Example:
+            with engine.loras() as loras:
+                loras.load("snow.safetensors:0.8")
+                loras.fuse()
+        """
+        with self._lock, devices.use(self._checked().device):
+            self._check_pipeline()
+            self._prompts.clear()  # text encoders have LoRAs too
+            with self._holding.changing() as adapters:
+                yield adapters
+
+    def set_loras(self, loras: Sequence[str]) -> None:
+        """Have exactly these LoRAs on the model, "path" or "path:scale" each.
+
+        Raises:
+            LoraError: one does not fit; the model is as it was.
+        """
+        with self.loras() as adapters:
+            adapters.set(loras)
 
     def close(self) -> None:
         """Give the device's memory back. The engine cannot be used afterwards; closing it twice does nothing."""
@@ -239,6 +265,10 @@ class Engine:
         if not self._open:
             raise UsageError("the engine is closed.", do="open another")
         return self.loaded
+
+    def _check_pipeline(self) -> None:
+        if self.loaded.pipeline is None:
+            raise EditError("the model could not be loaded anew after an error.", do="open another engine")
 
     def _safely(self, group: Sequence[Row], watch: Watch) -> list[Image]:
         """The pictures of a batch; where memory runs out or numbers go wrong, they are done anew another way."""

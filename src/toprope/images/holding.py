@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -41,7 +42,8 @@ class Holding:
         self.placement = make_placement("none" if self.falls else memory)
         self.adapters: Any = None
         self.guarded: list[dict[str, Any]] = []
-        self._loras = tuple(loras)
+        self._loras: Sequence[Any] = tuple(loras)
+        self._fused = False
         self._notices = notices
 
     def load(self) -> None:
@@ -51,7 +53,7 @@ class Holding:
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
             if self._loras:
-                self.adapters = import_module("toprope.images.lora").open_all(loaded, self._loras)
+                self.adapters = import_module("toprope.images.lora").open_all(loaded, self._loras, fused=self._fused)
             self._place()
         except BaseException:
             self.drop()
@@ -63,6 +65,21 @@ class Holding:
             self.placement.undo(self.loaded)
         self.adapters = self.loaded.pipeline = None
         self.collect()
+
+    @contextmanager
+    def changing(self) -> Iterator[Any]:
+        """A context in which the LoRAs can be changed: their `Adapters`. What they are then outlasts a reload."""
+        if self.adapters is None:
+            self.adapters = import_module("toprope.images.lora").Adapters(self.loaded)
+        keeps = self.placement.keeps
+        if not keeps:
+            self.placement.undo(self.loaded)
+        try:
+            yield self.adapters
+        finally:
+            self._loras, self._fused = self.adapters.specs(), self.adapters.fused
+            if not keeps:
+                self._place()
 
     def answer(self, error: Exception) -> None:
         """Do something against an error, so that what failed can be tried again.

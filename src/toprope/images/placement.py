@@ -53,6 +53,9 @@ class Placement(ABC):
     rung: str
     """Its name on the ladder."""
 
+    keeps: bool = False
+    """Whether modules and weights stay the objects that they are, so that LoRAs can come and go while it is placed."""
+
     @abstractmethod
     def place(self, loaded: Loaded) -> None:
         """Make it ready: called once, the device being the thread's current one. May raise out of memory."""
@@ -78,6 +81,7 @@ class OnDevice(Placement):
     """All parts on the device, for as long as the engine is open."""
 
     rung = "none"
+    keeps = True
 
     def place(self, loaded: Loaded) -> None:
         """Move them."""

@@ -36,6 +36,9 @@ class Stages(ABC):
     can_refine = True
     """Whether the base is there."""
 
+    shares_weights = False
+    """Whether some weights are those of both stages: what is fused into them would refine, too."""
+
     @abstractmethod
     def refining(self, pipeline: Any) -> AbstractContextManager[nn.Module]:
         """A context with the transformer that has the base's weights, on the pipeline's device."""
@@ -104,6 +107,8 @@ class Twins(Stages):
         switch: of what it adds.
         editing: whether the edit weights are in their places.
     """
+
+    shares_weights = True
 
     def __init__(self) -> None:
         self.differ: list[tuple[nn.Module, str]] = []
