@@ -92,6 +92,13 @@ class Console(logging.Handler):
             for path in event.pictures:
                 kept = "" if self._quiet else f" (and {path.with_suffix('.json')}: everything needed to repeat it)"
                 sys.stdout.write(f"{path}\n" if self._quiet else f"wrote {path}{kept}\n")
+        words = (event.record or {}).get("refinement")
+        if words and not self._quiet:
+            name = Path(event.job.request.image).name
+            if words["refined"]:
+                self.say(f"{name} was edited with: {words['instruction']}")
+            else:
+                self.say(f"{name}: the instruction was used as it is, {words['reason']}")
         if event.problem is not None:
             self.say(failure_text(event, self._jobs))
         sys.stdout.flush()
@@ -155,10 +162,8 @@ def failure_text(event: Event, jobs: int) -> str:
     """A job that failed, in lines: which, why, and what to do."""
     problem = event.problem or {}
     name = Path(event.job.request.image).name
-    where = f"{name} ({event.job.where or f'job {event.job.number}'} of {jobs})" if jobs > 1 else name
-    if event.job.where and jobs > 1:
-        where = f"{name} ({event.job.where})"
-    lines = [f"{where} failed: {problem.get('what')}"]
+    where = event.job.where or f"{event.job.number} of {jobs}"
+    lines = [f"{name} ({where}) failed: {problem.get('what')}" if jobs > 1 else f"{name} failed: {problem.get('what')}"]
     for key, label in (("looked_at", "looked at"), ("do", "do")):
         if problem.get(key):
             lines.append(f"  {label:<9}  {problem[key]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from toprope.images.jobs import Job, Summary
 from toprope.images.output import Output, problem_of
 from toprope.images.results import EditResult
 from toprope.images.run_jobs import Attempt, Listener, Problem, attempts, keep
+from toprope.visible import VARIABLE
 
 __all__ = ["CardEditor", "check_cards", "run_on_cards"]
 
@@ -48,8 +50,14 @@ class CardEditor:
 
     def edit(self, jobs: Sequence[Job], at_once: int) -> list[Attempt]:
         """Do jobs: parts of them with what came of each part, see `toprope.images.run_jobs.attempts`."""
-        why = lambda: "stopped" if self._stopped.is_set() else ""  # noqa: E731
-        return list(attempts(self._engine, jobs, _Nobody(), why, at_once))
+        done = list(attempts(self._engine, jobs, _Nobody(), self._why, at_once))
+        for _, results in done:
+            for result in results if isinstance(results, list) else ():
+                result.record["card"] = os.environ.get(VARIABLE) or os.environ.get("CUDA_VISIBLE_DEVICES")
+        return done
+
+    def _why(self) -> str:
+        return "stopped" if self._stopped.is_set() else ""
 
     def stop(self) -> None:
         """Stop after the step that runs; called beside `edit`."""
@@ -140,9 +148,12 @@ def run_on_cards(
     from toprope import functions as yr
 
     resource = check_cards(cards, options.get("device"))
+    vendor = resource.partition("/")[0]
+    named = next(name for name, each in _KINDS.items() if each == vendor)
     yr.init(yr.Config(invoke_timeout=-1))
     try:
-        fleet = _Fleet(model, options, resource, cards)
+        # by name: a process that does not see its card must not go on with the CPU
+        fleet = _Fleet(model, {**options, "device": named}, resource, cards)
         fleet.open()
         ready()
         groups = deque(jobs[start : start + at_once] for start in range(0, len(jobs), at_once))
