@@ -138,9 +138,12 @@ def edit(
     from toprope.images.cards import check_cards, run_on_cards
     from toprope.images.families import find
     from toprope.images.jobs import Summary, number_jobs
+    from toprope.images.ladder import rung
     from toprope.images.output import Output
 
     hush()
+    if memory != "auto":
+        rung(memory)
     family, _ = find(model)
     refuse_knobs(family, asked)
     made_with["model"] = os.path.abspath(model)

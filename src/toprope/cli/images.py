@@ -38,7 +38,7 @@ def tiny(
         Path, typer.Argument(metavar="DIR", show_default=False, help="Where to; it must be empty, or not there yet.")
     ],
     family: Annotated[
-        str, typer.Option(metavar="NAME", help="ip2p, ip2p-xl, kontext, hidream-e1, hidream-e1-full.")
+        str, typer.Option(metavar="NAME", help="hidream-e1, hidream-e1-full, ip2p, ip2p-xl, kontext.")
     ] = "ip2p",
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
@@ -52,8 +52,8 @@ def tiny(
     from toprope.cli.libraries import hush
 
     hush()
+    from toprope.images.example import picture
     from toprope.images.tiny import write
-    from toprope.images.tiny.example import picture
     from toprope.sizes import decimal
 
     write(family, folder, seed=seed)
