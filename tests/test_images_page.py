@@ -240,6 +240,9 @@ def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server,
     assert before["memory"]["peak"] < after["memory"]["peak"] < after["memory"]["total"] == 2**30
     assert after["queue"]["done"] == before["queue"]["done"] + 4
     assert after["attention"] == "fused by the device"
+    kept = sorted((server.folder / "out").glob("*.png"))
+    assert len(kept) >= 4
+    assert httpx.get(f"{server.url}/gradio_api/file={kept[0]}", timeout=LONG).status_code in (403, 404)
 
 
 def test_what_cannot_be_is_one_error_with_a_hint(server, pictures):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from images_tiny import picture
 from images_web_stand_in import StandIn
-from toprope.errors import EditCancelled, EditError, ImageError, SeedError, TopropeError, UsageError
+from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
 from toprope.images.results import Step
-from toprope.images.web import Limits, Row, Studio
+from toprope.images.web import Limits, Row, Studio, serve
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
 from toprope.images.web.history import Entry, Histories, caption, loras_of, parameters
@@ -310,16 +311,16 @@ def entry(number=1, **request):
 
 def test_history_is_newest_first_bounded_and_each_client_sees_its_own():
     histories = Histories(most=3, clients=2)
-    for number in range(5):
-        histories.add("a", entry(number))
-    histories.add("b", entry(9))
+    gone = [each.seed for number in range(5) for each in histories.add("a", entry(number))]
+    assert gone == [0, 1]
+    assert histories.add("b", entry(9)) == []
     assert [each.seed for each in histories.of("a")] == [4, 3, 2]
     assert [each.seed for each in histories.of("b")] == [9]
     assert histories.of("x") == []
-    histories.add("c", entry(1))
+    assert [each.seed for each in histories.add("c", entry(1))] == [4, 3, 2]
     assert histories.of("a") == []
     assert len(histories.of("b")) == 1
-    histories.forget("b")
+    assert [each.seed for each in histories.forget("b")] == [9]
     assert histories.of("b") == []
 
 
@@ -419,6 +420,14 @@ def cat(tmp_path):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch):
+    """`serve` sets variables of its process."""
+    for name in ("NO_PROXY", "no_proxy", "GRADIO_ANALYTICS_ENABLED", "GRADIO_TEMP_DIR", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("DO_NOT_TRACK", "1")
+
+
 @pytest.fixture
 def make_studio(tmp_path):
     made = []
@@ -459,9 +468,29 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
         "cat-0002.json",
         "cat-0002.png",
     ]
+    # what pages show are copies: the folder may hold what is nobody's business
+    assert (tmp_path / "out") not in made[0].picture.parents
+    assert studio.scratch in made[0].picture.parents
+    assert studio.scratch in made[0].before.parents
     assert studio.close(LONG)
     assert engine.closed
-    assert made[0].picture.exists()
+    assert not made[0].picture.exists()
+    assert len(list((tmp_path / "out").iterdir())) == 4
+    assert made[1].record["job"]["of"] == 2
+
+
+def test_files_go_with_the_history(make_studio, cat, tmp_path):
+    studio = make_studio(StandIn())
+    studio.histories = Histories(most=2)
+    jobs = [studio.edit("a", values(), cat) for _ in range(3)]
+    assert all(job.wait(LONG) for job in jobs)
+    made = [job.result.entries[0] for job in jobs]
+    assert [[path.exists() for path in (each.picture, each.sidecar, each.before)] for each in made] == [
+        [False] * 3, [True] * 3, [True] * 3,
+    ]  # fmt: skip
+    studio.leave("a")
+    assert not any(each.picture.exists() for each in made)
+    assert len(list((tmp_path / "out").glob("*.png"))) == 3  # they were to be kept
 
 
 def test_cancel_stops_within_one_step_and_the_next_one_runs(make_studio, cat):
@@ -690,8 +719,6 @@ def test_addresses_that_others_can_reach_are_told_apart():
 
 def test_nothing_is_told_to_others_and_no_proxy_stands_between_the_server_and_itself(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "intranet")
-    for name in ("no_proxy", "GRADIO_ANALYTICS_ENABLED", "GRADIO_TEMP_DIR", "HF_HUB_OFFLINE", "DO_NOT_TRACK"):
-        monkeypatch.setenv(name, "")
     quiet_environment(tmp_path)
     import os
 
@@ -699,6 +726,26 @@ def test_nothing_is_told_to_others_and_no_proxy_stands_between_the_server_and_it
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert os.environ["NO_PROXY"] == "intranet,127.0.0.1,localhost,::1"
     assert os.environ["GRADIO_TEMP_DIR"].startswith(str(tmp_path))
+
+
+def test_an_address_that_cannot_be_listened_on_is_one_error_before_anything_is_loaded(make_studio):
+    studio, before = make_studio(StandIn()), "gradio" in sys.modules
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match="cannot be listened on") as caught:
+            serve(studio, port=taken.getsockname()[1])
+    assert "--port" in caught.value.do
+    with pytest.raises(UsageError, match=r"203.0.113.1 cannot be listened on"):
+        serve(studio, host="203.0.113.1", port=0)
+    assert ("gradio" in sys.modules) == before
+
+
+def test_without_gradio_there_is_one_error_that_names_the_extra(make_studio, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "toprope.images.web.app", raising=False)
+    with pytest.raises(PackageError, match=r"pip install 'toprope\[ui\]'"):
+        serve(make_studio(StandIn()), port=0)
 
 
 def test_loras_on_the_command_line(tmp_path):

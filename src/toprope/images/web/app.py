@@ -247,8 +247,7 @@ class Page:
     def on_other(self, event: gr.SelectData, request: gr.Request) -> Any:
         """Another picture of the last edit into the slider."""
         entries = self.studio.histories.of(client_of(request))
-        shown = entries[0].before if entries else None
-        made = [entry for entry in reversed(entries) if entry.before == shown]
+        made = entries[: entries[0].record["job"]["of"]][::-1] if entries else []
         return compared(made[event.index]) if event.index < len(made) else gr.skip()
 
     def on_choose(self, event: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:

@@ -51,23 +51,28 @@ class Histories:
         self._entries: OrderedDict[str, deque[Entry]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, client: str, entry: Entry) -> None:
-        """Keep an entry."""
+    def add(self, client: str, entry: Entry) -> list[Entry]:
+        """Keep an entry; those that are kept no longer in its place."""
+        gone: list[Entry] = []
         with self._lock:
-            self._entries.setdefault(client, deque(maxlen=self._most)).appendleft(entry)
+            mine = self._entries.setdefault(client, deque())
+            mine.appendleft(entry)
             self._entries.move_to_end(client)
+            while len(mine) > self._most:
+                gone.append(mine.pop())
             while len(self._entries) > self._clients:
-                self._entries.popitem(last=False)
+                gone += self._entries.popitem(last=False)[1]
+        return gone
 
     def of(self, client: str) -> list[Entry]:
         """A client's entries, newest first."""
         with self._lock:
             return list(self._entries.get(client, ()))
 
-    def forget(self, client: str) -> None:
-        """Drop a client's entries. The files stay."""
+    def forget(self, client: str) -> list[Entry]:
+        """Drop a client's entries, and return them."""
         with self._lock:
-            self._entries.pop(client, None)
+            return list(self._entries.pop(client, ()))
 
 
 def caption(entry: Entry) -> str:

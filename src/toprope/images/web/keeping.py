@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from toprope.images.jobs import Job, stem_of
@@ -14,7 +15,7 @@ from toprope.images.request import EditRequest
 from toprope.images.results import EditResult
 from toprope.images.web.history import Entry
 
-__all__ = ["keep", "pack"]
+__all__ = ["drop", "keep", "pack"]
 
 SHOWN_SIDE = 1600
 """The longer side of what is shown as "before", at most: pages need no more."""
@@ -25,7 +26,7 @@ def keep(output: Output, scratch: Path, request: EditRequest, result: EditResult
 
     Args:
         output: where to.
-        scratch: for what only pages need.
+        scratch: for what pages need: entries are of copies in the folder "made" there.
         request: of the edit; its picture is a path. Records have its name alone: where uploads lie means nothing.
         result: of the edit.
     """
@@ -35,15 +36,22 @@ def keep(output: Output, scratch: Path, request: EditRequest, result: EditResult
         "request": {**result.record["request"], "image": source.name},
         "source": {**result.record["source"], "name": source.name},
     }
+    made = scratch / "made"
     paths = output.save(Job(request, stem_of(source.name)), result.pictures, record)
+    if output.folder != made:  # which is not to be served: others may have files there
+        made.mkdir(exist_ok=True)
+        for path in paths:
+            for each in (path, path.with_suffix(".json")):
+                shutil.copyfile(each, made / each.name)
+        paths = [made / path.name for path in paths]
     crop = tuple(record["frame"]["crop"])
     opened = open_picture(source).picture
     before = opened if crop == (0, 0, *opened.size) else opened.crop(crop)
     before.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
-    shown = save_picture(before, scratch / f"{paths[0].stem}-before.jpg")
     entries = []
     for path in paths:
         sidecar = path.with_suffix(".json")
+        shown = save_picture(before, made / f"{path.stem}-before.jpg")
         written = json.loads(sidecar.read_text(encoding="utf-8"))
         entries.append(Entry(source.name, path, sidecar, written["seed"], written, shown))
     return entries
@@ -56,3 +64,11 @@ def pack(path: Path, entries: Sequence[Entry]) -> Path:
             for file in (entry.picture, entry.sidecar):
                 packed.write(file, file.name)
     return path
+
+
+def drop(entries: Iterable[Entry]) -> None:
+    """Remove the files of entries that no page shows any more."""
+    for entry in entries:
+        for path in (entry.picture, entry.sidecar, entry.before):
+            if path is not None:
+                path.unlink(missing_ok=True)

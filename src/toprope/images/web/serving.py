@@ -76,6 +76,7 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
         UsageError: the address cannot be listened on.
     """
     quiet_environment(studio.scratch)
+    _port(host, port)  # asked before Gradio is imported, which takes seconds
     try:
         app: Any = import_module("toprope.images.web.app").make_app(studio)
     except ImportError as error:
@@ -84,13 +85,13 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
         ) from error
     look = import_module("toprope.images.web.look")
     for left in (2, 1, 0):
-        chosen = port or _free_port(host)
+        chosen = _port(host, port)
         try:
             _, url, _ = app.launch(
                 server_name=host, server_port=chosen, share=False, inbrowser=open_browser, prevent_thread_lock=True,
                 quiet=True, show_error=True, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
                 enable_monitoring=False, max_file_size=studio.limits.upload,
-                allowed_paths=[str(studio.scratch), str(studio.out_dir)], theme=look.theme(), css=look.CSS,
+                theme=look.theme(), css=look.CSS,
             )  # fmt: skip
             break
         except OSError as error:
@@ -103,11 +104,21 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
     return Served(url, host, chosen, app)
 
 
-def _free_port(host: str) -> int:
+def _port(host: str, port: int) -> int:
+    """The port, or one that is free where it is 0.
+
+    Raises:
+        UsageError: it cannot be listened on.
+    """
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(kind) as found:
-            found.bind((host, 0))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            found.bind((host, port))
             return int(found.getsockname()[1])
     except OSError as error:
-        raise UsageError(f"{host} cannot be listened on.", str(error), "name another --host") from error
+        raise UsageError(
+            f"{host}:{port} cannot be listened on." if port else f"{host} cannot be listened on.",
+            looked_at=str(error),
+            do="name another --port, or 0 for one that is free" if port else "name another --host",
+        ) from error

@@ -19,7 +19,7 @@ from toprope.images.pictures import open_picture
 from toprope.images.web.desk import Desk, Job, Problem
 from toprope.images.web.form import picked_loras, read_form
 from toprope.images.web.history import Entry, Histories
-from toprope.images.web.keeping import keep, pack
+from toprope.images.web.keeping import drop, keep, pack
 from toprope.images.web.loading import Loader
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Studio:
     ) -> None:
         self.name, self.limits, self.loras = name, limits or Limits(), dict(loras or {})
         self.scratch = Path(tempfile.mkdtemp(prefix="toprope-ui-"))
-        self.out_dir = out_dir or self.scratch / "out"
-        self._output = Output(self.out_dir)
+        self._output = Output(out_dir or self.scratch / "made")
         self.histories = Histories()
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
         self._job: Job | None = None
@@ -192,7 +191,7 @@ class Studio:
     def leave(self, client: str) -> None:
         """A client is gone: its edits are stopped, its history is forgotten."""
         self.cancel(client)
-        self.histories.forget(client)
+        drop(self.histories.forget(client))
 
     # What can be seen
 
@@ -278,7 +277,7 @@ class Studio:
             self._job = None
         entries = keep(self._output, self.scratch, request, result)
         for entry in entries:
-            self.histories.add(client, entry)
+            drop(self.histories.add(client, entry))
         return entries
 
     def _row(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
