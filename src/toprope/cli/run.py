@@ -120,8 +120,10 @@ def run(
     from toprope.cli.program import command_line
     from toprope.functions import deployed
     from toprope.settings import Settings
+    from toprope.tiers.modes.names import asked_for
 
     command = command_line(program)
+    asked_for(os.environ)  # what names no mode is told before anything starts
     begun = deployed.read()
     settings = Settings.load()
     choice = choose(

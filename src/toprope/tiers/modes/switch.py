@@ -402,8 +402,7 @@ def _moved(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse:
         ):
             running.prepare(self, trains=_trains(self), gradients=True, moving=target)
         apply: Callable[..., nn.Module] = self._apply  # its own, where it was attached just now
-        moved = apply(fn, recurse)
-        return moved
+        return apply(fn, recurse)
     finally:
         local.moving = False
 

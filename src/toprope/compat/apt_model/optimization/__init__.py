@@ -1,1 +1,1 @@
-"""`apt_model.optimization`: see `npu_backend`, `vgpu_stack` and `vb_global`, which is imported by name only."""
+"""`apt_model.optimization`: see its modules; `vb_global` is imported by name only, for that may enable a mode."""

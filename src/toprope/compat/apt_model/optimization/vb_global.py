@@ -1,27 +1,31 @@
 """`apt_model.optimization.vb_global`: "Virtual Blackwell" for a whole program. What it shows is what is active.
 
-Active so far: the stack of memory levels (`get_stack`), and torch's fused attention where the device has it. FP4,
-mixed precision and gradient checkpointing are applied to a model by `optimize_model`, which comes later: what needs
-them raises UnsupportedError and changes nothing.
+A mode acts on every model that is built, moved or called while it is enabled, by `toprope.tiers.modes`: what does not
+fit the device comes and goes, attention is torch's own, and, where the mode has it, weights are quantised, products are
+computed in bf16, and blocks are computed again in backward. `disable()` takes all of it away.
 
 Where ENABLE_VIRTUAL_BLACKWELL is 1, true or yes, importing this module enables the mode that VB_MODE names: balanced
-(the default), speed, memory or full. Otherwise importing it prints nothing and changes nothing.
+(the default), speed, memory or full. Under `toprope run` any program that imports torch has it so. Otherwise importing
+it prints nothing and changes nothing.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from toprope.device import Device
-from toprope.errors import SettingError, UnsupportedError
+from toprope.errors import UnsupportedError, UsageError
+from toprope.tiers import modes
+from toprope.tiers.modes.attention import why_not_fused
 
 from .._choice import best
+from .vb_estimate import estimate, estimate_text
 from .vgpu_stack import VGPUStack
 
 __all__ = [
@@ -40,9 +44,6 @@ __all__ = [
     "print_stats",
 ]
 
-SWITCH, MODE = "ENABLE_VIRTUAL_BLACKWELL", "VB_MODE"
-_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_NAMES = {"use_fp4": "FP4", "mixed_precision": "mixed precision", "gradient_checkpointing": "gradient checkpointing"}
 # the signs are part of what the original prints
 _TITLES = {
     "cuda": "\N{LARGE GREEN CIRCLE} NVIDIA GPU",
@@ -56,11 +57,18 @@ _ROWS = {
     "use_flash_attn": "Flash Attention: ",
     "mixed_precision": "混合精度:        ",
     "gradient_checkpointing": "梯度检查点:      ",
+    "activation_offload": "激活值卸载:      ",
     "auto_estimate": "自动估算:        ",
 }
 _OFF = dict.fromkeys(_ROWS, False) | {"verbose": True}
-_LATER = "optimize_model 尚未提供"
-_NO_ESTIMATE = "estimate_model_resources 尚未提供"
+_EFFECTS = {
+    "use_fp4": "quantise",
+    "use_flash_attn": "attention",
+    "mixed_precision": "mixed",
+    "gradient_checkpointing": "recompute",
+    "activation_offload": "offload",
+}
+"""What `toprope.tiers.modes` calls them."""
 
 
 @dataclass(frozen=True)
@@ -82,84 +90,77 @@ def enable(
     vgpu_config: Mapping[str, Any] | None = None,
     verbose: bool = True,
 ) -> None:
-    """Make the stack of memory levels for this program, in place of one made before.
+    """Have these effects act on every model from now on, in place of those before, and make the stack of levels.
 
     Args:
-        use_flash_attn: torch's fused attention must be in force on the device.
-        use_fp4, mixed_precision, gradient_checkpointing: not there yet.
-        auto_estimate: without effect until `estimate_model_resources` is there, and shown so.
-        vgpu_config: the levels, as for `create_vgpu_stack`.
+        use_fp4: weights of linear layers are kept in 4 bits while they get no gradients.
+        use_flash_attn: attention goes through scaled_dot_product_attention, whose fused path must be in force.
+        mixed_precision: products are computed in bf16.
+        gradient_checkpointing: blocks are computed again in backward.
+        auto_estimate: whether `optimize_model` prints what the model takes.
+        vgpu_config: the levels, as for `create_vgpu_stack`: the first is the budget of the device, "cpu" that of the
+            host, "ssd" that of the disk; or {"device": "25%", "host": "64GB", "disk": "/folder"}. Without one
+            TOPROPE_DEVICE_MEMORY counts, else what is free.
         verbose: whether to print what is active.
 
     Raises:
-        UnsupportedError: what is asked for is not there; nothing changed.
+        ModeUnavailable: products in 4 bits are not faster here, or the device does not multiply bf16; nothing changed.
+            With TOPROPE_FALLBACK=1 it is one warning.
+        UnsupportedError: the fused attention is not in force on the device; nothing changed.
         TopropeError: as for `create_vgpu_stack`.
     """
-    asked = {
-        "use_fp4": use_fp4,
-        "mixed_precision": mixed_precision,
-        "gradient_checkpointing": gradient_checkpointing,
-    }
-    missing = [name for name, wanted in asked.items() if wanted]
-    if missing:
-        raise UnsupportedError(
-            f"{' and '.join(_NAMES[name] for name in missing)} cannot be applied to models yet.",
-            looked_at=f"{', '.join(f'{name}=True' for name in missing)}; optimize_model, which applies it, is missing",
-            do="use enable_balanced_mode(), which says what of it is active, or enable() without it",
-        )
     device = best()
-    why_not = _why_no_fused_attention(device) if use_flash_attn else ""
+    why_not = why_not_fused(device) if use_flash_attn else ""
     if why_not:
         raise UnsupportedError(
             f"torch's fused attention is not in force on {device}.",
             looked_at=why_not,
             do="see torch.backends.cuda.enable_flash_sdp and sdpa_kernel, or leave use_flash_attn out",
         )
-    _start(device, use_flash_attn, vgpu_config, verbose, {"auto_estimate": _NO_ESTIMATE} if auto_estimate else {})
+    effects = modes.Effects(
+        attention=use_flash_attn, recompute=gradient_checkpointing, mixed=mixed_precision, quantise=use_fp4
+    )
+    _start(device, effects, vgpu_config, verbose, auto_estimate)
 
 
 def enable_balanced_mode() -> None:
-    """Enable what of the balanced mode is there: the stack, and fused attention where the device has it.
-
-    Its mixed precision is not there yet; what is printed says so, and `get_config()` too.
-    """
-    device = best()
-    why_not = _why_no_fused_attention(device)
-    reasons = {"mixed_precision": _LATER, "auto_estimate": _NO_ESTIMATE, "use_flash_attn": why_not}
-    _start(device, not why_not, None, True, reasons)
+    """Lossless: models that do not fit the device come and go, and attention is torch's own."""
+    _start_mode("balanced")
 
 
 def enable_speed_mode() -> None:
-    """The speed mode is FP4, which is not there yet.
+    """Weights in 4 bits in inference, where that is faster on this machine.
 
     Raises:
-        UnsupportedError: always; nothing changed.
+        ModeUnavailable: it is not; nothing changed.
     """
-    enable(use_fp4=True)
+    _start_mode("speed")
 
 
 def enable_memory_mode() -> None:
-    """The memory mode is mixed precision and gradient checkpointing, which are not there yet.
+    """Balanced, and blocks computed again in backward, activations moved out, products in bf16.
 
     Raises:
-        UnsupportedError: always; nothing changed.
+        ModeUnavailable: the device does not multiply bf16; nothing changed.
     """
-    enable(use_flash_attn=True, mixed_precision=True, gradient_checkpointing=True)
+    _start_mode("memory")
 
 
 def enable_full_optimization() -> None:
-    """Everything: FP4, mixed precision and gradient checkpointing are not there yet.
+    """Everything that the memory mode does, and weights in 4 bits in inference.
 
     Raises:
-        UnsupportedError: always; nothing changed.
+        ModeUnavailable: products in 4 bits are not faster here, or the device does not multiply bf16; nothing changed.
     """
-    enable(use_fp4=True, use_flash_attn=True, mixed_precision=True, gradient_checkpointing=True)
+    _start_mode("full")
 
 
 def disable() -> None:
-    """Let go of the stack, and say so. Tensors that the program still holds stay its own."""
+    """Take all away: models are as they were, and the stack is let go of. Says so."""
     global _active
     with _lock:
+        if _active.stack is not None:
+            modes.disable()
         _active = _Active(None, _OFF)
     print("虚拟Blackwell已禁用")  # noqa: T201 - as the original does
 
@@ -178,15 +179,18 @@ def get_config() -> dict[str, bool]:
     """What is active, as a copy; all but `verbose` is False when disabled.
 
     Returns:
-        use_fp4, use_flash_attn, mixed_precision, gradient_checkpointing, auto_estimate, verbose.
+        use_fp4, use_flash_attn, mixed_precision, gradient_checkpointing, activation_offload, auto_estimate, verbose.
     """
     return dict(_active.config)
 
 
 def get_stats() -> dict[str, Any]:
-    """The figures of the stack, as `VGPUStack.get_stats` gives them; {} when disabled."""
-    stack = _active.stack
-    return {} if stack is None else stack.get_stats()
+    """The figures of the stack, as `VGPUStack.get_stats` gives them, and "models": what was done to which model.
+
+    {} when disabled.
+    """
+    stack, mode = _active.stack, modes.active()
+    return {} if stack is None else {**stack.get_stats(), "models": [] if mode is None else mode.models()}
 
 
 def print_stats() -> None:
@@ -199,42 +203,78 @@ def print_stats() -> None:
 
 
 def optimize_model(model: torch.nn.Module, model_name: str = "model") -> torch.nn.Module:
-    """Apply what is enabled to a model: not there yet.
+    """Have what is enabled act on a model now, and not at its next call. The same model, with its own weights.
+
+    Args:
+        model: any module; it needs no `config`.
+        model_name: what it is called in what is printed.
 
     Raises:
-        UnsupportedError: always; the model is as it was.
+        UsageError: nothing is enabled.
+        PlanError: the model cannot fit into the budgets.
     """
-    raise UnsupportedError(
-        f"optimize_model is not there yet, {model_name} is as it was.",
-        looked_at="weights on several levels, FP4, mixed precision and gradient checkpointing are missing",
-        do="use VGPUStackLinear for layers whose weights live in the stack, and torch.autocast for mixed precision",
-    )
+    if _active.stack is None:
+        raise UsageError(
+            f"{model_name} cannot be optimised: nothing is enabled.", do="call enable_balanced_mode() before"
+        )
+    if _active.config["auto_estimate"] and _active.config["verbose"]:
+        print(estimate_text(model_name, estimate(model)))  # noqa: T201 - as the original does
+    return modes.optimize(model)
 
 
-def estimate_model_resources(model_config: Any, batch_size: int = 8) -> None:
-    """Estimate what a model takes: not there yet.
+def estimate_model_resources(model_config: Any, batch_size: int = 8) -> dict[str, Any]:
+    """What a model takes in training, in MiB: of a module counted, of a configuration estimated.
+
+    Args:
+        model_config: a module; or a mapping or an object with vocab_size, hidden_size and num_layers, in the spelling
+            of transformers or of apt_model.
+        batch_size: sequences at a time, for the activations.
+
+    Returns:
+        parameters, weights_mb, gradients_mb, optimizer_mb, activations_mb (None of a module), total_mb, source.
 
     Raises:
-        UnsupportedError: always.
+        UsageError: the configuration lacks a figure.
     """
-    raise UnsupportedError(
-        "estimate_model_resources is not there yet.",
-        looked_at="the planner of a model's memory is missing",
-        do="run the model once, and see get_memory_summary() of its backend",
-    )
+    found = estimate(model_config, batch_size)
+    if _active.config["verbose"]:
+        print(estimate_text("model", found))  # noqa: T201 - as the original does
+    return found
+
+
+def _start_mode(name: str) -> None:
+    device = best()
+    effects, reasons = modes.MODES[name], {}
+    if effects.attention:
+        reasons["use_flash_attn"] = why_not_fused(device)
+    _start(device, name, None, True, True, reasons)
 
 
 def _start(
-    device: Device, flash: bool, vgpu_config: Mapping[str, Any] | None, verbose: bool, reasons: Mapping[str, str]
+    device: Device,
+    mode: str | modes.Effects,
+    vgpu_config: Mapping[str, Any] | None,
+    verbose: bool,
+    auto_estimate: bool,
+    reasons: Mapping[str, str] | None = None,
 ) -> None:
-    """Make the stack and take it into force, then show it. `reasons`: why what was asked for is not active."""
+    """Enable the mode and make the stack, then show both. `reasons`: why what was asked for is not active."""
     global _active
     with _lock:
-        stack = VGPUStack(vgpu_config, verbose=verbose)
-        config = _OFF | {"use_flash_attn": flash, "verbose": verbose}
+        has_levels = vgpu_config is not None and "levels" in vgpu_config
+        stack = VGPUStack(vgpu_config if has_levels else None, verbose=False)
+        active = modes.enable(mode, config=vgpu_config, on=device)
+        names = {effect: name for name, effect in _EFFECTS.items()}
+        why = {name: text for name, text in (reasons or {}).items() if text}
+        why |= {names[effect]: text for effect, text in active.reasons.items()}
+        config = _OFF | {name: getattr(active.effects, effect) for name, effect in _EFFECTS.items()}
+        config |= dict.fromkeys(why, False) | {"auto_estimate": auto_estimate, "verbose": verbose}
         _active = _Active(stack, config)
     if verbose:
-        print("\n".join(_banner(device, config, reasons)))  # noqa: T201 - as the original does
+        if config["use_fp4"] and active.verdict is not None:
+            why["use_fp4"] = active.verdict.text
+        stack.print_levels()
+        print("\n".join(_banner(device, config, why)))  # noqa: T201 - as the original does
 
 
 def _banner(device: Device, config: Mapping[str, bool], reasons: Mapping[str, str]) -> Iterator[str]:
@@ -247,47 +287,18 @@ def _banner(device: Device, config: Mapping[str, bool], reasons: Mapping[str, st
     yield line + "\n"
 
 
-def _why_no_fused_attention(device: Device) -> str:
-    """Why scaled_dot_product_attention would not take a fused path on a device as torch is set now; "" if it would."""
-    try:
-        dtype = device.best_dtype()
-        sample = torch.ones(1, 2, 64, 64, dtype=dtype, device=device.torch_device)
-        chosen = torch._fused_sdp_choice(sample, sample, sample)
-    except (RuntimeError, NotImplementedError) as error:  # the device's own software refuses
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    # what torch.nn.attention.SDPBackend calls them
-    return "" if chosen > 0 else f"scaled_dot_product_attention: math, {str(dtype).removeprefix('torch.')}"
-
-
-_MODES: dict[str, Callable[[], None]] = {
-    "full": enable_full_optimization,
-    "speed": enable_speed_mode,
-    "memory": enable_memory_mode,
-    "balanced": enable_balanced_mode,
-}
-
-
 def _follow_environment() -> None:
     """Enable what the variables ask for.
 
     Raises:
         SettingError: a variable cannot be read.
-        UnsupportedError: the mode is not there yet.
+        ModeUnavailable: the mode cannot act here.
     """
-    text = os.environ.get(SWITCH, "").strip()
-    wanted = _SWITCH.get(text.lower()) if text else False
-    if wanted is None:
-        raise SettingError(
-            f"{text!r} is not a truth value.", looked_at=f"{SWITCH}={text}", do="give 1, or leave it out"
-        )
-    if not wanted:
-        return
-    mode = os.environ.get(MODE, "").strip().lower() or "balanced"
-    if mode not in _MODES:
-        raise SettingError(f"there is no mode {mode!r}.", looked_at=f"{MODE}={mode}", do=f"give {', '.join(_MODES)}")
-    _MODES[mode]()
-    text = f"\N{WHITE HEAVY CHECK MARK} 通过环境变量自动启用虚拟Blackwell ({mode}模式)"
-    print(text)  # noqa: T201 - as the original does
+    mode = modes.asked_for(os.environ)
+    if mode is not None:
+        _start_mode(mode)
+        text = f"\N{WHITE HEAVY CHECK MARK} 通过环境变量自动启用虚拟Blackwell ({mode}模式)"
+        print(text)  # noqa: T201 - as the original does
 
 
 _follow_environment()

@@ -138,7 +138,11 @@ class VGPUStack:
         """The stack of `toprope.tiers` below."""
         self.levels = [VGPULevel._of(self.tiers, place) for place in range(len(self.tiers.tiers))]
         if verbose:
-            print("\n".join(self._made()))  # noqa: T201 - as the original does
+            self.print_levels()
+
+    def print_levels(self) -> None:
+        """Print the levels, as the original does when it makes them."""
+        print("\n".join(self._made()))  # noqa: T201
 
     def _made(self) -> Iterator[str]:
         yield f"[VGPU Stack] 初始化完成，{len(self.levels)}层堆叠"
