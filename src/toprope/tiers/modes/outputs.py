@@ -34,17 +34,16 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def instead_of_step(
-    optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], args: tuple[Any, ...], kwargs: dict[str, Any]
+    optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], args: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Make the step of an optimizer that was taken over in the hook before it.
 
-    torch goes on to call the step of the class that it had: it gets a copy without parameters, and the loss.
+    torch goes on to call the step of the class that it had: it gets a copy without parameters, and the same closure.
     """
-    given = args[1] if len(args) > 1 else kwargs.get("closure")
     step: Any = type(optimizer).step
-    loss = step.__wrapped__(optimizer, *([] if given is None else [given]))
+    step.__wrapped__(optimizer)
     idle = copy.copy(optimizer)
     idle.__class__ = plain
     vars(idle).pop("step", None)
     idle.param_groups = []
-    return (idle, *([] if loss is None else [lambda: loss])), {}
+    return (idle, *args[1:]), {}

@@ -29,6 +29,7 @@ from toprope.tiers.modes.measured import Verdict, verdict
 from toprope.tiers.modes.models import Managed, Mode, overlapping, target_of
 from toprope.tiers.modes.names import Effects, effects_of
 from toprope.tiers.modes.quantised import Origins
+from toprope.tiers.optimizer import kind_of
 from toprope.tiers.placing import set_data
 from toprope.tiers.stack_disk import check_folder, is_memory
 from toprope.tiers.tier import free_memory
@@ -415,8 +416,10 @@ def _stepping(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: d
     running = _state
     if running is None or hasattr(optimizer, "plain_class"):
         return None
-    plain = type(optimizer)
+    plain, closure = type(optimizer), args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is not None and kind_of(optimizer) != "all":  # it runs the model, which may only then come and go
+        with torch.enable_grad():
+            loss = closure()
+        args, kwargs = (optimizer, lambda: loss), {}
     taken = [each for each in list(running.managed.values()) if each.optimizer(optimizer)]
-    if not taken:
-        return None
-    return outputs.instead_of_step(optimizer, plain, args, kwargs)
+    return outputs.instead_of_step(optimizer, plain, args) if taken else (args, kwargs)
