@@ -1,6 +1,7 @@
 """The planner of tiers: budgets are never passed, loads are right, Belady's hits, seconds against the limit."""
 
 import re
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from toprope.errors import PlanError
 from toprope.sizes import parse_size
-from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Use, plan, training_order, uses
+from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Tier, Use, plan, training_order, uses
 from toprope.tiers.plan_choose import _placements
 from toprope.tiers.plan_model import aligned
 from toprope.tiers.plan_refuse import enough
@@ -234,6 +235,23 @@ def test_training_moves_what_it_makes() -> None:
     whole = plan(groups, order, Budgets(200 * MB), LINKS, training=True)
     assert (whole.slots, whole.loads, whole.traffic.host_to_device) == (0, (), 0)
     assert whole.predicted_seconds == pytest.approx(whole.compute_seconds) == 8 * 0.004
+
+
+@pytest.mark.parametrize("where", ["host", "disk"])
+def test_states_lie_where_they_were_asked_to_and_leave_the_device_to_others(where: Tier) -> None:
+    """They were planned to stay on the device, where they never were, and pushed gradients from it to the disk."""
+    groups = [Group(str(n), (Member(f"{n}.w", 4 * MB),), 0.001, 4 * MB, 8 * MB, 0, 0.001) for n in range(8)]
+    order = training_order(each.name for each in groups)
+    budgets = Budgets(8 * (4 + 4) * MB + 3 * 8 * MB, 40 * MB, 10**9)
+    made = plan(groups, order, budgets, LINKS, training=True, states=where)
+    places = Counter((each.what, each.tier) for each in made.homes)
+    assert places["weights", "device"] == places["gradients", "device"] == 8
+    assert not places["states", "device"]
+    assert places["states", "disk"] == (8 if where == "disk" else 3)  # the host has room for five
+    assert made.resident_bytes + made.slots * made.slot_bytes <= budgets.device
+    assert made.traffic.disk_write == made.traffic.disk_read == places["states", "disk"] * aligned(8 * MB)
+    best = Counter((each.what, each.tier) for each in plan(groups, order, budgets, LINKS, training=True).homes)
+    assert best["states", "device"]
 
 
 def test_reads_ahead_of_the_slots_hide_a_slow_disk() -> None:

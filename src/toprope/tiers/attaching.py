@@ -27,7 +27,7 @@ from toprope.tiers.places import Activated, Placed, check_places
 from toprope.tiers.placing import Placing, set_data
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan_budgets import Free, resolve
-from toprope.tiers.plan_model import Budgets, Group, Links, Plan, Use, training_order
+from toprope.tiers.plan_model import Budgets, Group, Links, Plan, Tier, Use, training_order
 from toprope.tiers.state import State
 from toprope.tiers.tier import free_memory
 from toprope.tiers.transfer import LIMIT, Link, Transfers
@@ -109,8 +109,8 @@ def attach(
     files = Files(folder, taken) if folder is not None and _has_weights(folder) else None
     try:
         handle = _Attaching(model, taken, computes, files, folder).run(
-            device, host, most, training=training, slots=slots, small=_bytes(small), links=links, progress=progress,
-            limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
+            device, host, most, training=training, states=states, slots=slots, small=_bytes(small), links=links,
+            progress=progress, limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
         )  # fmt: skip
         handle.states, handle.activations, handle.smallest = states, activations, _bytes(small)
         return handle
@@ -173,6 +173,7 @@ class _Attaching:
         disk: int | str,
         *,
         training: bool,
+        states: Placed,
         slots: int | None,
         small: int,
         links: Links | None,
@@ -189,10 +190,14 @@ class _Attaching:
         groups = self._groups(speeds, training)
         spare = self._spare(budgets)
 
+        asked: Tier | None = None if states == "auto" else states
+
         def again(some: list[Group], order: list[Use | str], train: bool, have: Budgets) -> Plan:
             given = Budgets(have.device - spare, have.host, have.disk, have.reserve)
             stored = self.files is not None and all(name in self.files.homes for name in self.model.weights)
-            return plan(some, order, given, speeds, training=train, stored=stored, slots=slots, small=small)
+            return plan(
+                some, order, given, speeds, training=train, stored=stored, slots=slots, small=small, states=asked
+            )
 
         names: list[Use | str] = [each.name for each in groups]
         order: list[Use | str] = list(training_order(names)) if training else names

@@ -64,6 +64,7 @@ def plan(
     stored: bool = True,
     slots: int | None = None,
     small: int = SMALL,
+    states: Tier | None = None,
 ) -> Plan:
     """The plan of a step that repeats.
 
@@ -76,13 +77,15 @@ def plan(
         stored: the weights lie on the disk already, as safetensors; reading them in place takes no room there.
         slots: how many slots the ring has, at least 2; None for what is fastest.
         small: tensors of fewer bytes always stay, unless all of them together have no room.
+        states: where the optimizer's states shall lie ("host": what has no room there, on the disk); None for where it
+            is best.
 
     Raises:
         PlanError: something cannot fit, with how much would suffice; or the order names an unknown group.
     """
     traced = uses(order)
     check(groups, traced, budgets, slots)
-    problem = problem_of(groups, traced, budgets, links, training=training, stored=stored, small=small)
+    problem = problem_of(groups, traced, budgets, links, training=training, stored=stored, small=small, states=states)
     count = slots or 2
     whole = least_device(problem, count)
     if whole > _room(problem):
@@ -109,6 +112,7 @@ def _smaller(groups: Sequence[Group], problem: Problem, slots: int) -> Problem:
             training=problem.training,
             stored=problem.stored,
             small=0,
+            states=problem.states,
         )
         if movable.fixed_bytes < problem.fixed_bytes:
             tried.append(movable)

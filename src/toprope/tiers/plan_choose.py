@@ -34,6 +34,8 @@ _ENOUGH = 1.01  # times the limit: not worth a search
 def least_device(problem: Problem, slots: int = LEAST_SLOTS) -> int:
     """The smallest budget of the device, without a reserve: what is larger than a slot stays, for the rest the ring."""
     ring = min(sum(unit.bytes for unit in stay) + slots * size for size, stay in _sizes(problem))
+    if any(unit.asked for unit in problem.units):
+        return problem.fixed_bytes + ring
     return problem.fixed_bytes + min(ring, sum(unit.bytes for unit in problem.units))
 
 
@@ -66,8 +68,10 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
     if room < 0:
         return None
     tiers: dict[tuple[str, str], Tier] = {}
-    ordered = sorted(away, key=lambda unit: (-_density(unit.disk_saved, unit), unit.rank))
-    for _, some in groupby(ordered, key=lambda unit: _density(unit.disk_saved, unit)):
+    tiers.update({(unit.what, unit.name): "disk" for unit in away if unit.asked == "disk"})
+    free = [unit for unit in away if unit.asked != "disk"]
+    ordered = sorted(free, key=lambda unit: (unit.asked != "host", -_density(unit.disk_saved, unit), unit.rank))
+    for _, some in groupby(ordered, key=lambda unit: (unit.asked, _density(unit.disk_saved, unit))):
         units = list(some)
         kept = _spread(units, room)
         room -= sum(unit.bytes for unit in kept)
@@ -101,7 +105,7 @@ class _Candidate:
 def choose(problem: Problem, slots: int | None = None) -> Placement | None:
     """The placement with the shortest step of those that are tried; None where none fits."""
     everything = problem.units
-    if sum(unit.bytes for unit in everything) <= problem.available:
+    if sum(unit.bytes for unit in everything) <= problem.available and not any(unit.asked for unit in everything):
         return Placement(problem, {(unit.what, unit.name): "device" for unit in everything}, 0, 0, 0)
     candidates = sorted(_candidates(problem, slots), key=lambda each: each.order)
     best: Placement | None = None
@@ -202,7 +206,7 @@ Pick = Callable[[list[Unit], int], list[Unit]]
 def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list[Unit]:
     """What else stays, by saved seconds a byte; among equals as `pick` says."""
     forced = {(unit.what, unit.name) for unit in stay}
-    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced]
+    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
     kept: list[Unit] = []
     ordered = sorted(rest, key=lambda unit: (-_density(unit.saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: _density(unit.saved, unit)):
@@ -273,7 +277,7 @@ def _improved(best: Placement, work: int) -> Placement:
 def _exchanges(best: Placement) -> Iterator[Iterator[Placement]]:
     problem = best.problem
     stays = [unit for unit in problem.units if best.tier(unit) == "device"]
-    away = [unit for unit in problem.units if best.tier(unit) != "device"]
+    away = [unit for unit in problem.units if best.tier(unit) != "device" and not unit.asked]
     kept = {(unit.what, unit.name) for unit in stays}
     room = problem.available - best.slots * best.slot_bytes - sum(unit.bytes for unit in stays)
     for new in away:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from toprope.tiers.plan_model import Budgets, Group, Link, Links, Member, Part, Use, What, aligned
+from toprope.tiers.plan_model import Budgets, Group, Link, Links, Member, Part, Tier, Use, What, aligned
 
 __all__ = ["Problem", "Unit", "divide", "finest", "problem_of"]
 
@@ -38,6 +38,8 @@ class Unit:
     rank: int
     saved: float
     disk_saved: float
+    asked: Tier | None = None
+    """The tier that its user asks for; None for the best one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Problem:
     Attributes:
         groups: by name, with parts instead of those that were divided.
         order: the uses of a step.
-        budgets, links, training, stored, small: as for `plan`.
+        budgets, links, training, stored, small, states: as for `plan`.
         fixed: names of what always stays.
         fixed_bytes: theirs, aligned.
         own: for each group that has any, its weights without tied ones.
@@ -69,6 +71,7 @@ class Problem:
     tied: Mapping[str, tuple[Unit, ...]]
     others: tuple[Unit, ...]
     parts: tuple[Part, ...]
+    states: Tier | None = None
 
     @property
     def available(self) -> int:
@@ -98,6 +101,7 @@ def problem_of(
     stored: bool,
     small: int,
     parts: tuple[Part, ...] = (),
+    states: Tier | None = None,
 ) -> Problem:
     """The units of a model; tensors of less than `small` bytes always stay."""
     users: dict[str, dict[str, None]] = {}
@@ -143,7 +147,8 @@ def problem_of(
             sizes = (group.gradient_bytes, group.state_bytes, group.activation_bytes)
             for what, size in zip(_OTHERS, map(aligned, sizes), strict=True):
                 if size:
-                    others.append(Unit(what, group.name, group.name, size, (), place, *value.other(size)))
+                    asked = states if what == "states" else None
+                    others.append(Unit(what, group.name, group.name, size, (), place, *value.other(size), asked))
     return Problem(
         {each.name: each for each in groups},
         order,
@@ -158,6 +163,7 @@ def problem_of(
         tied,
         tuple(others),
         parts,
+        states,
     )
 
 
@@ -219,6 +225,7 @@ def divide(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem, mo
         stored=problem.stored,
         small=problem.small,
         parts=tuple(parts),
+        states=problem.states,
     )
 
 
