@@ -48,7 +48,7 @@ class Size:
     apart: float = 1.2
 
 
-QUICK = Size(layers=3, width=256, rows=(8,), probe=2**24, runs=1, tries=2, apart=1e9)
+QUICK = Size(layers=2, width=768, rows=(8,), probe=2**24, runs=1, tries=2, apart=1e9)
 TARGET = 1.3
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/tiers.py measures what it says, and docs/tiers.md shows what is so; how fast is not asked here."""
+"""benchmarks/tiers.py and tiers_training.py measure what they say, and docs/tiers.md shows what is so; how fast is not asked here."""
 
 import importlib.util
 import json
@@ -12,9 +12,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def bench(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmarks_tiers", ROOT / "benchmarks" / "tiers.py")
+@pytest.fixture(params=["tiers"])
+def bench(request, monkeypatch):
+    name = request.param
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -39,6 +40,28 @@ def test_passes_from_disk_and_host_are_measured_beside_accelerate(bench, tmp_pat
     assert told["python_us_a_layer"] > 0
     assert told["memory_of_budget"] > 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bench", ["tiers_training"], indirect=True)
+def test_a_step_of_training_is_measured_against_memory_and_the_disk(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tiers_training.py", "--quick", "--json", "--folder", str(tmp_path)])
+    assert bench.main() == 0
+    told = json.loads(capsys.readouterr().out)
+    (row,) = told["rows"]
+    assert (row["name"], row["runs"], row["target"]) == ("training, 8 rows", 1, 1.3)
+    weights = 2 * 768 * 768 * 4
+    notes = row["notes"]
+    assert notes["moved_mb"] >= 4 * weights / 1e6  # two states of Adam, read and written
+    assert notes["limit_s"] == max(notes["in memory_s"], notes["disk_s"])
+    assert row["ratio"] == pytest.approx(notes["step_s"] / notes["limit_s"])
+    assert bench.line(bench.Row("x", 1.0, 1.3, 1, 0, (1.0, 1.0))).count("met") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_targets_are_those_that_were_set(bench):
+    assert bench.TARGETS == {
+        "disk, 1 row": 1.15, "disk, 128 rows": 1.25, "disk, 512 rows": 1.25, "host, 4 GB/s, 16 rows": 1.10
+    }  # fmt: skip
 
 
 def test_a_link_carries_no_more_than_it_may(bench):
