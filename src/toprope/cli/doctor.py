@@ -26,6 +26,7 @@ def doctor(
             help='Explain a code (507034, EZ1001, ERR00100) or the codes in a message ("..."; - reads stdin).',
         ),
     ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Also whether pictures can be edited: one is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long loading torch_npu and trying devices may take.")
@@ -34,23 +35,35 @@ def doctor(
     """Look for what keeps programs from the NPU, and say what to do; or explain error codes.
 
     Without CODE: what is installed, what is visible and why not, whether versions belong together, which dtypes work,
-    one tiny training. torch runs in a process of its own, nothing is downloaded. The exit status is 1 where there is a
-    problem, else 0. Docs: docs/doctor.md.
+    one tiny training. torch runs in a process of its own, nothing is downloaded. With --images also whether pictures
+    can be edited. The exit status is 1 where there is a problem, else 0. Docs: docs/doctor.md.
     """
     if codes:
+        if images:
+            raise UsageError("--images and a code are two questions.", do="ask one of them")
         _explain(codes, as_json=as_json)
         return
     from toprope.cli.doctor_text import as_dict, report
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
 
+    more, beside = {}, []
     with look():
-        facts = gather(wait=wait)
-    findings = diagnose(facts)
+        if images:
+            from toprope.images import doctor as of_images
+
+            with of_images.Trial(wait=wait) as trial:  # beside the other processes
+                facts = gather(wait=wait)
+                about = trial.facts()
+            more, beside = {"images": about.as_dict()}, of_images.rows(about)
+            findings = (*diagnose(facts), *of_images.diagnose(about))
+        else:
+            facts = gather(wait=wait)
+            findings = diagnose(facts)
     if as_json:
-        say(json.dumps(as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
+        say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
     else:
-        say(report(facts, findings, colour=wants_colour()))
+        say(report(facts, findings, colour=wants_colour(), beside=beside))
     raise typer.Exit(int(any(finding.problem for finding in findings)))
 
 

@@ -31,23 +31,32 @@ def painter(colour: bool) -> Paint:
     return (lambda text, code: f"\x1b[{code}m{text}\x1b[0m") if colour else (lambda text, code: text)
 
 
-def report(facts: Facts, findings: Sequence[Finding], *, colour: bool = False) -> str:
+def report(
+    facts: Facts,
+    findings: Sequence[Finding],
+    *,
+    colour: bool = False,
+    beside: Sequence[tuple[str, Sequence[str]]] = (),
+) -> str:
     """Everything that was found, as text.
 
     Args:
         facts: what was looked at.
         findings: what is to be said about it.
         colour: whether escape codes for a terminal are put in.
+        beside: further rows: a label, and parts.
     """
     paint = painter(colour)
     lines = _row("found", _joined(_found(facts)))
-    beside = [f"{name} {version}" for name, version in facts.packages.items() if name in _BESIDE]
-    if beside:
-        lines += _row("beside", _joined(beside))
+    libraries = [f"{name} {version}" for name, version in facts.packages.items() if name in _BESIDE]
+    if libraries:
+        lines += _row("beside", _joined(libraries))
     for finding in findings:
         lines += _finding(finding, paint)
     lines += _devices(facts)
     lines += _tried(facts)
+    for label, parts in beside:
+        lines += _row(label, _joined(parts) if len(parts) > 1 else parts[0])
     shown = [f"{name}={value}" for name, value in facts.environment.items() if name not in _PATHS]
     lines += [
         line for number, text in enumerate(shown) for line in _row("" if number else "variables", text, wrap=False)
