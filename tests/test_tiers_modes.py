@@ -474,6 +474,22 @@ def test_nothing_trains_in_few_bits(tmp_path, caplog):
     assert model[0].weight.grad is not None
 
 
+def test_full_quantises_in_inference_and_gives_up_where_training_takes_turns_with_it(tmp_path, caplog):
+    enable("full", tmp_path)
+    model, x = mlp(1), torch.randn(2, WIDTH)
+    quantised = []
+    for _ in range(5):
+        model(x).sum().backward()
+        assert seen(model)["attached"]
+        with torch.no_grad():
+            model(x)
+        quantised.append(seen(model)["quantised_layers"])
+        with torch.no_grad():
+            model(x)
+    assert quantised == [2, 2, 2, 2, 0]
+    assert "not quantised any more" in caplog.text
+
+
 def test_tied_and_small_layers_and_those_of_other_classes_stay(tmp_path):
     enable("speed", tmp_path)
     model = nn.ModuleDict(
@@ -560,6 +576,7 @@ def test_what_comes_in_few_bits_and_fits_so_is_not_made_to_come_and_go(tmp_path)
     model = mlp()
     with torch.no_grad():
         model(x)
+        assert torch.equal(model(x), model(x))
     assert (seen(model)["attached"], seen(model)["quantised_layers"]) == (False, 4)
 
 
@@ -677,6 +694,16 @@ with torch.device("npu:0"):
     other = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
     right = torch.equal(other(x).cpu(), result)
 
+guessed = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+expected = guessed(x.cpu()).detach()
+modes.enable("balanced", config={"device": "20MB"}, on="npu")
+guessed.to("npu:0")  # it may train: that takes 25 MB
+first = modes.active().models()[0]["attached"]
+with torch.no_grad():
+    close = torch.allclose(guessed(x).cpu(), expected, atol=1e-5)
+guess = [first, close, modes.active().models()[0]["attached"], str(guessed[0].weight.device)]
+modes.disable()
+
 measured.SIZE = 128
 try:
     modes.enable("speed", on="npu")
@@ -690,12 +717,12 @@ with torch.no_grad():
     y = layer(torch.ones(1, 256, device="npu:0"))
 name = type(layer).__name__
 modes.disable()
-tell(plain, found, memory, held, right, refused, name, str(layer.weight.device))
+tell(plain, found, memory, held, right, guess, refused, name, str(layer.weight.device))
 """
 
 
 def test_on_a_simulated_card():
-    plain, found, memory, held, right, refused, name, where = told(SIMULATED)
+    plain, found, memory, held, right, guess, refused, name, where = told(SIMULATED)
     assert found[0] == plain[0]
     assert found[5] == plain[5]
     assert found[1] < plain[1]
@@ -704,5 +731,6 @@ def test_on_a_simulated_card():
     assert memory[0] == pytest.approx(plain[0], rel=0.02)
     assert held <= 5 * 10**6
     assert right
+    assert guess == [True, True, False, "npu:0"]
     assert "nvfp4 on npu:0" in refused or not refused
     assert (name, where) == ("QuantisedInPlace", "npu:0")

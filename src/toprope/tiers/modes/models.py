@@ -6,7 +6,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ from toprope.tiers.modes.budgets import Budget, Needs, Room
 from toprope.tiers.modes.measured import verdict
 from toprope.tiers.modes.names import Effects
 from toprope.tiers.packing import Packing
+from toprope.tiers.placing import set_data
 from toprope.tiers.tier import free_memory
 
 __all__ = ["Managed", "Mode", "needs_of", "overlapping", "target_of"]
 
 _log = logging.getLogger("toprope")
+
+_TURNS = 3
+"""How often weights are quantised again after training, before they are left alone: it takes longer than it saves."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Mode:
         folder: where a file can be made; None for nowhere.
         format: of quantised weights.
         origins: where plain weights lie meanwhile.
+        waiting: modules that were made on the device, and wait on the host.
     """
 
     effects: Effects
@@ -48,6 +53,7 @@ class Mode:
     folder: Path | None
     format: str
     origins: quantised.Origins
+    waiting: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
 
     @property
     def disk(self) -> str | None:
@@ -97,6 +103,7 @@ class Managed:
         self._undo: list[Callable[[], Any]] = []
         self._noticed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._quantised: tuple[int, int] | None = None
+        self._turns = 0
 
     @property
     def model(self) -> nn.Module:
@@ -138,21 +145,46 @@ class Managed:
             gradients: weights will get gradients: nothing may be in few bits.
             moving: where it is being moved to.
         """
+        if not gradients and self._quantised == (self.generation, quantised.restored()):
+            return
         device = self._device(moving)
         if device is None:
             return
         if gradients:
             self.unquantise()
-        if self.handle is not None and trains and not self.trains:
-            self.detach()  # it was planned for inference
-        if self.handle is not None and not trains and self.trains and not self.called and moving is None:
-            self.detach()  # that it trains was a guess
+        handle = self.handle
+        if handle is not None and self._planned_for_another(trains, gradients, moving):
+            self.detach()
         if self.handle is None:
             self.trains = trains
             self._attach_if_needed(device, moving)
-        if self.mode.effects.quantise and not gradients and self.handle is None:
+            if handle is not None and self.handle is None:
+                self._bring(handle.device)
+        if self._may_quantise(gradients) and self.handle is None:
             self.quantise(device)
         self.called = self.called or moving is None
+
+    def _planned_for_another(self, trains: bool, gradients: bool, moving: torch.device | None) -> bool:
+        """Whether the plan that there is has another run in mind."""
+        if trains and not self.trains:
+            return True
+        if trains or not self.trains or moving is not None:
+            return False
+        return not self.called or (self._may_quantise(gradients) and self._fits_quantised())  # training was a guess
+
+    def _may_quantise(self, gradients: bool) -> bool:
+        return self.mode.effects.quantise and not gradients and self._turns <= _TURNS
+
+    def _fits_quantised(self) -> bool:
+        needs = needs_of(self.model).weights
+        given = self.mode.room.device.bytes_for(needs)
+        return given is None or needs - self._saved() <= given
+
+    def _bring(self, device: Device) -> None:
+        """What was attached, and fits, is on the device as a whole."""
+        for each in self.model.parameters():
+            if each.device != device.torch_device:
+                set_data(each, each.data.to(device.torch_device))
 
     def _device(self, moving: torch.device | None) -> Device | None:
         """The device that computes it, where the mode is for its kind."""
@@ -163,13 +195,14 @@ class Managed:
         if self.mode.device.kind in kinds or not self.mode.device.capabilities.separate_memory:
             mine = [each for each in there if each.type == self.mode.device.kind]
             return devices.get(mine[0]) if mine else None
-        return None
+        waits = self.mode.waiting and any(each in self.mode.waiting for each in self.model.modules())
+        return self.mode.device if waits else None
 
     def _attach_if_needed(self, device: Device, moving: torch.device | None) -> None:
         needs = needs_of(self.model)
         budget, total = self.mode.room.device, needs.total(self.trains)
         offload = self.mode.effects.offload and self.trains
-        if self.mode.effects.quantise and not self.trains and not self._fits(budget, total, device, moving):
+        if not self.trains and self._may_quantise(False) and not self._fits(budget, total, device, moving):
             total -= self._saved()
         if self._fits(budget, total, device, moving) and not offload:
             return
@@ -256,6 +289,9 @@ class Managed:
         """Give its layers their weights back."""
         if self._quantised is not None:
             self._quantised = None
+            self._turns += 1
+            if self._turns > _TURNS:
+                self.warn("turns", "weights are not quantised any more: the model is trained and used in turns")
             for each in list(self.model.modules()):
                 if isinstance(each, quantised.QuantisedInPlace):
                     quantised.restore(each)

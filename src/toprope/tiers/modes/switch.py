@@ -166,7 +166,8 @@ def optimize(model: nn.Module) -> nn.Module:
     running = _state
     if running is None:
         raise UsageError("no mode is on.", do='enable one first: modes.enable("balanced")')
-    running.prepare(model, trains=_trains(model), gradients=False)
+    # where weights may be in few bits, they are: a call that trains has them back
+    running.prepare(model, trains=_trains(model) and not running.mode.effects.quantise, gradients=False)
     return model
 
 
@@ -380,6 +381,7 @@ def _built(parent: nn.Module, name: str, module: Any) -> None:
         free = free_memory(device)
         full = free is not None and free < sum(each.nbytes for each in mine)
     if full:  # it is made, with the device's own random numbers: now it waits on the host
+        running.mode.waiting.add(module)
         for each in mine:
             set_data(each, each.data.cpu())
 
