@@ -82,7 +82,8 @@ class StandIn:
         record = {
             "request": asked,
             "seeds": [seed + at for at in range(request.num_images)],
-            "source": {"name": str(request.image), "notes": []},
+            "source": {"name": str(request.image), "notes": ["turned upright"]},
+            "notices": ["the stand-in is no model"],
             "frame": {"crop": [0, 0, *opened.picture.size]},
             "engine": self.describe(),
             "refinement": refinement,

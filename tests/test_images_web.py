@@ -82,6 +82,19 @@ def test_a_job_tells_every_step_once_and_in_order(desk):
     assert desk.describe()["done"] == 1
 
 
+def test_steps_that_begin_anew_are_told_anew_after_the_reason(desk):
+    def work(job):
+        job.step(Step(1, 2, 0.1))
+        job.tell("the model gave black in fp16; it goes on in fp32")
+        job.step(Step(1, 2, 0.2))
+
+    views = collect(desk.submit("a", work))
+    told = [(view.note, view.step.number if view.step else None) for view in views if view.state is State.RUNNING]
+    reason = "the model gave black in fp16; it goes on in fp32"
+    assert told == [("", 1), (reason, None), (reason, 1)]
+    assert reason in progress_html(next(view for view in views if view.note == reason))
+
+
 def test_jobs_run_one_at_a_time_in_the_order_they_came_and_know_their_place(desk):
     first, second = Held(), Held()
     jobs = [desk.submit("a", first), desk.submit("b", second), desk.submit("c", Held())]
@@ -389,7 +402,9 @@ def test_progress_says_where_an_edit_is():
     assert "&lt;x&gt;" in failed
     assert "try y" in failed
     assert 'role="alert"' in failed
-    assert "done in 3.5 s" in progress_html(View(State.DONE, seconds=3.5))
+    done = progress_html(View(State.DONE, seconds=3.5), notes=["memory ran out on <none>"])
+    assert "done in 3.5 s" in done
+    assert "memory ran out on &lt;none&gt;" in done
     assert 'data-state="none"' in progress_html(None)
 
 
@@ -477,6 +492,7 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert not made[0].picture.exists()
     assert len(list((tmp_path / "out").iterdir())) == 4
     assert made[1].record["job"]["of"] == 2
+    assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 
 
 def test_files_go_with_the_history(make_studio, cat, tmp_path):

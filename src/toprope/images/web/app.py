@@ -27,8 +27,8 @@ NAMES = {
     "steps": "Steps",
     "guidance": "Guidance",
     "image_guidance": "Image guidance",
-    "refine_strength": "Refine by the base model",
-    "cfg_norm": "Guidance may make no prediction larger",
+    "refine_strength": "Refine strength",
+    "cfg_norm": "Guidance with norm: it makes no prediction larger",
     "negative": "Negative: what the picture shall not be",
 }
 
@@ -201,7 +201,7 @@ class Page:
         try:
             job = await asyncio.to_thread(self.studio.edit, client, self.values(given), image)
             async for view in follow(job):
-                yield {self.progress: progress_html(view)} | (self._made(job, client) if view.state.over else {})
+                yield {self.progress: progress_html(view)} | (self._made(job, client, view) if view.state.over else {})
         except TopropeError as error:
             yield {self.progress: progress_html(View(State.FAILED, problem=Problem.of(error)))}
         finally:
@@ -304,12 +304,13 @@ class Page:
     def _shown(self, client: str) -> list[tuple[str, str]]:
         return [(str(entry.picture), caption(entry)) for entry in self.studio.histories.of(client)]
 
-    def _made(self, job: Job, client: str) -> dict[Any, Any]:
+    def _made(self, job: Job, client: str, view: View) -> dict[Any, Any]:
         outcome: Outcome | None = job.result
         if outcome is None or not outcome.entries:
             return {}
         entries = outcome.entries
         return {
+            self.progress: progress_html(view, notes=outcome.notes),
             self.slider: compared(entries[0]),
             self.several: gr.update(
                 value=[(str(each.picture), f"seed {each.seed}") for each in entries], visible=len(entries) > 1

@@ -115,8 +115,8 @@ class Job:
     # For its function, while it runs
 
     def tell(self, note: str) -> None:
-        """Say what is done now."""
-        self._see(note=note)
+        """Say what is done now; steps that come after it may begin anew."""
+        self._see(note=note, step=None)
 
     def step(self, step: Step) -> None:
         """A step of denoising is done."""

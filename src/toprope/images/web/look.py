@@ -50,8 +50,8 @@ input[type=number] { max-width: 3.6rem; }
 #panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }
 #dice { align-self: stretch; background-repeat: no-repeat; padding-left: 2.3rem; background-position: 0.8rem center;
   background-image: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='20' height='20' \
-fill='none' stroke='%2364748b' stroke-width='1.6'%3E%3Crect x='2' y='2' width='16' height='16' rx='3'/%3E%3Cg \
-fill='%2364748b' stroke='none'%3E%3Ccircle cx='6.5' cy='6.5' r='1.5'/%3E%3Ccircle cx='13.5' cy='6.5' r='1.5'/%3E\
+fill='none' stroke='%238492a6' stroke-width='1.6'%3E%3Crect x='2' y='2' width='16' height='16' rx='3'/%3E%3Cg \
+fill='%238492a6' stroke='none'%3E%3Ccircle cx='6.5' cy='6.5' r='1.5'/%3E%3Ccircle cx='13.5' cy='6.5' r='1.5'/%3E\
 %3Ccircle cx='10' cy='10' r='1.5'/%3E%3Ccircle cx='6.5' cy='13.5' r='1.5'/%3E%3Ccircle cx='13.5' cy='13.5' r='1.5'/%3E\
 %3C/g%3E%3C/svg%3E"); }
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -90,12 +90,13 @@ def queue_text(queue: Mapping[str, Any]) -> str:
     return "; ".join([now, f"{queue['waiting']} waiting", *ends])
 
 
-def progress_html(view: View | None, parts: int = 0) -> str:
+def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = ()) -> str:
     """Where a job is, as the line above the results.
 
     Args:
         view: of the job; None before the first.
         parts: of how many parts it is, for a batch; 0 for one edit.
+        notes: what there is to know about what came of it.
     """
     if view is None:
         return '<div class="progress" data-state="none"></div>'
@@ -136,4 +137,5 @@ def progress_html(view: View | None, parts: int = 0) -> str:
             done = (view.parts + done) / parts
     if step is not None:
         marks += f' data-step="{step.number}" data-of="{step.of}"'
-    return f'<div class="progress" {marks}>{bar(done)}<span>{escape(" · ".join(words))}</span></div>'
+    said = "".join(f'<span class="note">{escape(note)}</span>' for note in notes)
+    return f'<div class="progress" {marks}>{bar(done)}<span>{escape(" · ".join(words))}</span>{said}</div>'

@@ -83,6 +83,15 @@ class Outcome:
         found: Mapping[str, Any] | None = self.entries[0].record.get("refinement") if self.entries else None
         return found
 
+    @property
+    def notes(self) -> list[str]:
+        """What was done to the picture before it was edited, and what was done otherwise than asked for."""
+        if not self.entries:
+            return []
+        record = self.entries[0].record
+        name, source = self.entries[0].name, record["source"].get("notes", ())
+        return [*(f"{name}: {note}" for note in source), *record.get("notices", ())]
+
 
 @contextmanager
 def _by_name(image: Any) -> Iterator[None]:
@@ -119,7 +128,7 @@ class Studio:
         self.histories = Histories()
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
         self._job: Job | None = None
-        self._loras_now: list[str] | None = None
+        self._loras_now: list[str] | None = []  # with which the engine is opened
         self.loader: Loader[Engine] = Loader(lambda tell: open_engine(self._telling(tell)))
 
     def load(self) -> None:
