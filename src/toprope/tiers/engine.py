@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from toprope.device import Device
+from toprope.errors import TierCapacityError
 from toprope.tiers.groups import Model, Weight
 from toprope.tiers.homes import DiskHome
 from toprope.tiers.memory import Memory
@@ -97,9 +98,7 @@ class Engine:
         self.ring_clear()
         self.lend()
         tiers = self.tiers(plan)
-        order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
-        for name in sorted(tiers, key=lambda each: order[tiers[each]]):
-            self.placing.place(self.model.weights[name], tiers[name])
+        self._place(tiers)
         units = []
         for group in plan.groups:
             weights = [weight for each in plan.streamed(group.name) for weight in self.model.members[each.key]]
@@ -125,6 +124,24 @@ class Engine:
                 wanted = {weight for weight in needs.weights if weight.home is not None}
                 needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
         self._expect([each.name for each in units])
+
+    def _place(self, tiers: dict[str, Tier]) -> None:
+        """Move all weights. Those that the host has no room for wait until others have left it."""
+        order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
+        left = sorted(tiers, key=lambda each: order[tiers[each]])
+        while left:
+            waiting, full = [], None
+            for name in left:
+                try:
+                    self.placing.place(self.model.weights[name], tiers[name])
+                except TierCapacityError as error:
+                    if tiers[name] != "host":
+                        raise
+                    waiting.append(name)
+                    full = error
+            if len(waiting) == len(left) and full is not None:
+                raise full
+            left = waiting
 
     def make_ring(self) -> None:
         """Make the slots, all empty."""
