@@ -344,6 +344,11 @@ def schedule(seed, folder):
     assert not os.listdir(folder), seed
 
 
+def test_a_better_plan_that_finds_the_host_full_is_applied_once_others_have_left_it(tmp_path):
+    """Found by the schedules: weights had to change places, and the run ended with TierCapacityError."""
+    schedule(6, tmp_path)
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_random_schedules_of_training_end_in_the_same_bits(part, tmp_path):
     for seed in range(part * 2, part * 2 + 2):
