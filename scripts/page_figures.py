@@ -99,7 +99,7 @@ def main() -> None:
             time.sleep(0.1)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1240, "height": 800})
+            page = browser.new_page(viewport={"width": 1240, "height": 930})
             page.goto(found[0])
             draw(page, folder)
             browser.close()
