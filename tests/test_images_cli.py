@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -15,10 +16,11 @@ import pytest
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
+from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 from toprope.cli.edit_console import Console, bar
-from toprope.images import Step
+from toprope.images import Engine, Step
 from toprope.images.example import picture as example
 from toprope.images.wording import template
 
@@ -42,6 +44,14 @@ def place(tmp_path, monkeypatch):
         picture(40, 30, shift=40 * number).save(f"good{number}.png")
     (tmp_path / "bad.png").write_bytes(Path("good0.png").read_bytes()[:60])
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def heeded():
+    """Ctrl-C is heeded, also where a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -271,6 +281,27 @@ def test_what_cannot_be_is_one_error_before_anything_is_done(toprope, model, wor
     assert not Path("out").exists() or results() == []
 
 
+def test_a_lora_changes_the_picture_is_in_the_record_and_is_repeated(toprope, model, monkeypatch) -> None:
+    with Engine.open(model, device="cpu") as engine:
+        save(Path("style.safetensors"), tensors(engine.loaded.pipeline))
+    picture_of = ("edit", "--model", model, "--image", os.path.abspath("good0.png"))
+    words = (*picture_of, *SNOW, *FAST, "--seed", "3", "--quiet")
+    plain, styled = (toprope(*words, *more)[1].strip() for more in ((), ("--lora", "style.safetensors:0.5")))
+    assert Path(plain).read_bytes() != Path(styled).read_bytes()
+    (told,) = sidecar(Path(styled).with_suffix(".json"))["engine"]["loras"]
+    assert (told["name"], told["scale"], told["path"]) == ("style", 0.5, os.path.abspath("style.safetensors"))
+    os.mkdir("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    _, again, err = toprope("edit", "--repeat", f"../{Path(styled).with_suffix('.json')}", "--quiet")
+    assert err == ""
+    assert Path(again.strip()).read_bytes() == Path(f"../{styled}").read_bytes()
+    # what is no LoRA, and one for other layers, end the command before anything is written
+    for name in ("bad.png", "none.safetensors"):
+        status, out, err = toprope(*words[:-1], "--lora", f"../{name}")
+        assert (status, out) == (2, "")
+        assert name in err
+
+
 # ---- the bar
 
 
@@ -302,25 +333,39 @@ def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> 
 # ---- images tiny
 
 
-def test_two_commands_try_it_offline(toprope) -> None:
-    status, out, err = toprope("images", "tiny", "a model")
+@pytest.mark.parametrize("page", ["docs/images.md", "README.md", "README.zh.md"])
+def test_the_commands_of_the_papers_try_it_offline(toprope, page) -> None:
+    text = (Path(__file__).parent.parent / page).read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S) if "images tiny" in each]
+    commands = [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("toprope")]
+    assert [words[0] for words in commands] == ["images", "edit"]
+    status, out, err = toprope(*commands[0])
     assert (status, err) == (0, "")
     assert "with random weights: its pictures are noise" in out
-    command = re.search(r"^try it: toprope (.*)$", out, re.MULTILINE)[1]
-    assert command == "edit --model 'a model' --image 'a model/example.png' --instruction \"make it snow\""
-    status, out, err = toprope(
-        "edit", "--model", "a model", "--image", "a model/example.png", "--instruction", "make it snow", *FAST
-    )
-    assert (status, out[:6]) == (0, "wrote ")
+    (said,) = re.findall(r"^try it: toprope (.*)$", out, re.MULTILINE)
+    assert shlex.split(said) == commands[1][:-2]
+    assert commands[1][-2:] == ["--steps", "4"]
+    if page != "docs/images.md":
+        return
+    status, out, _ = toprope(*commands[1])
+    assert (status, out.count("wrote ")) == (0, 1)
     with Image.open("out/example-0001.png") as made:
         assert made.size == example().size
-    status, out, err = toprope("images", "tiny", "a model")
+
+
+def test_a_tiny_model_is_not_written_over_and_has_a_family(toprope) -> None:
+    status, out, err = toprope("images", "tiny", ".")
     assert (status, out) == (2, "")
-    assert "a model is there already" in err
+    assert ". is there already" in err
     status, _, err = toprope("images", "tiny", "other", "--family", "dalle")
     assert status == 2
     assert "there are " in err
     assert "hidream-e1" in err
+    status, out, _ = toprope("images", "tiny", "a model", "--family", "kontext", "--seed", "2", "--json")
+    assert status == 0
+    told = json.loads(out)
+    assert (told["family"], told["seed"], told["example"]) == ("kontext", 2, "a model/example.png")
+    assert told["bytes"] > 10**5
 
 
 def test_the_families_of_the_help_are_those_that_there_are(toprope) -> None:
