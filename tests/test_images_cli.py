@@ -91,6 +91,14 @@ def test_a_picture_and_the_record_that_repeats_it(toprope, model, monkeypatch) -
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json", "--quiet")
     assert (status, out, err) == (0, "out/good1-0001.png\n", "")
     assert Path(out.strip()).read_bytes() == Path("../out/good1-0001.png").read_bytes()
+    # where the source lies elsewhere, it is named
+    os.rename("../good1.png", "../moved.png")
+    status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json")
+    assert (status, out) == (2, "")
+    assert re.search(r"the picture of the record, \S+good1\.png, is not there", err)
+    status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json", "--image", "../moved.png", "--quiet")
+    assert (status, out, err) == (0, "out/moved-0001.png\n", "")
+    assert Path(out.strip()).read_bytes() == Path("../out/good1-0001.png").read_bytes()
     # what is otherwise is said
     Image.new("RGB", (40, 30), (9, 90, 200)).save("../good1.png")
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json", "--steps", "1")

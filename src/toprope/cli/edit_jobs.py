@@ -108,6 +108,8 @@ def to_repeat(record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[s
         row["image"] = images[0]
     if not row.get("image"):
         raise UsageError("the record does not say where the picture is that was edited.", do="give it with --image")
+    if not os.path.exists(row["image"]):
+        raise UsageError(f"the picture of the record, {row['image']}, is not there.", do="give it with --image")
     request = EditRequest.from_json(row)
     return Job(replace(request, image=os.path.abspath(request.image)), stem_of(request.image))
 
