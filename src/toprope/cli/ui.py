@@ -102,7 +102,11 @@ def known_loras(given: list[str]) -> dict[str, str]:
         path = Path(each)
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
-            raise UsageError(f"there is no LoRA in {each}.", looked_at=each, do="name a .safetensors file or a folder")
+            raise UsageError(
+                f"there is no LoRA in {each}.",
+                looked_at=each,
+                do="name a .safetensors file or a folder; scales are chosen on the page",
+            )
         for file in files:
             # these are what everybody's file is called
             name = file.resolve().parent.name if file.stem in ("pytorch_lora_weights", "adapter_model") else file.stem
