@@ -1,5 +1,6 @@
 """`toprope edit` and `toprope images`: a batch with a corrupt picture, --resume, --repeat, Ctrl-C, what is printed."""
 
+import io
 import json
 import os
 import pty
@@ -13,15 +14,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import typer
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
 from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
+from toprope.cli.edit import app as edit
 from toprope.cli.edit_console import Console, bar
-from toprope.images import Engine, Step
+from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
+from toprope.images.jobs import Job
+from toprope.images.ladder import RUNGS
+from toprope.images.run_jobs import Event
 from toprope.images.wording import template
 
 pytestmark = QUIET
@@ -336,6 +342,44 @@ def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> 
     assert re.search(r"\[#{24}\]  2/2  \S+ m?s/step  cpu fp32", seen)
     assert seen.endswith("\r")
     assert "\n" not in seen
+
+
+def test_on_several_cards_the_terminal_says_what_runs(monkeypatch, capsys) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "100")
+    jobs = [Job(EditRequest(f"/data/{name}.png", "x"), name, number) for number, name in enumerate("abc", 1)]
+    with Console(3, cards=2) as console:
+        console.begin(jobs[:1])
+        console.begin(jobs[1:2])
+        console.end(Event(jobs[0], (Path("out/a-0001.png"),), {}))
+        console.begin(jobs[2:])
+    shown = [each.strip() for each in sys.stderr.getvalue().split("\r") if each.strip()]
+    assert shown == [
+        "0 of 3 ended  on 2 cards: a.png ...",
+        "0 of 3 ended  on 2 cards: a.png, b.png ...",
+        "1 of 3 ended  on 2 cards: b.png ...",
+        "1 of 3 ended  on 2 cards: b.png, c.png ...",
+    ]
+    assert capsys.readouterr().out.startswith("wrote out/a-0001.png ")
+
+
+def test_the_rungs_of_the_help_are_those_that_there_are(toprope) -> None:
+    _, out, _ = toprope("edit", "--help")
+    *some, last = [each.name for each in RUNGS]
+    assert f"auto, {', '.join(some)} or {last}." in " ".join(out.split())
+    page = (Path(__file__).parent.parent / "docs/images.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Memory")[2], re.M)[: len(RUNGS)] == [*some, last]
+
+
+def test_every_option_stands_in_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs/images.md").read_text(encoding="utf-8")
+    options = [option for each in typer.main.get_command(edit).params for option in each.opts if option[:2] == "--"]
+    assert len(options) > 25
+    assert [option for option in options if f"`{option}" not in page and option != "--help"] == []
 
 
 # ---- images tiny

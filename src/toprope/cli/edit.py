@@ -89,7 +89,9 @@ def edit(
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
-    memory: Annotated[str, typer.Option(metavar="RUNG", help="A rung of the memory ladder, or auto.")] = "auto",
+    memory: Annotated[
+        str, typer.Option(metavar="RUNG", help="auto, none, vae, encoders-4bit, encoders, tiers or tiers-least.")
+    ] = "auto",
     lora: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH[:SCALE]", show_default=False, help="A LoRA to edit with; may come again."),
@@ -156,12 +158,13 @@ def edit(
     }  # fmt: skip
     if cards > 1:
         check_cards(cards, device or None)
-    console = Console(len(numbered), quiet=quiet, as_json=as_json)
+    console = Console(len(numbered), quiet=quiet, as_json=as_json, cards=cards)
     stopping = Stopping(console.say)
     folder = str(made_with["model"])
     with console, stopping:
         try:
             if left and cards > 1:
+                console.tell(f"loading {folder} on {cards} cards")
                 run_on_cards(
                     folder, options, left, output, console, cards=min(cards, len(left)), summary=summary,
                     stopped=stopping.why, ready=stopping.safely, at_once=at_once,

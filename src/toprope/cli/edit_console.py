@@ -33,11 +33,14 @@ class Console(logging.Handler):
         jobs: how many there are in the run.
         quiet: whether only the pictures' paths are printed, and failures.
         as_json: whether stdout gets a line of JSON for each job instead.
+        cards: on how many of them jobs run at the same time.
     """
 
-    def __init__(self, jobs: int, *, quiet: bool = False, as_json: bool = False) -> None:
+    def __init__(self, jobs: int, *, quiet: bool = False, as_json: bool = False, cards: int = 1) -> None:
         super().__init__(logging.WARNING)
-        self._jobs, self._quiet, self._as_json = jobs, quiet, as_json
+        self._jobs, self._quiet, self._as_json, self._cards = jobs, quiet, as_json, cards
+        self._running: dict[int, str] = {}
+        self._ended = 0
         self._lively = sys.stderr.isatty() and not quiet
         self._shown = ""
         self._names = ""
@@ -72,7 +75,8 @@ class Console(logging.Handler):
         if self._jobs > 1:
             numbers = f"{jobs[0].number}" if len(jobs) == 1 else f"{jobs[0].number}-{jobs[-1].number}"
             self._names += f" ({numbers} of {self._jobs})"
-        self._draw(f"{self._names}  ...")
+        self._running |= {job.number: Path(job.request.image).name for job in jobs}
+        self._draw(self._spread() if self._cards > 1 else f"{self._names}  ...")
 
     def step(self, step: Step) -> None:
         """A step is done."""
@@ -102,8 +106,16 @@ class Console(logging.Handler):
         if event.problem is not None:
             self.say(failure_text(event, self._jobs))
         sys.stdout.flush()
+        self._ended += 1
+        self._running.pop(event.job.number, None)
+        if self._running and self._cards > 1:
+            self._draw(self._spread())
 
     # Inside
+
+    def _spread(self) -> str:
+        """What runs on several cards; their steps are not known here."""
+        return f"{self._ended} of {self._jobs} ended  on {self._cards} cards: {', '.join(self._running.values())} ..."
 
     def _draw(self, text: str) -> None:
         """Put a text in place of the one that is on the terminal's last line."""
