@@ -545,8 +545,9 @@ def test_thread_24_a_step_of_adam_moves_each_state_once(tmp_path):
     for each in handle.training.optimizers.store.stores:
         each.flush()
     moved = handle.stats().moved
-    assert moved["disk_write"] == 2 * weights
-    assert moved["disk_read"] + moved["page_cache"] <= 2 * weights
+    read = moved["disk_read"] + moved["page_cache"]
+    assert max(moved["disk_write"], read) <= 2.05 * weights  # with what rounding to blocks adds
+    assert moved["disk_write"] >= 2 * weights
     handle.detach()
 
 
