@@ -779,6 +779,27 @@ def test_loras_on_the_command_line(tmp_path):
             known_loras(bad)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "nowhere"], "nowhere"),
+        (["--model", "nowhere", "--max-upload", "much"], "'much' is not a size"),
+        (["--model", "nowhere", "--lora", "snow.safetensors"], "no LoRA in snow.safetensors"),
+        (["--model", "nowhere", "--port", "70000"], "65535"),
+        ([], "--model"),
+    ],
+)
+def test_a_command_line_that_cannot_be_is_an_error_before_anything_is_served(
+    options, said, tmp_path, capfd, monkeypatch
+):
+    from toprope.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["ui", *options]) == 2
+    assert said in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_importing_the_room_imports_nothing_heavy():
     code = "import sys, toprope.images.web; print(sorted({'torch', 'gradio', 'PIL', 'diffusers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
