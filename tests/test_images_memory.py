@@ -81,7 +81,6 @@ def test_rungs_give_the_same_pictures_and_the_model_back(family) -> None:
             holding.placement.place(loaded)
             engine._prompts.clear()
             first, second = edited(engine), edited(engine, other)
-            assert edited(engine) == first
             told = engine.describe()["memory"]
             assert told["rung"] == each
             if each == "encoders-4bit":

@@ -42,7 +42,7 @@ def test_every_rung_lowers_the_peak() -> None:
 
     "tiers" is not lower than "encoders" here, as the denoiser fits into half of the card: see the next test.
     """
-    asked, peaks, made = request(picture(80, 80), size="keep", max_pixels=80 * 80), {}, {}
+    asked, peaks, made = request(picture(80, 80), size="keep", max_pixels=80 * 80, steps=1), {}, {}
     for rung in ("none", "vae", "encoders-4bit", "encoders", "tiers", "tiers-least"):
         with opened(larger("vae"), memory=rung) as engine:
             result = engine.edit(asked)
@@ -98,7 +98,7 @@ def test_acceptance_4_a_pipeline_three_times_the_card_edits_a_picture(caplog) ->
     assert torch.npu.memory_allocated() == 0
 
 
-@pytest.mark.parametrize("rung", ["none", "encoders", "tiers-least"])
+@pytest.mark.parametrize("rung", ["none", "tiers-least"])
 def test_acceptance_5_fifty_edits_leave_the_memory_of_host_and_card_as_it_was(rung) -> None:
     """Numbers of tensors and pictures show what is held on to, bytes what else grows."""
     from PIL.Image import Image
@@ -144,10 +144,10 @@ def test_both_stages_on_every_rung(family) -> None:
 
 
 def test_31_loras_on_the_card_and_on_a_low_rung(tmp_path) -> None:
-    asked = request(picture(64, 64))
+    asked = request(picture(32, 32))
     made = {}
     for rung in ("none", "tiers-least"):
-        with opened(tiny("ip2p"), memory=rung) as engine:
+        with opened(tiny("kontext"), memory=rung) as engine:
             file = save(tmp_path / "snow.safetensors", tensors(engine.loaded.pipeline, size=0.2))
             base = engine.edit(asked).pictures[0].tobytes()
             engine.set_loras([f"{file}:0.5"])
