@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from device_stand_ins import told
 from toprope.device import FallbackWarning
 from toprope.errors import ModeUnavailable, PlanError, SettingError, SizeError, UsageError
-from toprope.tiers import modes
+from toprope.tiers import attach, modes
 from toprope.tiers.memory import placeholder
 from toprope.tiers.modes import budgets, measured, recompute, switch
 from toprope.tiers.modes.models import needs_of
@@ -93,7 +93,7 @@ class Deep(nn.Module):
         return x
 
 
-def train(model, steps=3, width=WIDTH, rows=16, clip=False):
+def train(model, steps=2, width=WIDTH, rows=16, clip=False):
     optimizer = torch.optim.Adam(model.parameters())
     torch.manual_seed(1)
     losses = []
@@ -299,6 +299,20 @@ def test_attention_goes_the_fused_way_and_the_weights_are_there_when_they_are_lo
         assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_a_model_that_was_attached_by_hand_is_left_alone(tmp_path):
+    model, x = mlp(4), torch.randn(2, WIDTH)
+    expected = model(x).detach()
+    with attach(model, "3MB", on="cpu") as handle:
+        enable("full", tmp_path, device="2.5MB")
+        with torch.no_grad():
+            assert torch.allclose(model(x), expected, atol=0.02)
+        assert handle.plan.budgets.device == 3 * 10**6
+        assert (seen(model)["attached"], seen(model)["quantised_layers"]) == (False, 0)
+        modes.disable()
+        with torch.no_grad():
+            assert torch.equal(model(x), expected)
+
+
 # Memory
 
 
@@ -419,7 +433,7 @@ def test_speed_keeps_weights_in_few_bits_and_nothing_else_changes(tmp_path):
     count = sum(each.weight.numel() for each in layers)
     assert sum(each._kept.page.nbytes for each in layers) <= 0.57 * count
     assert all(each._kept.origin.tensor is None for each in layers)  # on the disk, not in memory
-    assert seen(model)["quantised_layers"] == 4
+    assert (seen(model)["quantised_layers"], seen(model)["plain_bytes_in_memory"]) == (4, 0)
     assert 0.05 < seen(model)["largest_weight_error"] < 0.12
     assert same(model.state_dict().values(), plain.state_dict().values())
     for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -642,7 +656,7 @@ from torch import nn
 toprope.sim.install("910B3", count=1)
 from toprope import device
 from toprope.errors import ModeUnavailable
-from toprope.tiers import modes
+from toprope.tiers import attach, modes
 from toprope.tiers.modes import measured
 torch.set_num_threads(1)
 card = device.get("npu:0")
@@ -656,7 +670,7 @@ def train(mode=None, built_there=False):
     card.reset_peak_memory()
     torch.manual_seed(1)
     losses = []
-    for _ in range(3):
+    for _ in range(2):
         x, y = torch.randn(8, 768).to("npu:0"), torch.randn(8, 768).to("npu:0")
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()

@@ -35,7 +35,7 @@ from toprope.tiers.transfer import LIMIT, Link, Transfers
 if TYPE_CHECKING:
     from toprope.device.select import DeviceLike
 
-__all__ = ["attach"]
+__all__ = ["ATTACHED", "attach"]
 
 _WORTH = 256 * 2**20
 """Models of fewer bytes are planned with estimates of the links: measuring takes a second."""
@@ -100,7 +100,7 @@ def attach(
         TierError: something could not be moved; the model is as it was then.
         UsageError: the model is attached already.
     """
-    if _ATTACHED in vars(model):
+    if ATTACHED in vars(model):
         raise UsageError("this model is attached already.", do="detach it first: handle.detach()")
     computes = _device(model, on)
     folder, most = _folder(disk)
@@ -120,7 +120,8 @@ def attach(
         raise
 
 
-_ATTACHED = "__toprope_tiers__"
+ATTACHED = "__toprope_tiers__"
+"""The attribute that an attached model has."""
 
 
 def _bytes(size: int | str) -> int:
@@ -241,8 +242,8 @@ class _Attaching:
             weight.version = weight.parameters[0]._version
         if automatic is not None:
             handle.watch_memory(automatic)
-        vars(self.module)[_ATTACHED] = True
-        hooks.add(lambda: vars(self.module).pop(_ATTACHED, None))
+        vars(self.module)[ATTACHED] = True
+        hooks.add(lambda: vars(self.module).pop(ATTACHED, None))
         return handle
 
     def _check_meta(self) -> None:

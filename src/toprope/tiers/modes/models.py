@@ -15,7 +15,8 @@ from torch import nn
 
 from toprope import device as devices
 from toprope.device import Device
-from toprope.tiers.attaching import attach
+from toprope.errors import PlanError
+from toprope.tiers.attaching import ATTACHED, attach
 from toprope.tiers.handle import Handle
 from toprope.tiers.modes import attention, quantised, recompute
 from toprope.tiers.modes.budgets import Budget, Needs, Room
@@ -148,7 +149,7 @@ class Managed:
         if not gradients and self._quantised == (self.generation, quantised.restored()):
             return
         device = self._device(moving)
-        if device is None:
+        if device is None or (self.handle is None and self._attached_by_hand()):
             return
         if gradients:
             self.unquantise()
@@ -157,12 +158,21 @@ class Managed:
             self.detach()
         if self.handle is None:
             self.trains = trains
-            self._attach_if_needed(device, moving)
+            try:
+                self._attach_if_needed(device, moving)
+            except PlanError:
+                if moving is None or not trains:
+                    raise
+                self.trains = False  # it may never train
+                self._attach_if_needed(device, moving)
             if handle is not None and self.handle is None:
                 self._bring(handle.device)
         if self._may_quantise(gradients) and self.handle is None:
             self.quantise(device)
         self.called = self.called or moving is None
+
+    def _attached_by_hand(self) -> bool:
+        return any(ATTACHED in vars(each) for each in self.model.modules())
 
     def _planned_for_another(self, trains: bool, gradients: bool, moving: torch.device | None) -> bool:
         """Whether the plan that there is has another run in mind."""
@@ -326,7 +336,7 @@ class Managed:
 
     def figures(self) -> dict[str, Any]:
         """What was done to it."""
-        count, small, plain, error = quantised.figures(self.model.modules())
+        count, small, plain, kept, error = quantised.figures(self.model.modules())
         needs = needs_of(self.model)
         return {
             "model": type(self.model).__name__,
@@ -336,6 +346,7 @@ class Managed:
             "quantised_layers": count,
             "quantised_bytes": small,
             "plain_bytes": plain,
+            "plain_bytes_in_memory": kept,
             "largest_weight_error": error,
         }
 

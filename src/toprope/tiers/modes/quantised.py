@@ -260,9 +260,12 @@ def restore(layer: QuantisedInPlace) -> nn.Linear:
     return plain  # type: ignore[no-any-return]
 
 
-def figures(layers: Iterator[nn.Module]) -> tuple[int, int, int, float]:
-    """Of quantised layers: how many, bytes of their pages, of their plain weights, and the largest relative error."""
+def figures(layers: Iterator[nn.Module]) -> tuple[int, int, int, int, float]:
+    """Of quantised layers: how many, bytes of their pages, of their plain weights, of those of these that are in the
+    host's memory, and the largest relative error.
+    """
     mine = [each for each in layers if isinstance(each, QuantisedInPlace)]
     small = sum(each._kept.page.nbytes for each in mine)
     plain = sum(each._kept.origin.like.nbytes for each in mine)
-    return len(mine), small, plain, max((each._kept.error for each in mine), default=0.0)
+    kept = sum(each._kept.origin.like.nbytes for each in mine if each._kept.origin.tensor is not None)
+    return len(mine), small, plain, kept, max((each._kept.error for each in mine), default=0.0)
