@@ -23,7 +23,16 @@ from toprope.tiers.memory import Memory
 from toprope.tiers.spill import SpillFile
 from toprope.tiers.transfer import Load, Transfers
 
-__all__ = ["Arriving", "DiskLevel", "Stored", "check_folder", "file_system", "free_on_disk", "is_memory"]
+__all__ = [
+    "Arriving",
+    "DiskLevel",
+    "Stored",
+    "can_be_written",
+    "check_folder",
+    "file_system",
+    "free_on_disk",
+    "is_memory",
+]
 
 NAME = "toprope-stack-"
 
@@ -265,6 +274,11 @@ def free_on_disk(folder: Path) -> int:
     """Bytes that this user can still write there."""
     status = os.statvfs(_nearest(folder))
     return status.f_bavail * status.f_frsize
+
+
+def can_be_written(folder: Path) -> bool:
+    """Whether a file can be made in a folder, or the folder itself above it."""
+    return os.access(_nearest(folder), os.W_OK | os.X_OK)
 
 
 def is_memory(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
@@ -61,6 +60,7 @@ class Mode:
         """The folder with its limit, as `attach` reads it."""
         if self.folder is None:
             return None
+        self.folder.mkdir(parents=True, exist_ok=True)
         return str(self.folder) if self.room.disk is None else f"{self.folder}:{self.room.disk}B"
 
 
@@ -228,7 +228,7 @@ class Managed:
         self._handle = weakref.ref(handle)
         inner = vars(self.model).get("_apply")
         if inner is not None:
-            vars(self.model)["_apply"] = functools.partial(self._move, inner)
+            vars(self.model)["_apply"] = self._moving(inner)
         if self.trains:
             _ = handle.training  # gradients leave from the first backward on
 
@@ -250,16 +250,18 @@ class Managed:
             for each in quantised.candidates(self.model)
         )
 
-    def _move(
-        self, inner: Callable[..., nn.Module], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
-    ) -> nn.Module:
+    def _moving(self, inner: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         """`_apply` of an attached model: it may leave its device, with all that it has."""
-        target = target_of(fn)
-        if target is None or self.handle is None or target.type == self.handle.device.kind:
-            return inner(fn, recurse)
-        self.detach()
-        moved: nn.Module = nn.Module._apply(self.model, fn, recurse)  # type: ignore[no-untyped-call]
-        return moved
+
+        def apply(fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+            target = target_of(fn)
+            if target is None or self.handle is None or target.type == self.handle.device.kind:
+                return inner(fn, recurse)
+            self.detach()
+            moved: nn.Module = nn.Module._apply(self.model, fn, recurse)  # type: ignore[no-untyped-call]
+            return moved
+
+        return apply
 
     def quantise(self, device: Device) -> None:
         """Keep its weights in few bits, where that is faster for their dtype."""

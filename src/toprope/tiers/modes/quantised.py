@@ -117,6 +117,7 @@ class Origins:
             return _Origin(like, kept, self, key)
         if self.store is None:
             assert self.folder is not None
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._transfers = Transfers(None, threads=1)
             self.store = SpillStore(self.folder, self.capacity, self._transfers)
         store = self.store

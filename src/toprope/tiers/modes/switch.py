@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,18 +17,19 @@ from torch.nn.modules import module as torchs
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from toprope import device as devices
-from toprope.device import Device, FallbackWarning
-from toprope.errors import ModeUnavailable, UsageError
+from toprope.device import Device
+from toprope.errors import UsageError
 from toprope.settings import Settings
 from toprope.tiers.modes import outputs, recompute
 from toprope.tiers.modes.budgets import Room, read_room
+from toprope.tiers.modes.checks import folder_of, refuse, why_not_mixed
 from toprope.tiers.modes.measured import Verdict, verdict
 from toprope.tiers.modes.models import Managed, Mode, overlapping, target_of
 from toprope.tiers.modes.names import Effects, effects_of
 from toprope.tiers.modes.quantised import Origins
 from toprope.tiers.optimizer import kind_of
 from toprope.tiers.placing import set_data
-from toprope.tiers.stack_disk import check_folder, is_memory
+from toprope.tiers.stack_disk import free_on_disk
 from toprope.tiers.tier import free_memory
 
 if TYPE_CHECKING:
@@ -112,7 +110,7 @@ def enable(
     effects = effects_of(mode) if isinstance(mode, str) else mode
     device = devices.get(on)
     room = read_room(config, os.environ)
-    folder = _folder(room)
+    folder = folder_of(room)
     may_fall_back = Settings.load().fallback if fallback is None else fallback
     reasons: dict[str, str] = {}
     found = None
@@ -120,15 +118,15 @@ def enable(
         found = measured or verdict(device, format)
         if not found.faster:
             reasons["quantise"] = found.text
-    why = _why_not_mixed(device) if effects.mixed else ""
+    why = why_not_mixed(device) if effects.mixed else ""
     if why:
         reasons["mixed"] = why
     if effects.offload and folder is None and not device.capabilities.separate_memory:
         reasons["offload"] = "the device's memory is the host's, and there is no folder on a disk"
     if reasons:
-        _refuse(name, reasons, may_fall_back)
+        refuse(name, reasons, may_fall_back)
     effects = replace(effects, **dict.fromkeys(reasons, False))
-    capacity = 0 if folder is None else room.disk or shutil.disk_usage(folder).free
+    capacity = 0 if folder is None else room.disk or free_on_disk(folder)
     origins = Origins(device, folder, capacity)
     active = Active(name, effects, device, room, reasons, found)
     with _lock:
@@ -169,44 +167,6 @@ def optimize(model: nn.Module) -> nn.Module:
     # where weights may be in few bits, they are: a call that trains has them back
     running.prepare(model, trains=_trains(model) and not running.mode.effects.quantise, gradients=False)
     return model
-
-
-def _refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
-    what = {
-        "quantise": "multiplying quantised weights is not faster here",
-        "mixed": "the device does not multiply bf16",
-        "offload": "there is nowhere to move activations to",
-    }
-    told = "; ".join(f"{what[each]} ({why})" for each, why in reasons.items())
-    if not fallback:
-        raise ModeUnavailable(
-            f"the {mode or 'asked'} mode is not available: {' and '.join(what[each] for each in reasons)}.",
-            looked_at="; ".join(reasons.values()),
-            do="use another mode, or let it go on without this: TOPROPE_FALLBACK=1",
-        )
-    warnings.warn(f"the {mode or 'asked'} mode goes on without what is not available: {told}", FallbackWarning, 3)
-
-
-def _why_not_mixed(device: Device) -> str:
-    refused = device.refuses(torch.bfloat16)
-    if refused:
-        return refused
-    if not torch.amp.is_autocast_available(device.torch_device.type):
-        return f"torch has no autocast for {device.kind}"
-    found = device.probe(torch.bfloat16)
-    return "" if found.works else found.reason or f"bf16 fails on {device}"
-
-
-def _folder(room: Room) -> Path | None:
-    if room.folder is not None:
-        check_folder(Path(room.folder))
-        return Path(room.folder)
-    folder = Settings.load().cache_dir / "tiers"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return None if is_memory(folder) or not os.access(folder, os.W_OK) else folder
 
 
 def _trains(model: nn.Module) -> bool:

@@ -1,0 +1,58 @@
+"""What a mode needs of a machine: whether it is there, and what is said where it is not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from toprope.device import Device, FallbackWarning
+from toprope.errors import ModeUnavailable
+from toprope.settings import Settings
+from toprope.tiers.modes.budgets import Room
+from toprope.tiers.stack_disk import can_be_written, check_folder, is_memory
+
+__all__ = ["folder_of", "refuse", "why_not_mixed"]
+
+
+def refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
+    """Raise for what a mode cannot do here, or warn once where it may go on without.
+
+    Raises:
+        ModeUnavailable: it may not.
+    """
+    what = {
+        "quantise": "multiplying quantised weights is not faster here",
+        "mixed": "the device does not multiply bf16",
+        "offload": "there is nowhere to move activations to",
+    }
+    told = "; ".join(f"{what[each]} ({why})" for each, why in reasons.items())
+    if not fallback:
+        raise ModeUnavailable(
+            f"the {mode or 'asked'} mode is not available: {' and '.join(what[each] for each in reasons)}.",
+            looked_at="; ".join(reasons.values()),
+            do="use another mode, or let it go on without this: TOPROPE_FALLBACK=1",
+        )
+    warnings.warn(f"the {mode or 'asked'} mode goes on without what is not available: {told}", FallbackWarning, 4)
+
+
+def why_not_mixed(device: Device) -> str:
+    """Why a device does not multiply bf16; "" if it does."""
+    refused = device.refuses(torch.bfloat16)
+    if refused:
+        return refused
+    if not torch.amp.is_autocast_available(device.torch_device.type):
+        return f"torch has no autocast for {device.kind}"
+    found = device.probe(torch.bfloat16)
+    return "" if found.works else found.reason or f"bf16 fails on {device}"
+
+
+def folder_of(room: Room) -> Path | None:
+    """Where a file can be made: the configured folder, else toprope's cache directory; None where that is memory."""
+    if room.folder is not None:
+        check_folder(Path(room.folder))
+        return Path(room.folder)
+    folder = Settings.load().cache_dir / "tiers"  # made when something is written there
+    return None if is_memory(folder) or not can_be_written(folder) else folder
