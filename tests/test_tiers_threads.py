@@ -367,6 +367,8 @@ def test_thread_17_the_host_takes_as_much_as_there_is_to_keep():
 
 def test_thread_17_pinned_memory_is_registered_and_not_rounded_up(monkeypatch):
     """The same threads, with CUDA's calls noted by a stand-in: no card is here."""
+    from toprope.device.cuda import CudaDevice
+
     calls = []
 
     class Runtime:
@@ -380,6 +382,7 @@ def test_thread_17_pinned_memory_is_registered_and_not_rounded_up(monkeypatch):
     class Card:
         torch_device, capabilities = torch.device("cuda", 0), Capabilities(pinned_memory=True)
         as_current = staticmethod(contextlib.nullcontext)
+        register_memory = CudaDevice.register_memory
 
         def synchronize(self):
             calls.append(("synchronize",))

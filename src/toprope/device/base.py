@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -285,6 +285,18 @@ class Device(ABC):
         from toprope.device.memory import is_out_of_memory
 
         return is_out_of_memory(error)
+
+    def register_memory(self, address: int, nbytes: int) -> Callable[[], None] | None:
+        """Pin memory of the host that is there already, for copies from and to the device.
+
+        Args:
+            address: of the first byte, at the start of a page.
+            nbytes: whole pages.
+
+        Returns:
+            What ends it, once nothing is on its way any more; None where it cannot be done.
+        """
+        return None
 
     # Order of work
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,10 @@ from toprope.device.base import Availability, Capabilities, Device, Properties, 
 from toprope.device.libraries import reason
 
 __all__ = ["CudaDevice"]
+
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every GPU of the process."""
 
 
 class CudaDevice(Device):
@@ -125,6 +130,19 @@ class CudaDevice(Device):
     def empty_cache(self) -> None:
         """Give back what torch's allocator holds and no tensor uses, on every GPU."""
         torch.cuda.empty_cache()
+
+    def register_memory(self, address: int, nbytes: int) -> Callable[[], None] | None:
+        """Pin memory of the host that is there already, for every GPU of the process; None where CUDA refuses."""
+        with self.as_current():
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if int(runtime.cudaHostRegister(address, nbytes, _PORTABLE)) != 0:
+                return None
+
+        def end() -> None:
+            self.synchronize()  # a copy may be under way
+            runtime.cudaHostUnregister(address)
+
+        return end
 
     def synchronize(self) -> None:
         """Wait until all work given to the GPU is done."""
