@@ -172,6 +172,12 @@ def test_what_attention_saves_grows_with_the_length_and_not_its_square():
 
     layer.eval()
     assert saved(4096) < 2.2 * saved(2048)
+    x = torch.randn(1, 4096, 64, requires_grad=True)
+    causal = torch.ones(4096, 4096, dtype=torch.bool).tril()
+    out, expected = layer(x, is_causal=True), reference(layer, x, causal)
+    assert torch.allclose(out, expected, atol=1e-5)
+    gradients = [torch.autograd.grad(each.sum(), x)[0] for each in (out, expected)]
+    assert torch.allclose(*gradients, atol=1e-4)
 
 
 def test_a_block_learns_is_quantised_and_computed_again():
