@@ -604,6 +604,29 @@ def test_optimizing_without_a_mode_is_refused_and_a_mode_is_off_by_default():
     modes.disable()
 
 
+@pytest.mark.parametrize("mode", ["balanced", "full"])
+def test_transforms_of_torch_func_are_as_without_a_mode(mode, tmp_path):
+    model, x = mlp(1), torch.randn(3, WIDTH)
+    given = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    def gradients():
+        whole = torch.func.grad(loss)(given, x)
+        return [*whole.values(), *torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x[:, None]).values()]
+
+    expected, plain = gradients(), model(x).detach()
+    enable(mode, tmp_path)
+    assert same(gradients(), expected)
+    with torch.no_grad():
+        model(x)
+        assert isinstance(model[0], QuantisedInPlace) == (mode == "full")
+        found = torch.func.vmap(lambda row: model(row))(x)
+    assert float((found - plain).norm() / plain.norm()) < 0.25
+    assert same(gradients(), expected)
+
+
 def test_off_takes_every_hook_away():
     from torch.nn.modules import module as torchs
 

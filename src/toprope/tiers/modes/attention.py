@@ -16,6 +16,7 @@ from torch import nn
 
 from toprope.device import Device
 from toprope.errors import UsageError
+from toprope.tiers.modes.outputs import transforming
 
 __all__ = ["put_on", "why_not_fused"]
 
@@ -51,7 +52,7 @@ def put_on(module: nn.MultiheadAttention) -> Callable[[], None]:
 
 
 def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if torch.compiler.is_compiling() or _local.computing:
+    if torch.compiler.is_compiling() or _local.computing or transforming():
         return None
     asked = "need_weights" in kwargs or len(args) > _NEED_WEIGHTS
     if asked or (module.training and module.dropout > 0.0):  # the weights that torch returns are after dropout

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["as_dtype_of", "instead_of_step"]
+__all__ = ["as_dtype_of", "instead_of_step", "transforming"]
+
+
+def transforming() -> bool:
+    """Whether a transform of torch.func is under way: its tensors have no memory of their own, and no hooks."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def as_dtype_of(model: nn.Module, output: Any) -> Any:

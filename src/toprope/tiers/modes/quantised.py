@@ -21,6 +21,7 @@ from torch.nn import functional
 from toprope.device import Device
 from toprope.tiers import pages
 from toprope.tiers.memory import placeholder
+from toprope.tiers.modes.outputs import transforming
 from toprope.tiers.pages.native import kernels
 from toprope.tiers.placing import set_data
 from toprope.tiers.spill import SpillStore
@@ -148,6 +149,7 @@ class _Kept:
     page: pages.Page
     origin: _Origin
     error: float
+    weight: nn.Parameter
 
 
 class QuantisedInPlace(nn.Linear):
@@ -157,6 +159,10 @@ class QuantisedInPlace(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input @ weight.T + bias."""
+        if self.weight is not self._kept.weight:  # torch.func.functional_call has put another one there
+            return nn.Linear.forward(self, input)
+        if transforming():
+            return functional.linear(input, pages.decode(self._kept.page, input.dtype), self.bias)
         if torch.is_grad_enabled() and self.weight.requires_grad and not torch.compiler.is_compiling():
             restore(self)  # gradients were switched on inside a call that began without
             return nn.Linear.forward(self, input)
@@ -238,7 +244,7 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     set_data(weight, origin.like)
     layer.__class__ = QuantisedInPlace
     made: Any = layer
-    vars(made)["_kept"] = _Kept(page, origin, error)
+    vars(made)["_kept"] = _Kept(page, origin, error, weight)
     return made  # type: ignore[no-any-return]
 
 

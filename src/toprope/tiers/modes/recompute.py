@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from toprope.tiers.modes.outputs import transforming
 from toprope.tiers.packing import Packing, Reference
 
 __all__ = ["blocks", "put_on", "settle"]
@@ -127,7 +128,7 @@ def put_on(module: nn.Module, packings: Packings) -> Callable[[], None]:
 
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transforming():
         return
     if getattr(module, "gradient_checkpointing", False) or (threading.get_ident(), id(module)) in _again:
         return

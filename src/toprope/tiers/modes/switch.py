@@ -257,6 +257,8 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> Any:
     running = _state
     if running is None or torch._C._current_graph_task_id() != -1 or getattr(module, "_is_replica", False):
         return None
+    if outputs.transforming():
+        return None
     if next(module.parameters(), None) is None or running.inside(module):
         return None
     had = set(module._forward_pre_hooks)
