@@ -20,8 +20,7 @@ class Rung:
         name: as the command line has it.
         says: what is done, as a part of a sentence.
         costs: what is paid for the memory.
-        automatic: whether "auto" goes there. What makes pictures worse everywhere, and not at seams alone, is taken
-            only by who asks for it.
+        automatic: whether "auto" goes there. Text encoders in few bits are only for who asks for them.
     """
 
     name: str
@@ -35,7 +34,7 @@ RUNGS = (
     Rung(
         "vae",
         "the VAE takes pictures one after the other, and in tiles where they are larger than it was trained on",
-        "tiles overlap, and their seams are blended: pictures differ a little there",
+        "pictures larger than a tile come out different: each tile is normalised by itself, seams are blended",
     ),
     Rung(
         "encoders-4bit",
