@@ -37,13 +37,24 @@ def pytest_unconfigure(config):
     shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where tests run side by side, those of a file stay together, since they share what they have started.
+
+    But for the modules of the simulated card, each of which has a process of its own. By names alone: the groups of
+    pytest-xdist 3.8 are written where pytest 9.2 does not look for them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith("test_simulated.py") else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(config, items):
-    # Where tests run side by side, those of a file stay together, since they share what they have started; but for the
-    # modules of the simulated card, each of which has a process of its own.
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.name != "test_simulated.py":
-                item.add_marker(pytest.mark.xdist_group(item.path.name))
     if not SOAK:
         for item in items:
             if item.get_closest_marker("soak"):
