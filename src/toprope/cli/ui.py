@@ -55,11 +55,13 @@ def ui(
 
     The model loads while the page is served already. Ctrl-C stops after the step that runs. Docs: docs/images.md.
     """
+    from toprope.cli.libraries import hush
     from toprope.images.families import find
     from toprope.images.web import Limits, Studio, serve
     from toprope.images.web.serving import is_local
     from toprope.sizes import parse_size
 
+    hush()
     limits = Limits(upload=parse_size(max_upload), files=max_files, waiting=max_waiting)
     loras = known_loras(lora or [])
     find(model)  # a folder that is no model is an error now, and not on the page
