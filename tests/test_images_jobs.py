@@ -1,6 +1,7 @@
 """Jobs without a model: rows, keys, numbers and resuming; files that are written whole or not; failures stay alone."""
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,6 +189,17 @@ def test_a_failure_is_written_once_and_goes_with_success(tmp_path) -> None:
     assert output.names() == ["cat-0002.failed.json", "cat-0003.json", "cat-0003.png"]
 
 
+def test_records_are_for_those_who_may_read_the_pictures(tmp_path) -> None:
+    one, two = numbered("cat.png", "dog.png")
+    output, before = Output(tmp_path), os.umask(0o077)
+    try:
+        (path,) = output.save(one, [PICTURE], result().record)
+        failed = output.fail(two, problem_of(ImageError("no.")), {})
+    finally:
+        os.umask(before)
+    assert {each.stat().st_mode & 0o777 for each in (path, path.with_suffix(".json"), failed)} == {0o600}
+
+
 def test_a_folder_that_cannot_be_and_a_format_that_is_none_are_refused(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be a folder for results"):
@@ -268,8 +280,9 @@ def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) ->
     assert (summary.done, summary.failed) == (0, 1)
     assert told.events[0].problem["what"] == "out/a-0001.png: No space left on device."
     monkeypatch.setattr("toprope.images.output._write_json", full)
-    told, _ = run(tmp_path, numbered("a"))
+    told, _ = run(tmp_path / "other", numbered("a"))
     assert told.events[0].kept is None
+    assert os.listdir(tmp_path / "other") == []
 
 
 def test_errors_of_others_are_told_with_their_traceback() -> None:

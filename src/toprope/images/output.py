@@ -84,7 +84,7 @@ class Output:
                 about = {**job.as_json(), "picture": at, "of": len(pictures)}
                 source = {**record["source"], "sha256": hash_of(job.request.image)}
                 whole = {"picture": path.name, "seed": seed, "job": about, **record, "source": source}
-                _write_json(sidecar, {**whole, "written": _now()})
+                _write_json(sidecar, {**whole, "written": _now()}, sidecar)
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
@@ -101,16 +101,17 @@ class Output:
             problem: see `problem_of`.
             record: whatever else is known.
         """
+        about = {"job": job.as_json(), "error": dict(problem), "request": job.request.as_json(), **record}
+        about["written"] = _now()
         known = self._failures(job)
-        path = known[0] if known else None
-        if path is None:
-            claimed = self._claim(job.stem)
-            path = claimed.with_name(claimed.stem + FAILED)
-        else:
-            claimed = None
-        request = {"job": job.as_json(), "error": dict(problem), "request": job.request.as_json()}
-        _write_json(path, {**request, **record, "written": _now()})
-        if claimed is not None:
+        if known:
+            _write_json(known[0], about, known[0])
+            return known[0]
+        claimed = self._claim(job.stem)
+        path = claimed.with_name(claimed.stem + FAILED)
+        try:
+            _write_json(path, about, claimed)
+        finally:
             claimed.unlink(missing_ok=True)
         return path
 
@@ -169,14 +170,14 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write a record; whoever looks sees all of it, or what was there before."""
+def _write_json(path: Path, facts: Mapping[str, Any], like: Path) -> None:
+    """Write a record, to be read by whoever may read the file `like`; it is seen whole, or what was there before."""
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(facts, file, ensure_ascii=False, indent=2)
             file.write("\n")
-        os.chmod(half, 0o644)
+        os.chmod(half, like.stat().st_mode & 0o777)
         os.replace(half, path)
     except BaseException:
         os.unlink(half)
