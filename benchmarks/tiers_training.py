@@ -9,8 +9,8 @@ states go to a file. A run is: a step with everything in memory and the disk alo
 the calibration again; where the two differ by more than 20 % it does not count. The limit T* of a step is the longer of
 the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
 the two could overlap as a whole. They cannot quite: states are read and written between the last gradient and the next
-forward. How far the limit is from that is in the table as "after backward": the rest of the step, and then the longer of
-the optimizer's step in memory and the disk's work for the states.
+forward. How far the limit is from that is in the table as "after backward": the rest of the step, and then the longer
+of the optimizer's step in memory and the disk's work for the states.
 """
 
 from __future__ import annotations
