@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).parent))
 
 from toprope.errors import PlanError, TierBusyError, UsageError, WeightsError
-from toprope.tiers import attach, skeleton
+from toprope.tiers import attach, pages, skeleton
 
 WIDTH = 64
 KB = 1000
@@ -528,3 +528,33 @@ def test_figures_a_picture_and_progress(tmp_path):
     assert {each.what for each in handle.timeline.spans()} == {"load", "ready", "use"}
     handle.detach()
     assert not told  # it took less than two seconds
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "int8"])
+def test_weights_in_few_bits_come_and_go_as_few_bytes(form, tmp_path):
+    torch.manual_seed(0)
+    linears = [nn.Linear(256, 256) for _ in range(6)]
+    model, twin = (nn.Sequential(*(pages.QuantisedLinear.from_linear(each, form) for each in linears)) for _ in "12")
+    for one, other in zip(model, twin, strict=True):
+        one.bias, other.bias = (nn.Parameter(one.bias.detach().clone()) for _ in "12")
+    x = torch.randn(4, 256)
+    stored = sum(each.page.nbytes for each in model)
+    assert stored < 256 * 256 * 6 * 1.1
+    with attach(model, stored // 2, 0, tmp_path, on="cpu", small=2048, poison=True) as handle:
+        assert handle.plan.slots
+        for _ in range(2):
+            with torch.no_grad():
+                assert torch.equal(model(x), twin(x))
+        handle.reset_stats()
+        with torch.no_grad():
+            model(x)
+        moved = handle.stats().moved
+        assert 0 < moved["disk_read"] + moved["page_cache"] <= 2 * stored
+        given = [x.clone().requires_grad_() for _ in "12"]
+        model(given[0]).square().sum().backward()
+        twin(given[1]).square().sum().backward()
+        assert torch.equal(given[0].grad, given[1].grad)
+        for one, other in zip(model, twin, strict=True):
+            assert torch.equal(one.bias.grad, other.bias.grad)
+    for one, other in zip(model, twin, strict=True):
+        assert torch.equal(one.codes, other.codes)

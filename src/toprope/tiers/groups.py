@@ -100,6 +100,13 @@ def _plain(parameter: torch.Tensor) -> bool:
     )
 
 
+def _kind(name: str, parameter: torch.Tensor) -> Kind:
+    """What a parameter is to its module; whole numbers, such as codes of few bits, are a weight in any shape."""
+    if name.endswith("bias"):
+        return "bias"
+    return "norm" if parameter.dim() <= 1 and parameter.is_floating_point() else "weight"
+
+
 def is_closed(module: nn.Module) -> bool:
     """Whether nothing may be put on the modules in it: it is compiled, or looks for hooks."""
     compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
@@ -132,7 +139,7 @@ def read_model(model: nn.Module, small: int) -> Model:
             weight = by_identity.get(_identity(parameter))
             if weight is None:
                 like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-                kind: Kind = "bias" if short.endswith("bias") else "norm" if parameter.dim() <= 1 else "weight"
+                kind = _kind(short, parameter)
                 weight = Weight(name, [], [], like, kind)
                 by_identity[_identity(parameter)] = weight
                 found.weights[name] = weight

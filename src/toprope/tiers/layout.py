@@ -113,7 +113,8 @@ def _kind(tensor: Stored) -> Kind:
         return "buffer"
     if tensor.name.endswith(".bias"):
         return "bias"
-    return "norm" if len(tensor.shape) <= 1 else "weight"
+    whole = tensor.dtype in ("U8", "I8")  # codes of a few bits are weights in any shape
+    return "norm" if len(tensor.shape) <= 1 and not whole else "weight"
 
 
 def _list_of(name: str) -> str:

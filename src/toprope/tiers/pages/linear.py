@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from toprope.tiers.pages.encode import encode
@@ -17,8 +19,9 @@ class QuantisedLinear(torch.nn.Module):
 
     On the CPU the forward pass multiplies by our kernels, which never decode the weight as a whole; on a card,
     simulated or real, it is decoded there and multiplied. Gradients reach the input and the bias, not the weight; the
-    backward pass decodes it. The bytes of the weight are buffers, which `.to(dtype)` leaves alone, so that `state_dict`
-    and its loading keep them exact. In a block compiled by torch.compile the layer is one operator.
+    backward pass decodes it. The bytes of the weight are parameters that want no gradient, which `.to(dtype)` leaves
+    alone, so that `state_dict` and its loading keep them exact, and which come and go in a model that was given to
+    `toprope.tiers.attach`. In a block compiled by torch.compile the layer is one operator.
 
     Args:
         in_features, out_features: as for torch.nn.Linear.
@@ -68,11 +71,11 @@ class QuantisedLinear(torch.nn.Module):
 
     def _hold(self, page: Page) -> None:
         self.register_buffer("header", page.header().to(page.device))
-        self.register_buffer("codes", page.codes)
-        self.register_buffer("scales", page.scales)
+        self.register_parameter("codes", torch.nn.Parameter(page.codes, requires_grad=False))
+        self.register_parameter("scales", torch.nn.Parameter(page.scales, requires_grad=False))
         self.register_buffer("global_scale", page.global_scale)
         self._read = (page.format, page.shape, page.dtype)
-        self._page = page
+        self._page = replace(page, codes=self.codes, scales=self.scales)
 
     @property
     def page(self) -> Page:

@@ -74,13 +74,16 @@ def _gradients(
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, page: Page, path: str | None) -> torch.Tensor:
-        ctx.page, ctx.bias_dtype = page, None if bias is None else bias.dtype
+        # Saved, and not kept: where weights come and go, these bytes are fetched again for the backward pass.
+        ctx.save_for_backward(page.codes, page.scales, page.global_scale)
+        ctx.facts, ctx.bias_dtype = (page.format, page.shape, page.dtype), None if bias is None else bias.dtype
         return _multiply(x, page, bias, path)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        to_x, to_bias = _gradients(ctx.page, gradient, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
+        page = Page(*ctx.facts, *ctx.saved_tensors)
+        to_x, to_bias = _gradients(page, gradient, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
         return to_x, None if to_bias is None else to_bias.to(ctx.bias_dtype), None, None
 
 
