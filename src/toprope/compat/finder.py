@@ -17,7 +17,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from toprope.compat import modes_import, parallel_import
+from toprope.compat import parallel_import
 from toprope.compat.parallel_import import ParallelFinder
 from toprope.compat.torch_import import TorchFinder
 from toprope.errors import InstallError
@@ -189,6 +189,8 @@ def install_for_run() -> None:
         from toprope.compat import cuda
 
         cuda.install_for_run()  # last, so that it acts when the card is there
+    from toprope.compat import modes_import
+
     modes_import.install_for_run()
 
 

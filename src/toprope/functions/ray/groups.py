@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
+from toprope.functions.exceptions import CODES, YRequestError, YRError, YRRuntimeError, said
 from toprope.functions.groups import check_strategy
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
@@ -173,7 +173,10 @@ class Groups:
 
     def _fail(self, group: _Group, why: str) -> None:
         group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])
-        self._backend.tell("fail", group.key, RaisedError.of(group.error).data)
+        try:  # known to the manager before the members die: whoever waits for them asks it why, at once
+            self._backend.ask("fail", group.key, RaisedError.of(group.error).data)
+        except YRError:
+            pass  # the session has ended
         self._end(group, group.error)
 
     def _end(self, group: _Group, error: BaseException) -> None:
