@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,7 +103,9 @@ class Engine:
         chosen, notices = devices.get(device), Notices(progress)
         words = None
         if refiner is not None:
-            words = import_module("toprope.images.refine").open_refiner(refiner)
+            from toprope.images.refine import open_refiner
+
+            words = open_refiner(refiner)
         with devices.use(chosen):
             loaded = Loaded(family, folder, None, chosen, read_dtype(dtype, chosen))
             holding = Holding(loaded, memory, loras, notices)

@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from toprope.errors import EditError, EditGuardError
 from toprope.images.dtypes import safer_dtype
 from toprope.images.guard import NoPicture
+from toprope.images.ladder import below
 from toprope.images.notices import Notices
 from toprope.images.placement import Loaded, OnDevice, Placement
 
@@ -53,7 +53,9 @@ class Holding:
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
             if self._loras:
-                self.adapters = import_module("toprope.images.lora").open_all(loaded, self._loras, fused=self._fused)
+                from toprope.images.lora import open_all
+
+                self.adapters = open_all(loaded, self._loras, fused=self._fused)
             self._place()
         except BaseException:
             self.drop()
@@ -70,7 +72,9 @@ class Holding:
     def changing(self) -> Iterator[Any]:
         """A context in which the LoRAs can be changed: their `Adapters`. What they are then outlasts a reload."""
         if self.adapters is None:
-            self.adapters = import_module("toprope.images.lora").Adapters(self.loaded)
+            from toprope.images.lora import Adapters
+
+            self.adapters = Adapters(self.loaded)
         keeps = self.placement.keeps
         if not keeps:
             self.placement.undo(self.loaded)
@@ -111,7 +115,7 @@ class Holding:
         if not loaded.device.is_out_of_memory(error):
             raise error
         said = " ".join(str(error).split())[:300]
-        lower = import_module("toprope.images.ladder").below(rung) if self.falls else None
+        lower = below(rung) if self.falls else None
         if lower is None:
             raise EditError(
                 f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder.",
@@ -153,5 +157,6 @@ def make_placement(rung: str) -> Placement:
     """The placement of a rung."""
     if rung == "none":
         return OnDevice()
-    made: Placement = import_module("toprope.images.rungs").make(rung)
-    return made
+    from toprope.images.rungs import make
+
+    return make(rung)
