@@ -207,6 +207,26 @@ def test_threads_and_forks() -> None:
     assert there or native.kernels() is None
 
 
+def test_products_run_in_the_threads_of_torchs_operators() -> None:
+    """Threads of their own would share the cores with torch's, which go on spinning after an operator."""
+    code = """
+        import os, torch
+        from toprope.tiers import pages
+        from toprope.tiers.pages import native
+        torch.set_num_threads(4)
+        page, x = pages.encode(torch.randn(4096, 512), "nvfp4", "reference"), torch.randn(1, 512)
+        torch.randn(512, 512) @ torch.randn(512, 512)
+        torch.randn(4096, 512).exp()
+        before = len(os.listdir("/proc/self/task"))
+        pages.product(x, page)
+        tell(before, len(os.listdir("/proc/self/task")), native.kernels() is not None)
+    """
+    before, after, there = told(code)
+    if not there or "OpenMP" not in torch.__config__.parallel_info():
+        pytest.skip("no kernels, or a torch without OpenMP")
+    assert (before >= 4, after) == (True, before)
+
+
 def test_without_a_compiler_torch_decodes_and_says_so_once(tmp_path: Path) -> None:
     code = """
         import logging, torch

@@ -111,6 +111,7 @@ struct Scratch {
 
 thread_local Scratch scratch;
 
+constexpr int64_t LITTLE = 16384;  // values of x that one thread arranges sooner than another begins
 constexpr int64_t BATCH = 256;  // rows of x at a time: their sums for a few rows of the page stay in the cache
 
 }  // namespace
@@ -126,6 +127,9 @@ EXPORT int tp_paths() {
     for (int path = 0; path < PATHS; ++path) found |= runs_here(path) << path;
     return found;
 }
+
+// See pages.h; `parallel` may be null.
+EXPORT void tp_use_threads_of(void* parallel) { use_threads_of(reinterpret_cast<Parallel>(parallel)); }
 
 // All functions below return 0, or 1 for a path that is not here, 2 without memory.
 EXPORT int tp_decode(const Page* page, void* out, int type, int path, int threads, int stream) {
@@ -156,8 +160,9 @@ EXPORT int tp_multiply(const Page* page, const void* x, int64_t m, const void* b
             auto& c = *static_cast<Multiplying*>(context);
             c.kernels->pack(c.product, part);
         };
-        run(threads, call.kernels->packed_parts(product), pack, &call);
-        call.rows = call.kernels->rows_of_a_task(product);
+        bool little = product.m * page->cols < LITTLE;
+        run(little ? 1 : threads, call.kernels->packed_parts(product), pack, &call);
+        call.rows = call.kernels->rows_of_a_task(product, threads);
         auto multiply = [](void* context, int64_t task) {
             auto& c = *static_cast<Multiplying*>(context);
             int64_t end = smaller(c.product.page->rows, (task + 1) * c.rows);

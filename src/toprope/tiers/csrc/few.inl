@@ -8,6 +8,10 @@ namespace {
 
 constexpr int64_t GROUP = 4;  // rows of activations that `dot` takes at once
 
+// Bytes of codes that are asked for before they are used, into the second cache: with the first, a product that finds
+// nothing cached was measured to take a fifth longer.
+constexpr int64_t AHEAD = 8192;
+
 template <class V>
 struct Few : Basics<V> {
     using B = Basics<V>;
@@ -35,7 +39,7 @@ struct Few : Basics<V> {
         for (int64_t c = 0; c < chunks; ++c) {
             int64_t left = bytes - c * 4 * L;
             I words[R];
-            for (int r = 0; r < R; ++r) __builtin_prefetch(codes + (R + r) * bytes + c * 4 * L);  // of the next rows
+            for (int r = 0; r < R; ++r) __builtin_prefetch(codes + r * bytes + c * 4 * L + AHEAD, 0, 2);
             for (int r = 0; r < R; ++r)
                 words[r] = left >= 4 * L ? V::words(codes + r * bytes + c * 4 * L)
                                          : V::some_words(codes + r * bytes + c * 4 * L, left);

@@ -68,7 +68,12 @@ struct Kernel : Basics<V> {
         Many<V>::template multiply_many<false>(p, begin, end);
     }
 
-    static int64_t rows_of_a_task(const Product& p) { return few(p) ? 32 : 4 * TALL; }
+    // Few tasks: what was asked for ahead is used by the thread that asked. Many: threads that are held up take fewer.
+    static int64_t rows_of_a_task(const Product& p, int threads) {
+        if (!few(p)) return 4 * TALL;
+        int64_t share = p.page->rows / (8 * threads);
+        return share < 32 ? 32 : share > 128 ? 128 : share / 2 * 2;
+    }
 
     static const Kernels* kernels() {
         static const Kernels these = {decode, packed_bytes, packed_parts, pack, multiply, rows_of_a_task};

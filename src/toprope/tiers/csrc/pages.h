@@ -62,7 +62,7 @@ struct Kernels {
     void (*pack)(const Product& product, int64_t part);
     // Rows [begin, end) of the page times all rows of x.
     void (*multiply)(const Product& product, int64_t begin, int64_t end);
-    int64_t (*rows_of_a_task)(const Product& product);
+    int64_t (*rows_of_a_task)(const Product& product, int threads);
 };
 
 const Kernels* portable_kernels();
@@ -72,5 +72,10 @@ const Kernels* avx512_bf16_kernels();
 
 // Calls body(context, task) for every task below `tasks`, by at most `threads` threads, and returns when all are done.
 void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context);
+
+// GOMP_parallel of libgomp's ABI, which LLVM's and Intel's OpenMP have too: calls body(data) in each of `threads`
+// threads, this one among them, and returns when all have. From then on `run` works in those; null: in its own.
+using Parallel = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+void use_threads_of(Parallel parallel);
 
 }  // namespace pages

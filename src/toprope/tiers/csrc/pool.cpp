@@ -1,5 +1,8 @@
-// Threads for the kernels: started once, waiting in the kernel between calls. Tasks are taken one by one, so that a
-// thread that the machine holds up takes fewer.
+// Threads for the kernels. Tasks are taken one by one, so that a thread that the machine holds up takes fewer.
+//
+// Those of torch's OpenMP, where Python has said how to reach them: they go on spinning for a while after each of
+// torch's operators, and threads of our own would have to share the cores with them. Else, and in children of fork,
+// where OpenMP would wait for threads that are gone: threads of our own, started once, waiting in the kernel.
 #include <pthread.h>
 #include <signal.h>
 
@@ -32,6 +35,7 @@ struct Pool {
 };
 
 Pool* pool = new Pool;
+std::atomic<Parallel> torchs{nullptr};
 
 void pause() {
 #if defined(__x86_64__)
@@ -68,11 +72,17 @@ void worker(Pool* p) {
 }
 
 // A child of fork has none of these threads, and perhaps a lock that nobody will open.
-void forget() { pool = new Pool; }
+void forget() {
+    pool = new Pool;
+    torchs.store(nullptr);
+}
 
-void start_workers(Pool& p, int count) {
+void watch_forks() {
     static std::once_flag once;
     std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget); });
+}
+
+void start_workers(Pool& p, int count) {
     for (; p.started < count; ++p.started) {
         sigset_t all, before;
         sigfillset(&all);
@@ -84,6 +94,11 @@ void start_workers(Pool& p, int count) {
 
 }  // namespace
 
+void use_threads_of(Parallel parallel) {
+    watch_forks();
+    torchs.store(parallel);
+}
+
 void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
     Pool& p = *pool;
     std::unique_lock<std::mutex> mine(p.busy, std::defer_lock);
@@ -92,9 +107,14 @@ void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context
         for (int64_t task = 0; task < tasks; ++task) body(context, task);
         return;
     }
-    start_workers(p, threads - 1);
     p.work = {body, context, tasks};
     p.next.store(0);
+    if (Parallel parallel = torchs.load()) {
+        parallel([](void* it) { take_tasks(*static_cast<Pool*>(it)); }, &p, unsigned(threads), 0);
+        return;
+    }
+    watch_forks();
+    start_workers(p, threads - 1);
     p.wanted.store(threads - 1);
     p.generation.fetch_add(1);
     p.generation.notify_all();

@@ -6,6 +6,7 @@ import ctypes
 import logging
 from ctypes import c_int, c_int32, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -50,6 +51,9 @@ class Kernels:
         self._multiply.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int]
         self._encode = library.tp_encode
         self._encode.argtypes = [c_void_p, c_int, c_int64, c_int, c_int, c_void_p, c_void_p, c_void_p, c_int]
+        library.tp_use_threads_of.argtypes = [c_void_p]
+        library.tp_use_threads_of.restype = None
+        library.tp_use_threads_of(_parallel_of_torch())
         found = library.tp_paths()
         self.paths = tuple(name for number, name in enumerate(PATHS) if found >> number & 1)
 
@@ -77,8 +81,9 @@ class Kernels:
         """Write x @ page.T + bias to `out`; all contiguous, on the CPU and of one dtype, fp32 or bf16."""
         self._check(
             self._multiply(
-                ctypes.byref(_described(page)), x.data_ptr(), x.shape[0], None if bias is None else bias.data_ptr(),
-                out.data_ptr(), _TYPES[out.dtype], self._number(path), torch.get_num_threads(),
+                ctypes.byref(_described(page)), x.data_ptr(), x.numel() // page.columns,
+                None if bias is None else bias.data_ptr(), out.data_ptr(), _TYPES[out.dtype], self._number(path),
+                torch.get_num_threads(),
             )
         )  # fmt: skip
 
@@ -90,6 +95,15 @@ class Kernels:
             raise PageError("this CPU cannot run these kernels.", do=f"use one of {', '.join(self.paths)}")
         if status != 0:
             raise MemoryError("no memory for the activations of a product with a page")
+
+
+def _parallel_of_torch() -> int | None:
+    """Address of the function by which torch's operators start their threads; None where torch is built without."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library.GOMP_parallel, c_void_p).value  # of OpenMP, which torch's library depends on
+    except (OSError, AttributeError):
+        return None
 
 
 def _described(page: Page) -> _Page:
