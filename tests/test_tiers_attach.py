@@ -124,7 +124,7 @@ def test_outputs_and_gradients_are_those_of_the_model_in_memory(place, tmp_path)
     stats = handle.stats()
     assert stats.peak_bytes["device"] <= stats.budget_bytes["device"]
     assert stats.loads > 10
-    assert stats.unexpected <= 4
+    assert stats.unexpected == 1, "only the first load of all was not begun ahead"
     assert bool(stats.moved["disk_read"] + stats.moved["page_cache"]) == (place != "host")
     model.zero_grad()
     assert handle.detach() is model

@@ -200,7 +200,7 @@ class Engine:
             order = Order(self.step)
             if order.uses != known.uses:
                 self.missed += 1
-                self.traces[training] = order
+            self.traces[training] = order
             self.steps += 1
             if self.tracing and self.learned is not None:
                 self.learned()
@@ -319,9 +319,7 @@ class Engine:
         return slot
 
     def _used(self, unit: Unit) -> None:
-        step = self.step
-        if not step or step[-1] != unit.name:
-            step.append(unit.name)
+        self.step.append(unit.name)
 
     def _give(self, unit: Unit, local: Local) -> None:
         """This thread does not need it any more. What was half done or half undone before is done by this."""

@@ -14,19 +14,24 @@ class Order:
     """A step's uses, which repeat.
 
     Args:
-        uses: names in their order; the same name twice in a row is one use.
+        uses: names in their order; the same name several times in a row is one use in so many parts.
     """
 
     def __init__(self, uses: Iterable[str]) -> None:
         self.uses: list[str] = []
+        self.parts: list[int] = []
         for each in uses:
             if not self.uses or self.uses[-1] != each:
                 self.uses.append(each)
+                self.parts.append(0)
+            self.parts[-1] += 1
         self.places: defaultdict[str, list[int]] = defaultdict(list)
         for place, each in enumerate(self.uses):
             self.places[each].append(place)
         self.at = 0
         """The place of the next use."""
+        self.part = 0
+        """How many parts of the last use have come."""
         self.missed = 0
         """Uses that came otherwise than expected."""
 
@@ -35,7 +40,7 @@ class Order:
 
     def restart(self) -> None:
         """A step begins."""
-        self.at = 0
+        self.at = self.part = 0
 
     def advance(self, use: str) -> None:
         """This is used now: what comes next follows it."""
@@ -44,21 +49,26 @@ class Order:
             self.missed += 1
             return
         count = len(self.uses)
-        if self.uses[self.at % count] == use:
-            self.at = (self.at + 1) % count
+        expected = self.uses[self.at % count] == use
+        if self.part and self.uses[self.at - 1] == use and (self.part < self.parts[self.at - 1] or not expected):
+            self.part += 1
             return
-        if self.uses[self.at - 1] == use:  # again
+        self.part = 1
+        if expected:
+            self.at = (self.at + 1) % count
             return
         self.missed += 1
         found = bisect_left(places, self.at)
         self.at = (places[found] + 1 if found < len(places) else places[0] + 1) % count
 
     def distance(self, use: str) -> int:
-        """How many uses from now until this one; more than a step where it is not known."""
+        """How many uses from now until this one, 0 while parts of it are to come; where not known, more than a step."""
         places = self.places.get(use)
         count = len(self.uses)
         if not places:
             return 2 * count + 1
+        if self.uses[self.at - 1] == use and 0 < self.part < self.parts[self.at - 1]:
+            return 0
         found = bisect_left(places, self.at)
         return places[found] - self.at if found < len(places) else places[0] + count - self.at
 
