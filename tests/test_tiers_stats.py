@@ -116,13 +116,14 @@ def test_waiting_and_overlap_are_what_a_clock_beside_them_says(computes):
         run(model, 3)
         wall = time.perf_counter() - begin
         stats = settled(handle)
+        whole = time.perf_counter() - begin  # loads for the next run are waited for as well
         assert stats.loads * 0.006 / 2 <= stats.moving_seconds  # two requests of at least 3 ms each, two at a time
-        assert stats.moving_seconds <= time.perf_counter() - begin
+        assert stats.moving_seconds <= whole
         if computes:
             assert stats.waited_seconds < wall - 18 * computes + 0.02
             assert stats.overlap > 0.5
         else:
-            assert 0.5 * wall < stats.waited_seconds <= wall
+            assert 0.5 * wall < stats.waited_seconds <= whole
             assert stats.overlap < 0.5
 
 

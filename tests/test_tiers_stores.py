@@ -1,6 +1,7 @@
 """Stores in memory and in a file: the same bytes for any tensor, budgets, and what goes wrong told at the next call."""
 
 import gc
+import mmap
 import os
 import random
 import threading
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
 from toprope.tiers import disk as disk_module
+from toprope.tiers import file_facts
 from toprope.tiers.disk import Buffer, DiskFile
 from toprope.tiers.extents import Extents
 from toprope.tiers.host import HostStore
@@ -225,6 +227,49 @@ def test_any_part_of_a_file_is_read_to_any_address(file):
         assert opened.cached(0, len(whole))
         assert opened.read(5, 1000, target.address, aside) == (0, False)
     opened.close()
+
+
+def test_a_disk_that_takes_memory_from_any_word_on_is_read_into_its_place(file, monkeypatch):
+    """What statx says is believed; here the reads themselves are made by way of a buffer."""
+    opened, aside, whole = DiskFile(file), buffer(), file.read_bytes()
+    if not opened.direct:
+        pytest.skip("this file system has no direct reads")
+    os.posix_fadvise(opened._plain, 0, 0, os.POSIX_FADV_DONTNEED)
+    seen, read = [], os.preadv
+
+    def any_word(descriptor, views, offset):
+        seen.append([len(each) for each in views])
+        raw = bytearray(sum(len(each) for each in views))
+        count = read(opened._plain, [raw], offset)
+        for view in views:
+            view[: len(raw)] = raw[: len(view)]
+            del raw[: len(view)]
+        return count
+
+    monkeypatch.setattr(disk_module.os, "preadv", any_word)
+    opened.memory_block, block = 4, opened.block
+    target = Memory.host(MIB)
+    opened.read(block + 200, 20 * block, target.address + 64, aside)
+    assert seen == [[block, 19 * block, block]], "one request, and only its ends go through the buffer"
+    assert bytes(target.tensor[64 : 64 + 20 * block].numpy()) == whole[block + 200 : 21 * block + 200]
+
+
+def test_the_system_tells_what_lies_in_the_page_cache(tmp_path):
+    path = tmp_path / "half"
+    path.write_bytes(bytes(MIB))
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, MIB // 2, MIB // 2, os.POSIX_FADV_DONTNEED)
+        parts = [(0, MIB // 2), (0, MIB), (MIB // 2, 1), (5, 100), (MIB // 2 - 10, 20)]
+        for offset, nbytes in parts:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            length = offset + nbytes - start
+            before = file_facts._all_in_core(descriptor, start, length, -(-length // mmap.PAGESIZE))
+            assert file_facts.all_cached(descriptor, offset, nbytes) == before
+        assert file_facts.all_cached(descriptor, 0, MIB // 2)
+    finally:
+        os.close(descriptor)
 
 
 def test_a_file_that_changed_is_told(file):

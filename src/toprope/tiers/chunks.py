@@ -20,11 +20,16 @@ _SERIAL = 32256
 """Elements of a conversion: so few that torch does it in this thread, and not in all of them."""
 
 
-def cut(nbytes: int, most: int = CHUNK, first: int = CHUNK) -> Iterator[tuple[int, int]]:
-    """A stretch in pieces; the first one shorter where that brings the others to an alignment."""
+def cut(nbytes: int, most: int = CHUNK, first: int = CHUNK, least: int = 0) -> Iterator[tuple[int, int]]:
+    """A stretch in pieces; the first one shorter where that brings the others to an alignment.
+
+    What is left at the end goes with the piece before it where it has no more bytes than `least`.
+    """
     start = 0
     while start < nbytes:
-        stop = min(nbytes, start + (first if not start else most))
+        stop = start + (first if not start else most)
+        if stop + least >= nbytes:
+            stop = nbytes
         yield start, stop
         start = stop
 

@@ -7,13 +7,12 @@ not.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from pathlib import Path
-from typing import Any
 
 from toprope.errors import TierChangedError, TierReadError
+from toprope.tiers import file_facts
 from toprope.tiers.memory import as_buffer, move
 
 __all__ = ["BLOCK", "Buffer", "DiskFile"]
@@ -62,6 +61,7 @@ class DiskFile:
         self._told = status.st_uid == os.geteuid() or os.geteuid() == 0 or os.access(self._plain, os.W_OK)
         self.block = BLOCK
         self._open_direct()
+        self.memory_block = min(self.block, file_facts.direct_memory_alignment(self._plain) or self.block)
 
     @property
     def direct(self) -> bool:
@@ -119,21 +119,7 @@ class DiskFile:
         """Whether all of it lies in the page cache."""
         if not self._told or nbytes <= 0:
             return False
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        length = offset + nbytes - start
-        libc = _libc()
-        address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, self._plain, start)
-        if address in (None, _FAILED):
-            return False
-        pages = -(-length // mmap.PAGESIZE)
-        there = ctypes.create_string_buffer(pages)
-        try:
-            if libc.mincore(address, length, there):
-                return False
-        finally:
-            libc.munmap(address, length)
-        # The lowest bit of each byte; the others are not defined, and are 0 in Linux.
-        return there.raw.count(b"\0") == 0
+        return file_facts.all_cached(self._plain, offset, nbytes)
 
     def read(self, offset: int, nbytes: int, target: int, buffer: Buffer) -> tuple[int, bool]:
         """Read into the host's memory.
@@ -156,7 +142,7 @@ class DiskFile:
         try:
             if not self.direct or self.cached(offset, nbytes):
                 was_cached = self.direct
-                self._fill(self._plain, as_buffer(target, nbytes), offset, nbytes)
+                self._fill(self._plain, [as_buffer(target, nbytes)], offset, nbytes)
                 if not was_cached:
                     os.posix_fadvise(self._plain, offset, nbytes, os.POSIX_FADV_DONTNEED)
                 return (0 if was_cached else nbytes), False
@@ -167,18 +153,21 @@ class DiskFile:
     def _read_direct(self, offset: int, nbytes: int, target: int, buffer: Buffer) -> int:
         block = self.block
         start, stop = offset // block * block, -(-(offset + nbytes) // block) * block
-        if (target - offset) % block == 0 and nbytes >= 4 * block:
-            # Whole blocks go where they belong; what is left at both ends goes through the buffer.
+        if (target - offset) % self.memory_block == 0 and nbytes >= 4 * block:
+            # Whole blocks go where they belong; what is left at both ends goes through the buffer, in one request.
             first, last = -(-offset // block) * block, (offset + nbytes) // block * block
-            self._fill(self._direct, as_buffer(target + first - offset, last - first), first, last - first)
+            views = [as_buffer(target + first - offset, last - first)]
             if first > offset:
-                self._fill(self._direct, buffer.view[:block], start, first - start)
+                views.insert(0, buffer.view[:block])
+            if last < stop:
+                views.append(buffer.view[block : 2 * block])
+            self._fill(self._direct, views, start, offset + nbytes - start)
+            if first > offset:
                 move(target, buffer.address + offset - start, first - offset)
-            if last < offset + nbytes:
-                self._fill(self._direct, buffer.view[:block], last, offset + nbytes - last)
-                move(target + last - offset, buffer.address, offset + nbytes - last)
+            if last < stop:
+                move(target + last - offset, buffer.address + block, offset + nbytes - last)
             return stop - start
-        self._fill(self._direct, buffer.view[: stop - start], start, offset + nbytes - start)
+        self._fill(self._direct, [buffer.view[: stop - start]], start, offset + nbytes - start)
         move(target, buffer.address + offset - start, nbytes)
         return stop - start
 
@@ -195,16 +184,16 @@ class DiskFile:
             return (0, *self.read(offset, nbytes, buffer.address, buffer))
         start, stop = offset // self.block * self.block, -(-(offset + nbytes) // self.block) * self.block
         try:
-            self._fill(self._direct, buffer.view[: stop - start], start, offset + nbytes - start)
+            self._fill(self._direct, [buffer.view[: stop - start]], start, offset + nbytes - start)
         except OSError as error:
             raise self._failed(error, offset, nbytes) from error
         return offset - start, stop - start, True
 
-    def _fill(self, descriptor: int, view: memoryview, offset: int, least: int) -> None:
-        """Read until so many bytes are there."""
+    def _fill(self, descriptor: int, views: list[memoryview], offset: int, least: int) -> None:
+        """Read into one view after another until so many bytes are there."""
         got = 0
         while got < least:
-            count = os.preadv(descriptor, [view[got:] if got else view], offset + got)
+            count = os.preadv(descriptor, _after(views, got) if got else views, offset + got)
             # A direct read that ends within a block has come to the end of the file.
             if count <= 0 or (got + count < least and descriptor == self._direct and count % self.block):
                 # What is read ahead may meet a change before a call looks for one.
@@ -231,18 +220,11 @@ class DiskFile:
         self._plain = self._direct = -1
 
 
-_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
-_found: list[Any] = []
-
-
-def _libc() -> Any:
-    if not _found:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-        ]  # fmt: skip
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        _found.append(libc)
-    return _found[0]
+def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """The same without so many bytes at the beginning."""
+    left = []
+    for view in views:
+        if nbytes < len(view):
+            left.append(view[nbytes:] if nbytes else view)
+        nbytes = max(0, nbytes - len(view))
+    return left

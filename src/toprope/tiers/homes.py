@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from toprope.tiers import alignment
 from toprope.tiers.chunks import CastChunk, CopyChunk, ReadChunk, cut
 from toprope.tiers.disk import BLOCK, DiskFile
 from toprope.tiers.memory import Memory
@@ -110,7 +111,7 @@ class DiskHome:
     @property
     def direct(self) -> bool:
         """Whether it can be read into its place without a copy, if that has the same place in a block."""
-        return self.file.direct and not self.casts and self.offset % 64 == 0
+        return self.file.direct and not self.casts and self.offset % alignment.needed(self.stored) == 0
 
     def cast(self, dtype: torch.dtype) -> DiskHome:
         """The same, converted once more."""
@@ -122,7 +123,7 @@ class DiskHome:
             offset = self.offset + start
             return [
                 ReadChunk(self.file, offset + first, last - first, target.part(first, last))
-                for first, last in cut(target.nbytes, CHUNK, CHUNK - offset % BLOCK)
+                for first, last in cut(target.nbytes, CHUNK, CHUNK - offset % BLOCK, BLOCK)
             ]
         here, there = self.dtype.itemsize, self.stored.itemsize
         most = CHUNK // max(here, there)

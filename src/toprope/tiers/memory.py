@@ -17,6 +17,8 @@ from toprope.tiers.pinned import pinned
 __all__ = ["Memory", "as_buffer", "move", "placeholder"]
 
 PAGE = mmap.PAGESIZE
+_HUGE = 2 * 2**20
+"""Bytes of a huge page, of most CPUs: a request to the disk goes in one piece where its memory does."""
 
 
 def as_buffer(address: int, nbytes: int) -> memoryview:
@@ -85,6 +87,8 @@ class Memory:
         for size in sizes:
             starts.append(end)
             end += -(-size // alignment) * alignment
+        if end >= _HUGE:  # Linux lays only mappings of whole huge pages where these begin
+            end = -(-end // _HUGE) * _HUGE
         area = mmap.mmap(-1, max(end, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
