@@ -9,8 +9,15 @@
 disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and the
 calibration again; where the two calibrations differ by more than 20 % it does not count. The limit T* of a pass is the
 longer of computing with all weights in memory and reading what the pass reads at the disk's speed, by the faster
-calibration. A pass that is timed follows another one, so that nothing is read ahead for it between runs. Files are
-dropped from the page cache; `/proc/self/io` says whether a pass has read what it should.
+calibration. That speed is the one into 128 MiB of memory, since weights go into memory and not into the CPU's cache;
+"hot" in the notes is T/T* by the speed into 4 MiB for each thread, which stay in the cache. "Both alone" is how long
+the same reading and the same computing take when they are begun at once, without toprope: T* would have them not
+disturb each other at all, which they do where cores and memory are shared. A pass that is timed
+follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page cache;
+`/proc/self/io` says whether a pass has read what it should.
+
+Weights that begin in their file where fp32 may begin in memory are read into their place. Others ("copied") have to be
+copied once more, or products with one row would have other bits: those have rows of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +46,13 @@ from toprope.tiers import attach, skeleton
 
 ROWS = (1, 128, 512)
 APART = 1.2  # calibrations that differ by more make a run worthless
-TARGETS = {"disk, 1 row": 1.15, "disk, 128 rows": 1.25, "disk, 512 rows": 1.25, "host, 4 GB/s, 16 rows": 1.10}
+TARGETS = {
+    "disk, 1 row": 1.15, "disk, 128 rows": 1.25, "disk, 512 rows": 1.25, "disk, 1 row, copied": 1.15,
+    "disk, 128 rows, copied": 1.25, "host, 4 GB/s, 16 rows": 1.10,
+}  # fmt: skip
+COPIED_ROWS = 128  # the most that are measured with copied weights
+ROOM = 2**27  # bytes of memory that the disk's speed is measured into
+HOT = 2**23  # so many stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,9 @@ def build(size: Size) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)))
 
 
-def write(folder: Path, size: Size) -> None:
+def write(folder: Path, size: Size, start: int = 0) -> None:
+    """The model's files, their weights at multiples of 16 bytes and `start`, a multiple of 8."""
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     each = size.layers // size.shards
     for shard in range(size.shards):
@@ -96,7 +111,14 @@ def write(folder: Path, size: Size) -> None:
             f"{number}.weight": torch.randn(size.width, size.width) * scale
             for number in range(shard * each, (shard + 1) * each)
         }
-        save_file(tensors, folder / f"model-{shard}.safetensors", {"format": "pt"})
+        file = folder / f"model-{shard}.safetensors"
+        for more in range(0, 24, 8):
+            save_file(tensors, file, {"format": "pt"} | ({"more": "x" * more} if more else {}))
+            with file.open("rb") as stream:
+                begin = 8 + int.from_bytes(stream.read(8), "little")
+            if begin % 16 == start:
+                break
+        assert begin % 16 == start
     drop(folder)
 
 
@@ -110,11 +132,18 @@ def drop(folder: Path) -> None:
             os.close(descriptor)
 
 
-def disk_speed(folder: Path, share: float = 1.0) -> float:
-    """Bytes a second of two threads that read the files directly, 4 MiB at a time, and do nothing else."""
+def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
+    """Bytes a second of two threads that read the files directly, 4 MiB at a time, and do nothing else.
+
+    Args:
+        folder: of the files.
+        share: how much of them is read.
+        room: bytes of memory that are read into, again and again.
+    """
     import mmap
 
     piece = 4 * 2**20
+    pieces = room // piece // 2
     places = [
         (file, offset)
         for file in sorted(folder.glob("*.safetensors"))
@@ -127,8 +156,9 @@ def disk_speed(folder: Path, share: float = 1.0) -> float:
 
     def read(number: int) -> None:
         opened: dict[Path, int] = {}
-        with mmap.mmap(-1, piece, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
-            area.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to a request: the disk is faster so
+        # Fewer pages to a request: the disk is faster so.
+        area, at = areas[number], 0
+        with memoryview(area) as view:
             while True:
                 with lock:
                     place = next(turn, None)
@@ -136,17 +166,37 @@ def disk_speed(folder: Path, share: float = 1.0) -> float:
                     break
                 if place[0] not in opened:
                     opened[place[0]] = os.open(place[0], os.O_RDONLY | os.O_DIRECT)
-                moved[number] += os.preadv(opened[place[0]], [area], place[1])
+                moved[number] += os.preadv(opened[place[0]], [view[at * piece : (at + 1) * piece]], place[1])
+                at = (at + 1) % pieces
         for each in opened.values():
             os.close(each)
 
+    areas = [mmap.mmap(-1, pieces * piece, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
+    for each in areas:
+        each.madvise(mmap.MADV_HUGEPAGE)
+        for page in range(0, len(each), mmap.PAGESIZE):  # it is there before it is read into, as a slot is
+            each[page] = 1
     begin = time.perf_counter()
     threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    return sum(moved) / (time.perf_counter() - begin)
+    took = time.perf_counter() - begin
+    for each in areas:
+        each.close()
+    return sum(moved) / took
+
+
+def beside(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
+    """Seconds until both are done, reading so many bytes and computing, begun at once and with nothing of toprope."""
+    total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    begin = time.perf_counter()
+    reader = threading.Thread(target=disk_speed, args=(folder, nbytes / total))
+    reader.start()
+    work()
+    reader.join()
+    return time.perf_counter() - begin
 
 
 def memory_speed(size: Size) -> float:
@@ -212,7 +262,9 @@ class Accelerate:
         return timed(lambda: self.model(x))
 
 
-def from_disk(folder: Path, plain: nn.Sequential, other: Accelerate, size: Size, rows: int) -> Row:
+def from_disk(
+    folder: Path, plain: nn.Sequential, other: Accelerate | None, size: Size, rows: int, kind: str = ""
+) -> Row:
     """A pass whose weights come from the disk."""
     torch.manual_seed(1)
     x = torch.randn(rows, size.width)
@@ -227,30 +279,37 @@ def from_disk(folder: Path, plain: nn.Sequential, other: Accelerate, size: Size,
         for _ in range(size.tries):
             model(x)  # the order and the times are known
             computes = [min(timed(lambda: plain(x)) for _ in range(2))]
-            speeds = [disk_speed(folder, 0.5)]
+            speeds, hot = [disk_speed(folder, 0.5)], [disk_speed(folder, 0.5, HOT)]
             model(x)
             handle.reset_stats()
             was = read_bytes()
             took = timed(lambda: model(x))
             stats, moved = handle.stats(), read_bytes() - was
-            theirs = other.run(x)
+            both = beside(folder, sum(each.bytes for each in handle.plan.loads), lambda: plain(x))
+            theirs = None if other is None else other.run(x)
             speeds.append(disk_speed(folder, 0.5))
+            hot.append(disk_speed(folder, 0.5, HOT))
             computes.append(min(timed(lambda: plain(x)) for _ in range(2)))
             if max(speeds) > size.apart * min(speeds) or max(computes) > size.apart * min(computes):
                 discarded += 1
                 print(f"  not counted: disk {speeds}, computing {computes}", file=sys.stderr)
                 continue
             # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
-            limit = max(min(computes), sum(each.bytes for each in handle.plan.loads) / max(speeds))
+            loaded = sum(each.bytes for each in handle.plan.loads)
+            limit = max(min(computes), loaded / max(speeds))
             ratios.append(took / limit)
-            print(f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, accelerate {theirs}", file=sys.stderr)
-            told.append((limit, took, moved / max(1, stats.moved["disk_read"]), stats.overlap, max(speeds)))
+            text = f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, both alone {both:.2f} s, accelerate {theirs}"
+            print(text, file=sys.stderr)
+            by_hot = took / max(min(computes), loaded / max(hot))
+            told.append(
+                (limit, took, moved / max(1, stats.moved["disk_read"]), stats.overlap, max(speeds), by_hot, both)
+            )
             if theirs is not None:
                 others.append(theirs / max(min(computes), size.weights / max(speeds)))
             if len(ratios) == size.runs:
                 break
         assert torch.equal(model(x), want)
-    name = f"disk, {rows} row{'s' if rows > 1 else ''}"
+    name = f"disk, {rows} row{'s' if rows > 1 else ''}{kind}"
     return row(name, ratios, discarded, {"accelerate": others}, told, start)
 
 
@@ -264,6 +323,8 @@ def row(name, ratios, discarded, others, told, start) -> Row:
             "read by the system / counted": middle(each[2] for each in told),
             "overlap": middle(each[3] for each in told),
             "disk_gb_per_s": middle(each[4] for each in told) / 1e9,
+            "hot": middle(each[5] for each in told),
+            "both_alone_s": middle(each[6] for each in told),
             "attach_s": start,
         }
     return Row(
@@ -360,16 +421,20 @@ def memory(folder: Path, size: Size) -> float:
 
 def measure(size: Size, folder: Path, counts: Sequence[int] = ROWS) -> tuple[list[Row], dict[str, float]]:
     torch.set_grad_enabled(False)
-    write(folder, size)
-    plain = resident(folder, size)
+    whole, odd = folder / "whole", folder / "odd"
+    write(whole, size)
+    plain = resident(whole, size)
     other = Accelerate(folder, plain, size)
-    rows = [from_disk(folder, plain, other, size, count) for count in counts]
+    rows = [from_disk(whole, plain, other, size, count) for count in counts]
     if other.model is not None:
         shutil.rmtree(other.folder)
     del other
     gc.collect()
+    write(odd, size, 8)
+    rows += [from_disk(odd, plain, None, size, count, ", copied") for count in counts if count <= COPIED_ROWS]
+    shutil.rmtree(odd)
     rows += [from_host(plain, size, count) for count in (16, 128)]
-    return rows, {"python_us_a_layer": overhead(), "memory_of_budget": memory(folder, size)}
+    return rows, {"python_us_a_layer": overhead(), "memory_of_budget": memory(whole, size)}
 
 
 LIMITS = {"python_us_a_layer": 100.0, "memory_of_budget": 1.05}
