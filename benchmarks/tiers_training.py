@@ -10,7 +10,8 @@ the calibration again; where the two differ by more than 20 % it does not count.
 the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
 the two could overlap as a whole. They cannot quite: states are read and written between the last gradient and the next
 forward. How far the limit is from that is in the table as "after backward": the rest of the step, and then the longer
-of the optimizer's step in memory and the disk's work for the states.
+of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step in memory and the disk's
+work of a step with tiers, begun at once and with nothing of toprope: they share cores and memory.
 """
 
 from __future__ import annotations
@@ -95,37 +96,64 @@ class Trained:
         return now - begin, now - before
 
 
+class Disk:
+    """A file that two threads write and read directly, 4 MiB at a time, and do nothing else."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self.descriptor, 0, nbytes)
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def move(self, nbytes: float, *, write: bool) -> float:
+        """Seconds that so many bytes take, around the file as often as it needs."""
+        places, lock = iter(range(0, int(nbytes) - PIECE + 1, PIECE)), threading.Lock()
+        call = os.pwritev if write else os.preadv
+
+        def work() -> None:
+            with mmap.mmap(-1, PIECE) as area:
+                while True:
+                    with lock:
+                        place = next(places, None)
+                    if place is None:
+                        return
+                    call(self.descriptor, [area], place % (self.nbytes // PIECE * PIECE))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        begin = time.perf_counter()
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return time.perf_counter() - begin
+
+
 def disk_speeds(folder: Path, size: Size) -> tuple[float, float]:
-    """Bytes a second that two threads write, and read, directly, and do nothing else."""
-    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-    os.posix_fallocate(descriptor, 0, size.probe)
-    speeds = []
-    try:
-        for write in (True, False):
-            places, lock = iter(range(0, size.probe, PIECE)), threading.Lock()
+    """Bytes a second that are written, and read."""
+    with Disk(folder, size.probe) as disk:
+        write, read = (size.probe / disk.move(size.probe, write=write) for write in (True, False))
+    return write, read
 
-            def work(write: bool = write, places=places, lock=lock) -> None:
-                with mmap.mmap(-1, PIECE) as area:
-                    while True:
-                        with lock:
-                            place = next(places, None)
-                        if place is None:
-                            return
-                        if write:
-                            os.pwritev(descriptor, [area], place)
-                        else:
-                            os.preadv(descriptor, [area], place)
 
-            threads = [threading.Thread(target=work) for _ in range(2)]
-            begin = time.perf_counter()
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-            speeds.append(size.probe / (time.perf_counter() - begin))
-    finally:
-        os.close(descriptor)
-    return speeds[0], speeds[1]
+def beside(plain: Trained, folder: Path, size: Size, moved: dict[str, int]) -> float:
+    """Seconds until a step in memory and the disk's work of ours are done, begun at once, with nothing of toprope."""
+    with Disk(folder, size.probe) as disk:
+
+        def work() -> None:
+            disk.move(moved["disk_write"], write=True)
+            disk.move(moved["disk_read"], write=False)
+
+        mover = threading.Thread(target=work)
+        begin = time.perf_counter()
+        mover.start()
+        plain.step()
+        mover.join()
+        return time.perf_counter() - begin
 
 
 def calibrate(plain: Trained, folder: Path, size: Size) -> tuple[float, float, float, float]:
@@ -152,6 +180,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             handle.reset_stats()
             took, optimizer = ours.step()
             moved = handle.stats().moved
+            both = beside(plain, folder, size, moved)
             after = calibrate(plain, folder, size)
             if any(max(pair) > size.apart * min(pair) for pair in zip(before[::2], after[::2], strict=True)):
                 discarded += 1
@@ -164,7 +193,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             ratios.append(took / limit)
             after_backward = compute - part + max(part, states)
             moved_mb = (moved["disk_read"] + moved["disk_write"]) / 1e6
-            told.append((limit, took, compute, io, after_backward, optimizer, moved_mb))
+            told.append((limit, took, compute, io, after_backward, both, optimizer, moved_mb))
             if len(ratios) == size.runs:
                 break
         while plain.steps < ours.steps:
@@ -179,7 +208,16 @@ def training(folder: Path, size: Size, rows: int) -> Row:
     name = f"training, {rows} rows"
     if not ratios:
         return Row(name, float("nan"), TARGET, 0, discarded, (float("nan"), float("nan")))
-    names = ("limit_s", "step_s", "in memory_s", "disk_s", "after backward_s", "optimizer_s", "moved_mb")
+    names = (
+        "limit_s",
+        "step_s",
+        "in memory_s",
+        "disk_s",
+        "after backward_s",
+        "both alone_s",
+        "optimizer_s",
+        "moved_mb",
+    )
     notes = {name: middle(each[at] for each in told) for at, name in enumerate(names)}
     return Row(name, middle(ratios), TARGET, len(ratios), discarded, (min(ratios), max(ratios)), {}, notes)
 
