@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import tempfile
 import time
 
@@ -35,6 +36,25 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+
+@pytest.fixture
+def one_thread():
+    """torch computes with one thread: tests run beside others, and its threads would wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ctrl_c_heeded():
+    """Ctrl-C is heeded, also where a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ from functions_world import leftovers, workers
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 
-pytestmark = QUIET
+pytestmark = [*QUIET, pytest.mark.usefixtures("ctrl_c_heeded")]
 
 
 @pytest.fixture
@@ -31,14 +31,6 @@ def place(tmp_path, monkeypatch):
         picture(40, 30, shift=40 * number).save(f"good{number}.png")
     Path("bad.png").write_bytes(Path("good0.png").read_bytes()[:60])
     return model
-
-
-@pytest.fixture(autouse=True)
-def heeded():
-    """Ctrl-C is heeded, also where a shell started the tests in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def edit(model, *words) -> int:

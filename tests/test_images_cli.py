@@ -30,7 +30,7 @@ from toprope.images.ladder import RUNGS
 from toprope.images.run_jobs import Event
 from toprope.images.wording import template
 
-pytestmark = QUIET
+pytestmark = [*QUIET, pytest.mark.usefixtures("ctrl_c_heeded")]
 FAST = ("--steps", "2", "--max-pixels", "256", "--device", "cpu")
 SNOW = ("--instruction", "make it snow")
 
@@ -50,14 +50,6 @@ def place(tmp_path, monkeypatch):
         picture(40, 30, shift=40 * number).save(f"good{number}.png")
     (tmp_path / "bad.png").write_bytes(Path("good0.png").read_bytes()[:60])
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def heeded():
-    """Ctrl-C is heeded, also where a shell started the tests in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from toprope.errors import PlanError, TierBusyError, UsageError, WeightsError
 from toprope.tiers import attach, pages, skeleton
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH = 64
 KB = 1000
 
@@ -57,15 +58,6 @@ class Net(nn.Module):
 def net(seed=0, blocks=6):
     torch.manual_seed(seed)
     return Net(blocks)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tests run beside others: threads of torch would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 TOKENS = torch.arange(24).view(2, 12) * 7 % 200

@@ -27,12 +27,7 @@ SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache

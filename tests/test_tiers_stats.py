@@ -23,12 +23,7 @@ MIB = 2**20
 X = torch.randn(2, 512, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def chain(count=8):

@@ -35,12 +35,7 @@ KB = 1000
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def chain(layers=8, width=64, bias=False, seed=0):

@@ -23,12 +23,7 @@ from toprope.tiers import attach
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 STEPS = 20 if os.environ.get("TOPROPE_SOAK") == "1" else 6
