@@ -20,7 +20,7 @@ demo: $(READY)
 	$(BIN)/toprope run --chip 910B3 examples/digits_npu.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --max-worker-restart 0
 
 soak: $(READY)
 	TOPROPE_SOAK=1 $(BIN)/python -m pytest --timeout 3600

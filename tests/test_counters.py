@@ -21,7 +21,7 @@ def packed(
     """A counters file as csrc/core/counters.h lays it out, written down once more."""
     out = struct.pack("<8sQ32s32sQ64sQ", magic, pid, chip.encode(), torch.encode(), flags, mask.encode(), len(cards))
     out += struct.pack("<8Q", *totals)
-    out += b"".join(struct.pack("<10Q", *card, 0) for card in cards) + bytes(80 * (MAX_CARDS - len(cards)))
+    out += b"".join(struct.pack("<10Q", *card) for card in cards) + bytes(80 * (MAX_CARDS - len(cards)))
     out += struct.pack("<Q", len(kinds))
     out += b"".join(struct.pack("<48sQQ", name.encode(), dtypes, calls) for name, dtypes, calls in kinds)
     return out + bytes(64 * (MAX_KINDS - len(kinds)))
@@ -39,7 +39,7 @@ def test_the_size_of_a_file_is_that_of_the_struct_in_c():
     flags=ANY,
     mask=TEXTS,
     totals=st.tuples(*[ANY] * 8),
-    cards=st.lists(st.tuples(*[ANY] * 9), max_size=MAX_CARDS),
+    cards=st.lists(st.tuples(*[ANY] * 10), max_size=MAX_CARDS),
     kinds=st.lists(st.tuples(NAMES, ANY, st.integers(1, 2**64 - 1)), max_size=40, unique_by=lambda kind: kind[0]),
 )
 def test_what_was_written_is_read(pid, chip, torch, flags, mask, totals, cards, kinds):
@@ -56,11 +56,11 @@ def test_what_was_written_is_read(pid, chip, torch, flags, mask, totals, cards, 
     ) == totals  # fmt: skip
     assert [
         (card.physical, card.capacity, card.allocated, card.peak_allocated, card.reserved, card.peak_reserved,
-         card.allocations, card.oom_retries, card.ooms)
+         card.allocations, card.oom_retries, card.ooms, card.kernels)
         for card in found.cards
     ] == cards  # fmt: skip
     assert [card.index for card in found.cards] == list(range(len(cards)))
-    assert [card.used for card in found.cards] == [card[5] > 0 for card in cards]
+    assert [card.used for card in found.cards] == [card[5] > 0 or card[9] > 0 for card in cards]
     assert found.mask == (mask if flags & 2 else None)
     assert found.operators == {name: calls for name, _, calls in kinds}
     assert found.undocumented == {name: dtypes for name, dtypes, _ in kinds if dtypes}
@@ -81,7 +81,7 @@ def test_an_operator_in_two_places_is_counted_once():
 
 
 def test_counts_beyond_the_places_are_cut():
-    data = bytearray(packed(cards=[(0,) * 9] * MAX_CARDS))
+    data = bytearray(packed(cards=[(0,) * 10] * MAX_CARDS))
     struct.pack_into("<Q", data, 152, 2**40)  # number of cards
     struct.pack_into("<Q", data, 160 + 64 + 16 * 80, 2**40)  # number of kinds
     found = parse(bytes(data))

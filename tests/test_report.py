@@ -117,6 +117,13 @@ def test_a_card_that_was_installed_and_not_used() -> None:
     assert "8.4 s" in seen
 
 
+def test_a_program_that_only_launched_kernels_has_used_its_card() -> None:
+    seen = text(idle(cards=(card(peak=0, kernels=3),)))
+    assert seen.startswith("toprope: ran on npu:0, a simulated Ascend 910B3")
+    assert "  kernels       3 launched by the program\n" in seen
+    assert "kernels" not in text(process())
+
+
 def test_a_program_that_only_imported_torch_saw_no_number_of_cards() -> None:
     seen = text(dataclasses.replace(idle(), cards=()))
     assert seen.startswith("toprope: the program did not use its card, a simulated Ascend 910B3, torch 2.13.0\n")

@@ -40,6 +40,19 @@ def broken(tmp_path: Path) -> str:
     return str(stubs)
 
 
+def test_a_program_that_only_launches_kernels_has_used_its_card(tmp_path: Path) -> None:
+    code = """
+        import torch, toprope.sim
+        for _ in range(3):
+            toprope.sim.launch("vector", vector=4)
+        torch.npu.synchronize()
+    """
+    done, facts = toprope(tmp_path, code, "--chip", "910B3")
+    assert done.returncode == 0
+    (card,) = facts["simulated"]
+    assert [(one["name"], one["kernels"]) for one in card["used_cards"]] == [("npu:0", 3)]
+
+
 def test_import_torch_alone_gives_the_card_and_the_report_its_figures(tmp_path: Path) -> None:
     code = """
         import os, sys, torch

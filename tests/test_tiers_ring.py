@@ -214,7 +214,7 @@ def test_a_full_disk_while_attaching_leaves_the_model_as_it_was(tmp_path, monkey
         assert torch.equal(run(model), want)
 
 
-def test_control_c_in_a_transfer_corrupts_nothing(tmp_path):
+def test_control_c_in_a_transfer_corrupts_nothing(tmp_path, ctrl_c_heeded):
     model = chain()
     want = run(model)
     slow = threading.Event()

@@ -7,7 +7,7 @@ in test_apt_vgpu_stack.py, the rules of 19 in test_tiers_levels.py.
 import gc
 import os
 import random
-import signal
+import subprocess
 import sys
 import threading
 import time
@@ -407,29 +407,49 @@ def test_levels_that_are_full_change_places_without_more_room(stack_of, tmp_path
     assert torch.equal(stack.access(low), data(1, low))
 
 
-def test_ctrl_c_in_a_transfer_leaves_everything_as_it_was(stack_of, monkeypatch):
-    stack = stack_of(4 * MIB, 64 * MIB)
-    stack.put("a", data(3))
-    real, main, once = os.pwritev, threading.get_ident(), iter([True])
+CTRL_C = """
+import os, signal, sys, threading, time
+import torch
+from toprope.tiers import Tier, TierStack, chunks
 
-    def slow(*arguments):
-        if next(once, False):  # a second one would come when nobody expects it any more
-            signal.pthread_kill(main, signal.SIGINT)
-        time.sleep(0.1)
-        return real(*arguments)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+MIB = 2**20
 
-    monkeypatch.setattr(chunks.os, "pwritev", slow)
-    with pytest.raises(KeyboardInterrupt):
-        stack.put("b", data(2))
-    monkeypatch.undo()
-    assert (stack.level_of("a"), "b" in stack) == (0, False)
-    stack.put("b", data(2, 1))
-    assert torch.equal(stack.access("a"), data(3))
-    assert torch.equal(stack.access("b"), data(2, 1))
-    deadline = time.monotonic() + 5
-    while stack._contents.disks[1].used != stack.stats().levels[1].taken and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert stack._contents.disks[1].used == stack.stats().levels[1].taken
+def data(mib, seed=0):
+    return torch.arange(mib * MIB // 4, dtype=torch.int32).add_(seed * 100_003_000).view(torch.uint8)
+
+stack = TierStack([Tier.named("cpu", 4 * MIB), Tier.named("ssd", 64 * MIB, 7e9, sys.argv[1])])
+stack.put("a", data(3))
+real, main, once = os.pwritev, threading.get_ident(), iter([True])
+
+def slow(*arguments):
+    if next(once, False):  # a second one would come when nobody expects it any more
+        signal.pthread_kill(main, signal.SIGINT)
+    time.sleep(0.1)
+    return real(*arguments)
+
+chunks.os.pwritev = slow
+caught = False
+try:
+    stack.put("b", data(2))
+except KeyboardInterrupt:
+    caught = True
+chunks.os.pwritev = real
+found = [caught, stack.level_of("a"), "b" in stack]
+stack.put("b", data(2, 1))
+found += [torch.equal(stack.access("a"), data(3)), torch.equal(stack.access("b"), data(2, 1))]
+deadline = time.monotonic() + 5
+while stack._contents.disks[1].used != stack.stats().levels[1].taken and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(*found, stack._contents.disks[1].used == stack.stats().levels[1].taken)
+stack.close()
+"""
+
+
+def test_ctrl_c_in_a_transfer_leaves_everything_as_it_was(tmp_path):
+    """In a process of its own: a Ctrl-C that came late would end the one that runs the tests."""
+    done = subprocess.run([sys.executable, "-c", CTRL_C, tmp_path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True 0 False True True True\n", "")
 
 
 def test_files_go_with_their_stack_and_those_of_the_dead_with_the_next(stack_of, tmp_path):

@@ -105,6 +105,7 @@ def _totals_as_dict(totals: Totals) -> dict[str, Any]:
                 "peak_reserved": card.peak_reserved,
                 "oom_retries": card.oom_retries,
                 "ooms": card.ooms,
+                "kernels": card.kernels,
             }
             for card in totals.cards
         ],
@@ -219,6 +220,8 @@ def _figures(totals: Totals) -> Iterable[str]:
         f"{_number(between)} between cards" + (f" ({sizes.decimal(between_bytes)})" if between else ""),
     )
     yield _line("operators", _operators(totals))
+    if kernels := sum(card.kernels for card in totals.cards):
+        yield _line("kernels", f"{_number(kernels)} launched by the program")
     waits = totals.synchronisations
     yield _line("waits", f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}")
 

@@ -26,6 +26,7 @@ class Card:
     peak_reserved: int
     oom_retries: int
     ooms: int
+    kernels: int
 
 
 @dataclass(frozen=True)
@@ -148,4 +149,5 @@ def _merge_card(seen: list[CardCounters], masked: bool) -> Card:
         peak_reserved=max(card.peak_reserved for card in seen),
         oom_retries=sum(card.oom_retries for card in seen),
         ooms=sum(card.ooms for card in seen),
+        kernels=sum(card.kernels for card in seen),
     )

@@ -39,7 +39,7 @@ class CardCounters:
         allocations: blocks handed out so far.
         oom_retries: allocations that fitted only after cached memory was given back.
         ooms: allocations that failed.
-        used: whether the process ever took memory on this card.
+        kernels: kernels that the program launched with `toprope.sim.launch`.
     """
 
     index: int
@@ -52,11 +52,12 @@ class CardCounters:
     allocations: int
     oom_retries: int
     ooms: int
+    kernels: int = 0
 
     @property
     def used(self) -> bool:
-        """Whether the process ever took memory on this card."""
-        return self.peak_reserved > 0
+        """Whether the process ever took memory on this card, or launched a kernel there."""
+        return self.peak_reserved > 0 or self.kernels > 0
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def parse(data: bytes) -> Counters | None:
     to_n, to_b, from_n, from_b, between_n, between_b, waits, calls = _TOTALS.unpack_from(data, place)
     place += _TOTALS.size
     cards = tuple(
-        CardCounters(index, *_CARD.unpack_from(data, place + index * _CARD.size)[:9])
+        CardCounters(index, *_CARD.unpack_from(data, place + index * _CARD.size))
         for index in range(min(count, MAX_CARDS))
     )
     place += MAX_CARDS * _CARD.size

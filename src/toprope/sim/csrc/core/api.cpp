@@ -117,7 +117,10 @@ EXPORT int ts_make_communicator(const char* name, const int* cards, int count) {
 EXPORT void ts_forget_communicator(int number) { forget_communicator(number); }
 EXPORT int ts_launch_kernel(int device, int64_t stream, const char* name, int cube, int vector, int sync_all,
                             int communicator, double microseconds, int (*body)(uint64_t, int), uint64_t key) {
-  return launch_kernel(device, stream, {name, {{cube, vector}}, sync_all != 0, communicator, microseconds, body, key});
+  int code =
+      launch_kernel(device, stream, {name, {{cube, vector}}, sync_all != 0, communicator, microseconds, body, key});
+  if (code == kOk) add(counters->cards[device].kernels);
+  return code;
 }
 EXPORT void ts_set_discipline(int discipline) { set_discipline(static_cast<Discipline>(discipline)); }
 // The list of kernels, as much as fits into `room` bytes; returns how many bytes it has.

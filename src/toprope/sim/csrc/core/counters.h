@@ -13,7 +13,8 @@ constexpr int kMaxKinds = 2048;
 using Counter = std::atomic<uint64_t>;
 
 struct CardCounters {
-  Counter physical, capacity, allocated, peak_allocated, reserved, peak_reserved, allocations, oom_retries, ooms, spare;
+  Counter physical, capacity, allocated, peak_allocated, reserved, peak_reserved, allocations, oom_retries, ooms,
+      kernels;
 };
 
 struct Kind {
