@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_tiers_ring import Disturbed
 from tiers_training_run import KB, Net, Run
 from toprope.errors import PlanError, TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
-from toprope.tiers import attach, skeleton
+from toprope.tiers import attach, away, skeleton
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 MIB = 2**20
@@ -318,6 +319,51 @@ def test_control_c_at_any_moment_of_training(running):
         assert [each for each in os.listdir(path.parent) if each.startswith(".")] == []
     path.with_name("other").unlink(missing_ok=True)
     assert came
+
+
+def test_control_c_while_the_slots_memory_is_lent(running, monkeypatch):
+    """Found by many moments: the ring had no slots from then on."""
+    ours, path = running
+
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(away.Memory, "on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.steps(3, 4)
+    assert not ours.handle._engine.ring.slots
+    assert again(ours, path, TierError) == 3
+    ours.steps(3, 4)
+    assert ours.handle._engine.ring.slots
+
+
+@pytest.mark.parametrize("moment", [0, 1, 5, 9])
+def test_control_c_while_weights_change_their_places(moment, tmp_path, monkeypatch):
+    import test_tiers_attach as attaching
+
+    model = attaching.net()
+    want, trained = attaching.outputs(model), attaching.losses(model)
+    handle = attaching.attached(model, "mixed", tmp_path)
+    attaching.outputs(model)
+    smaller = replace(handle._budgets, device=handle._budgets.device - 60 * KB, host=0)
+    plan = handle._again(handle._groups, list(handle.plan.traced), False, smaller)
+    place, calls = handle._engine.placing.place, iter(range(100))
+
+    def interrupted(weight, tier):
+        if next(calls) == moment:
+            raise KeyboardInterrupt
+        return place(weight, tier)
+
+    monkeypatch.setattr(handle._engine.placing, "place", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        handle._apply(plan)
+    assert attaching.equal(attaching.outputs(model), want)
+    assert not handle.plan.host
+    for _ in range(2):
+        assert attaching.equal(attaching.losses(model), trained)
+        assert attaching.equal(attaching.outputs(model), want)
+    handle.close()
 
 
 # Random schedules of training

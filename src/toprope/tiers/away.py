@@ -46,7 +46,7 @@ class AwayWeights:
         """Bytes of new values in memory that are on their way to a file, at most."""
         self._new: dict[Weight, _New] = {}
         self._writing: list[tuple[Load, int]] = []
-        self._lent = self._changed = False
+        self._changed = False
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +97,7 @@ class AwayWeights:
         assert weight.home is not None
         if not self._changed:
             self._changed = True
-            if not self._lent:  # else it is empty
+            if not self.engine.lent:  # else it is empty
                 self.engine.ring_clear()
         weight.changed = True
         first = start * weight.like.dtype.itemsize
@@ -164,7 +164,7 @@ class AwayWeights:
         writing, self._writing = self._writing, []
         for load, _ in writing:
             load.wait()
-        if self._changed and not self._lent:
+        if self._changed and not self.engine.lent:
             self.engine.ring_clear()
         self._changed = False
 
@@ -187,7 +187,7 @@ class AwayWeights:
                 f"a step of the optimizer asks for {gibibytes(nbytes)}, the slots have {gibibytes(total)}.",
                 do="give the device a larger budget",
             )
-        self._lent = True
+        engine.lent = True
         try:
             if nbytes <= slots[0].memory.nbytes:
                 yield slots[0].memory.tensor[:nbytes]
@@ -201,4 +201,4 @@ class AwayWeights:
                     del memory
                     self._again()
         finally:
-            self._lent = False
+            engine.lent = False

@@ -69,6 +69,9 @@ class Engine:
         self._placed: defaultdict[Unit, set[object]] = defaultdict(set)
         self.slot_sizes: list[int] = []
         """Bytes of each slot of the plan."""
+        self.lent = False
+        """Whether somebody uses the slots' memory, and makes the ring again."""
+        self._unfinished: Plan | None = None
         self._units: list[Unit] = []
         self._rooted = False
 
@@ -96,6 +99,7 @@ class Engine:
             TierError: something cannot be moved; all weights lie somewhere whole then.
         """
         self.ring_clear()
+        self._unfinished = plan
         self.lend()
         tiers = self.tiers(plan)
         self._place(tiers)
@@ -124,6 +128,7 @@ class Engine:
                 wanted = {weight for weight in needs.weights if weight.home is not None}
                 needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
         self._expect([each.name for each in units])
+        self._unfinished = None
 
     def _place(self, tiers: dict[str, Tier]) -> None:
         """Move all weights. Those that the host has no room for wait until others have left it."""
@@ -278,6 +283,10 @@ class Engine:
         if os.getpid() != self._process:
             raise forked(self._process)
         backward = torch._C._current_graph_task_id() != -1
+        if self._unfinished is not None:  # Ctrl-C came while weights changed their places
+            self.apply(self._unfinished)
+        elif self.slot_sizes and not self.ring.slots and not self.lent:  # or when the slots' memory was given back
+            self.make_ring()
         if self.stale is not None:
             stale, self.stale = self.stale, None
             stale()
