@@ -72,6 +72,7 @@ class Engine:
         self.lent = False
         """Whether somebody uses the slots' memory, and makes the ring again."""
         self._unfinished: Plan | None = None
+        self._closed = False
         self._units: list[Unit] = []
         self._rooted = False
 
@@ -283,10 +284,8 @@ class Engine:
         if os.getpid() != self._process:
             raise forked(self._process)
         backward = torch._C._current_graph_task_id() != -1
-        if self._unfinished is not None:  # Ctrl-C came while weights changed their places
-            self.apply(self._unfinished)
-        elif self.slot_sizes and not self.ring.slots and not self.lent:  # or when the slots' memory was given back
-            self.make_ring()
+        if not self._closed:
+            self._go_on()
         if self.stale is not None:
             stale, self.stale = self.stale, None
             stale()
@@ -296,6 +295,13 @@ class Engine:
         if torch.is_grad_enabled() and (self.packing.slots or self.packing.otherwise) and not backward:
             torch._C._autograd._push_saved_tensors_default_hooks(self.packing.pack, self.packing.unpack)
             local.hooks = True
+
+    def _go_on(self) -> None:
+        """Do what Ctrl-C left half done: weights change their places, or the slots' memory is given back."""
+        if self._unfinished is not None:
+            self.apply(self._unfinished)
+        elif self.slot_sizes and not self.ring.slots and not self.lent:
+            self.make_ring()
 
     def _again(self, needs: Needs) -> bool:
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
@@ -390,3 +396,4 @@ class Engine:
             self.transfers.close()
             self.placing.close()
             self.lend()
+            self._closed = True
