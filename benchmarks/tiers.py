@@ -285,7 +285,9 @@ def from_disk(
             was = read_bytes()
             took = timed(lambda: model(x))
             stats, moved = handle.stats(), read_bytes() - was
-            both = beside(folder, sum(each.bytes for each in handle.plan.loads), lambda: plain(x))
+            # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
+            loaded = sum(each.bytes for each in handle.plan.loads)
+            both = beside(folder, loaded, lambda: plain(x))
             theirs = None if other is None else other.run(x)
             speeds.append(disk_speed(folder, 0.5))
             hot.append(disk_speed(folder, 0.5, HOT))
@@ -294,8 +296,6 @@ def from_disk(
                 discarded += 1
                 print(f"  not counted: disk {speeds}, computing {computes}", file=sys.stderr)
                 continue
-            # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
-            loaded = sum(each.bytes for each in handle.plan.loads)
             limit = max(min(computes), loaded / max(speeds))
             ratios.append(took / limit)
             text = f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, both alone {both:.2f} s, accelerate {theirs}"

@@ -8,6 +8,7 @@ none. So it is measured, once in a process and dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import torch
@@ -22,6 +23,9 @@ _LEAST = 8
 _SHAPES = ((64, 64), (100, 37), (33, 1024))
 _ROWS = (1, 2, 7, 33)
 
+_Product = tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], torch.Tensor, torch.Tensor]
+"""How activations and a matrix are multiplied, the activations, and the product."""
+
 
 @cache
 def needed(dtype: torch.dtype) -> int:
@@ -33,25 +37,35 @@ def needed(dtype: torch.dtype) -> int:
         return _LEAST
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            wrong = [offset for offset in range(_LEAST, TORCHS, _LEAST) if not _same(dtype, offset)]
+            cases = list(_cases(dtype))
+            wrong = [offset for offset in range(_LEAST, TORCHS, _LEAST) if not _same(cases, offset)]
     except (RuntimeError, NotImplementedError):
         return TORCHS
     return next(each for each in (8, 16, 32, TORCHS) if not any(offset % each == 0 for offset in wrong))
 
 
-def _same(dtype: torch.dtype, offset: int) -> bool:
-    """Whether products with matrices at this offset have the bits of those at 0."""
+def _cases(dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, list[_Product]]]:
+    """Matrices, each with products and what they are where torch would put it."""
     generator = torch.Generator().manual_seed(0)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, dtype=torch.float32, generator=generator, device="cpu").to(dtype)
+
     for rows, columns in _SHAPES:
-        values = torch.randn(rows, columns, dtype=torch.float32, generator=generator, device="cpu").to(dtype)
-        here, there = _placed(values, 0), _placed(values, offset)
+        here = _placed(random(rows, columns), 0)
+        products: list[_Product] = []
         for count in _ROWS:
-            x = torch.randn(count, columns, dtype=torch.float32, generator=generator, device="cpu").to(dtype)
-            gradient = torch.randn(count, rows, dtype=torch.float32, generator=generator, device="cpu").to(dtype)
-            if not torch.equal(functional.linear(x, here), functional.linear(x, there)):
-                return False
-            if not torch.equal(gradient @ here, gradient @ there):
-                return False
+            x, gradient = random(count, columns), random(count, rows)
+            products += [(functional.linear, x, functional.linear(x, here)), (torch.matmul, gradient, gradient @ here)]
+        yield here, products
+
+
+def _same(cases: Sequence[tuple[torch.Tensor, list[_Product]]], offset: int) -> bool:
+    """Whether products with matrices at this offset have the bits of those at 0."""
+    for here, products in cases:
+        there = _placed(here, offset)
+        if not all(torch.equal(multiply(x, there), wanted) for multiply, x, wanted in products):
+            return False
     return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -37,11 +37,10 @@ class AwayWeights:
 
     Args:
         engine: the weights.
-        again: makes the ring again where its memory was lent.
     """
 
-    def __init__(self, engine: Engine, again: Callable[[], None]) -> None:
-        self.engine, self._again = engine, again
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.staged = _STAGED
         """Bytes of new values in memory that are on their way to a file, at most."""
         self._new: dict[Weight, _New] = {}
@@ -199,6 +198,6 @@ class AwayWeights:
                     yield memory.tensor
                 finally:
                     del memory
-                    self._again()
+                    engine.make_ring()
         finally:
             engine.lent = False

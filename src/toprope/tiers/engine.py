@@ -317,7 +317,7 @@ class Engine:
         local.holding[unit] = 1
         try:
             slot = self.ring.hold(unit, local.me)
-            self._used(unit)
+            self.step.append(unit.name)
             with self.ring.lock:
                 placed = self._placed[unit]
                 if not placed:
@@ -332,9 +332,6 @@ class Engine:
             self._give(unit, local)
             raise
         return slot
-
-    def _used(self, unit: Unit) -> None:
-        self.step.append(unit.name)
 
     def _give(self, unit: Unit, local: Local) -> None:
         """This thread does not need it any more. What was half done or half undone before is done by this."""
@@ -371,7 +368,7 @@ class Engine:
             local.fetching = unit
             try:
                 slot = self.ring.hold(unit, local.fetcher)
-                self._used(unit)
+                self.step.append(unit.name)
                 if self.tracing:
                     self.trace.enter(unit.name, True)
                 else:

@@ -60,7 +60,7 @@ class Handle:
         """What was in which slot when."""
         engine.watch = engine.ring.watch = self.timeline.note
         engine.learned = self._learned
-        self._weights = AwayWeights(engine, engine.make_ring)
+        self._weights = AwayWeights(engine)
         self._training: Training | None = None
         self._places: Places | None = None
         self.states: Placed = "auto"

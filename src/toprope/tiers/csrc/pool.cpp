@@ -77,10 +77,7 @@ void forget() {
     torchs.store(nullptr);
 }
 
-void watch_forks() {
-    static std::once_flag once;
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget); });
-}
+[[maybe_unused]] const int watched = pthread_atfork(nullptr, nullptr, forget);
 
 void start_workers(Pool& p, int count) {
     for (; p.started < count; ++p.started) {
@@ -94,10 +91,7 @@ void start_workers(Pool& p, int count) {
 
 }  // namespace
 
-void use_threads_of(Parallel parallel) {
-    watch_forks();
-    torchs.store(parallel);
-}
+void use_threads_of(Parallel parallel) { torchs.store(parallel); }
 
 void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
     Pool& p = *pool;
@@ -113,7 +107,6 @@ void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context
         parallel([](void* it) { take_tasks(*static_cast<Pool*>(it)); }, &p, unsigned(threads), 0);
         return;
     }
-    watch_forks();
     start_workers(p, threads - 1);
     p.wanted.store(threads - 1);
     p.generation.fetch_add(1);

@@ -56,13 +56,10 @@ def _multiply(x: torch.Tensor, page: Page, bias: torch.Tensor | None, path: str 
         weight = decode(page, x.dtype, path=path)
         return functional.linear(x, weight.to(x.device), None if bias is None else bias.to(x.dtype))
     dtype = x.dtype if x.dtype in _FUSED else torch.float32
-    if x.dtype is not dtype or not x.is_contiguous():
-        x, before = x.detach().to(dtype).contiguous(), x.dtype
-    else:
-        before = dtype
+    rows = x.detach().to(dtype).contiguous()
     out = torch.empty((*x.shape[:-1], page.rows), dtype=dtype)
-    native.multiply(page, x, None if bias is None else bias.detach().to(dtype).contiguous(), out, path)
-    return out if before is dtype else out.to(before)
+    native.multiply(page, rows, None if bias is None else bias.detach().to(dtype).contiguous(), out, path)
+    return out.to(x.dtype)
 
 
 def _gradients(
