@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -51,6 +52,7 @@ TARGETS = {
     "disk, 128 rows, copied": 1.25, "host, 4 GB/s, 16 rows": 1.10,
 }  # fmt: skip
 COPIED_ROWS = 128  # the most that are measured with copied weights
+PIECE = 4 * 2**20  # bytes of a request to the disk
 ROOM = 2**27  # bytes of memory that the disk's speed is measured into
 HOT = 2**23  # so many stay in the CPU's cache
 
@@ -132,33 +134,36 @@ def drop(folder: Path) -> None:
             os.close(descriptor)
 
 
-def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
-    """Bytes a second of two threads that read the files directly, 4 MiB at a time, and do nothing else.
+def areas(room: int) -> list[mmap.mmap]:
+    """Memory that two threads read into, so many bytes together; it is there before it is read into, as a slot is."""
+    made = [mmap.mmap(-1, room // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
+    for each in made:
+        each.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to a request: the disk is faster so
+        for page in range(0, len(each), mmap.PAGESIZE):
+            each[page] = 1
+    return made
 
-    Args:
-        folder: of the files.
-        share: how much of them is read.
-        room: bytes of memory that are read into, again and again.
+
+def read(folder: Path, share: float, into: Sequence[mmap.mmap]) -> int:
+    """Read a share of the files directly, 4 MiB at a time, with a thread for each area, again and again into it.
+
+    Returns:
+        How many bytes.
     """
-    import mmap
-
-    piece = 4 * 2**20
-    pieces = room // piece // 2
     places = [
         (file, offset)
         for file in sorted(folder.glob("*.safetensors"))
-        for offset in range(0, file.stat().st_size - piece, piece)
+        for offset in range(0, file.stat().st_size - PIECE, PIECE)
     ]
     places = places[: max(2, int(len(places) * share))]
     turn = iter(places)
     lock = threading.Lock()
-    moved = [0, 0]
+    moved = [0] * len(into)
 
-    def read(number: int) -> None:
+    def work(number: int) -> None:
         opened: dict[Path, int] = {}
-        # Fewer pages to a request: the disk is faster so.
-        area, at = areas[number], 0
-        with memoryview(area) as view:
+        with memoryview(into[number]) as view:
+            at = 0
             while True:
                 with lock:
                     place = next(turn, None)
@@ -166,33 +171,31 @@ def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
                     break
                 if place[0] not in opened:
                     opened[place[0]] = os.open(place[0], os.O_RDONLY | os.O_DIRECT)
-                moved[number] += os.preadv(opened[place[0]], [view[at * piece : (at + 1) * piece]], place[1])
-                at = (at + 1) % pieces
+                moved[number] += os.preadv(opened[place[0]], [view[at : at + PIECE]], place[1])
+                at = (at + PIECE) % len(view)
         for each in opened.values():
             os.close(each)
 
-    areas = [mmap.mmap(-1, pieces * piece, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
-    for each in areas:
-        each.madvise(mmap.MADV_HUGEPAGE)
-        for page in range(0, len(each), mmap.PAGESIZE):  # it is there before it is read into, as a slot is
-            each[page] = 1
-    begin = time.perf_counter()
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(into))]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    took = time.perf_counter() - begin
-    for each in areas:
-        each.close()
-    return sum(moved) / took
+    return sum(moved)
+
+
+def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
+    """Bytes a second of reading a share of the files into so many bytes of memory, and doing nothing else."""
+    into = areas(room)
+    begin = time.perf_counter()
+    return read(folder, share, into) / (time.perf_counter() - begin)
 
 
 def beside(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
     """Seconds until both are done, reading so many bytes and computing, begun at once and with nothing of toprope."""
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    reader = threading.Thread(target=read, args=(folder, nbytes / total, areas(ROOM)))
     begin = time.perf_counter()
-    reader = threading.Thread(target=disk_speed, args=(folder, nbytes / total))
     reader.start()
     work()
     reader.join()
