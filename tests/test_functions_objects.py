@@ -652,7 +652,7 @@ def test_calls_are_cancelled_queued_running_and_done(tmp_path):
     note.options(yr.InvokeOptions(max_instances=1))
     running, queued, last = note.invoke(1, 30), note.invoke(2, 0), note.invoke(3, 0)
     waiting = note.invoke(sleep.invoke(30), 0)
-    assert until(lambda: Path(path).exists())
+    assert until(lambda: Path(path).exists() and Path(path).read_text())  # made, then written
     queued.cancel()
     yr.cancel([running, waiting])
     for ref in (running, queued, waiting):
