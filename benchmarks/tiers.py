@@ -29,17 +29,18 @@ import mmap
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from parts.limits import Row, line, row
 from safetensors.torch import save_file
 from torch import nn
 
@@ -77,25 +78,6 @@ class Size:
 
 
 QUICK = Size(layers=8, width=512, shards=2, arena=4_500_000, runs=1, tries=2, link=1e9, apart=1e9)
-
-
-@dataclass
-class Row:
-    """One figure. `ratio` and `others` are medians of T/T* over the runs that count; `target` is for `ratio`."""
-
-    name: str
-    ratio: float
-    target: float | None
-    runs: int
-    discarded: int
-    spread: tuple[float, float]
-    others: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def met(self) -> bool:
-        """Whether it is within its target, where it has one."""
-        return self.target is None or self.ratio <= self.target
 
 
 def build(size: Size) -> nn.Sequential:
@@ -273,7 +255,7 @@ def from_disk(
     x = torch.randn(rows, size.width)
     with skeleton():
         model = build(size)
-    ratios, others, told, discarded = [], [], [], 0
+    ratios, others, told, discarded = [], [], defaultdict(list), 0
     begin = time.perf_counter()
     with attach(model, size.arena, 0, folder) as handle:
         start = time.perf_counter() - begin
@@ -304,42 +286,21 @@ def from_disk(
             text = f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, both alone {both:.2f} s, accelerate {theirs}"
             print(text, file=sys.stderr)
             by_hot = took / max(min(computes), loaded / max(hot))
-            told.append(
-                (limit, took, moved / max(1, stats.moved["disk_read"]), stats.overlap, max(speeds), by_hot, both)
-            )
+            figures = {
+                "limit_s": limit, "pass_s": took,
+                "read by the system / counted": moved / max(1, stats.moved["disk_read"]),
+                "overlap": stats.overlap, "disk_gb_per_s": max(speeds) / 1e9, "hot": by_hot, "both_alone_s": both,
+            }  # fmt: skip
+            for figure, value in figures.items():
+                told[figure].append(value)
             if theirs is not None:
                 others.append(theirs / max(min(computes), size.weights / max(speeds)))
             if len(ratios) == size.runs:
                 break
         assert torch.equal(model(x), want)
     name = f"disk, {rows} row{'s' if rows > 1 else ''}{kind}"
-    return row(name, ratios, discarded, {"accelerate": others}, told, start)
-
-
-def row(name, ratios, discarded, others, told, start) -> Row:
-    middle = statistics.median
-    if not ratios:
-        return Row(name, float("nan"), TARGETS.get(name), 0, discarded, (float("nan"), float("nan")))
-    notes = {"limit_s": middle(each[0] for each in told), "pass_s": middle(each[1] for each in told)}
-    if len(told[0]) > 2:
-        notes |= {
-            "read by the system / counted": middle(each[2] for each in told),
-            "overlap": middle(each[3] for each in told),
-            "disk_gb_per_s": middle(each[4] for each in told) / 1e9,
-            "hot": middle(each[5] for each in told),
-            "both_alone_s": middle(each[6] for each in told),
-            "attach_s": start,
-        }
-    return Row(
-        name,
-        middle(ratios),
-        TARGETS.get(name),
-        len(ratios),
-        discarded,
-        (min(ratios), max(ratios)),
-        {key: middle(each) for key, each in others.items() if each},
-        notes,
-    )
+    told["attach_s"].append(start)
+    return row(name, ratios, TARGETS.get(name), discarded, told, {"accelerate": others})
 
 
 def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
@@ -348,7 +309,7 @@ def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
     x = torch.randn(rows, size.width)
     model = build(size)
     model.load_state_dict(plain.state_dict())
-    ratios, told, discarded = [], [], 0
+    ratios, told, discarded = [], defaultdict(list), 0
     with attach(model, size.arena, size.weights, link=size.link) as handle:
         want = plain(x)
         assert torch.equal(model(x), want)
@@ -367,10 +328,12 @@ def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
             memory = (2 * moved + size.weights) / (2 * max(copies))
             limit = max(min(computes), moved / size.link, memory)
             ratios.append(took / limit)
-            told.append((limit, took))
+            told["limit_s"].append(limit)
+            told["pass_s"].append(took)
             if len(ratios) == size.runs:
                 break
-    return row(f"host, {size.link / 1e9:g} GB/s, {rows} rows", ratios, discarded, {}, told, 0.0)
+    name = f"host, {size.link / 1e9:g} GB/s, {rows} rows"
+    return row(name, ratios, TARGETS.get(name), discarded, told)
 
 
 def overhead() -> float:
@@ -464,12 +427,7 @@ def main() -> int:
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.1f}")
         print(f"{size.layers} x Linear({size.width}, {size.width}), {size.weights / 1e9:.2f} GB")
         print(f"arena of {size.arena / 1e9} GB")
-        for each in rows:
-            low, high = each.spread
-            told = ", ".join(f"{name} {value:.2f}" for name, value in (each.others | each.notes).items())
-            mark = "" if each.target is None else f"   target {each.target:.2f} {'met' if each.met else 'MISSED'}"
-            print(f"{each.name:22} T/T* {each.ratio:.2f} ({low:.2f}-{high:.2f}, {each.runs} runs, {each.discarded} "
-                  f"discarded){mark}   {told}")  # fmt: skip
+        print("\n".join(map(line, rows)))
         for name, value in figures.items():
             mark = "met" if value <= LIMITS[name] else "MISSED"
             print(f"{name:20} {value:.2f}   target {LIMITS[name]} {mark}")

@@ -20,15 +20,16 @@ import argparse
 import json
 import mmap
 import os
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from parts.limits import Row, line, row
 from torch import nn
 
 from toprope.tiers import attach
@@ -51,25 +52,6 @@ class Size:
 
 QUICK = Size(layers=2, width=768, rows=(8,), probe=2**24, runs=1, tries=2, apart=1e9)
 TARGET = 1.3
-
-
-@dataclass
-class Row:
-    """One figure: medians over the runs that count."""
-
-    name: str
-    ratio: float
-    target: float | None
-    runs: int
-    discarded: int
-    spread: tuple[float, float]
-    others: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def met(self) -> bool:
-        """Whether it is within its target, where it has one."""
-        return self.target is None or self.ratio <= self.target
 
 
 class Trained:
@@ -166,7 +148,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
     """Steps with tiers against steps in memory."""
     plain, ours = Trained(size, rows), Trained(size, rows)
     weights = sum(each.nbytes for each in ours.model.parameters())
-    ratios, told, discarded = [], [], 0
+    ratios, told, discarded = [], defaultdict(list), 0
     # Room for all weights and gradients, and for tiles of the optimizer's step.
     with attach(
         ours.model, 2 * weights + 2**26, 2**27, folder, on="cpu", training=True, states="disk", activations="disk"
@@ -193,7 +175,13 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             ratios.append(took / limit)
             after_backward = compute - part + max(part, states)
             moved_mb = (moved["disk_read"] + moved["disk_write"]) / 1e6
-            told.append((limit, took, compute, io, after_backward, both, optimizer, moved_mb))
+            figures = {
+                "limit_s": limit, "step_s": took, "in memory_s": compute, "disk_s": io,
+                "after backward_s": after_backward, "both alone_s": both, "optimizer_s": optimizer,
+                "moved_mb": moved_mb,
+            }  # fmt: skip
+            for name, figure in figures.items():
+                told[name].append(figure)
             if len(ratios) == size.runs:
                 break
         while plain.steps < ours.steps:
@@ -204,39 +192,13 @@ def training(folder: Path, size: Size, rows: int) -> Row:
     same = all(map(torch.equal, plain.model.parameters(), ours.model.parameters()))
     if not same:
         raise AssertionError("the weights are others than those of training in memory")
-    middle = statistics.median
-    name = f"training, {rows} rows"
-    if not ratios:
-        return Row(name, float("nan"), TARGET, 0, discarded, (float("nan"), float("nan")))
-    names = (
-        "limit_s",
-        "step_s",
-        "in memory_s",
-        "disk_s",
-        "after backward_s",
-        "both alone_s",
-        "optimizer_s",
-        "moved_mb",
-    )
-    notes = {name: middle(each[at] for each in told) for at, name in enumerate(names)}
-    return Row(name, middle(ratios), TARGET, len(ratios), discarded, (min(ratios), max(ratios)), {}, notes)
+    return row(f"training, {rows} rows", ratios, TARGET, discarded, told)
 
 
 def measure(folder: Path, size: Size) -> list[Row]:
     """All rows."""
     with torch.enable_grad():
         return [training(folder, size, rows) for rows in size.rows]
-
-
-def line(row: Row) -> str:
-    """A row as text."""
-    low, high = row.spread
-    mark = "" if row.target is None else f"   target {row.target:.2f} {'met' if row.met else 'MISSED'}"
-    told = ", ".join(f"{name} {value:.2f}" for name, value in row.notes.items())
-    return (
-        f"{row.name:22} T/T* {row.ratio:.2f} ({low:.2f}-{high:.2f}, {row.runs} runs, {row.discarded} discarded)"
-        f"{mark}   {told}"
-    )
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(params=["tiers"])
 def bench(request, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     name = request.param
     spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toprope.cli.group import HELP, group
 from toprope.cores.model import Discipline
 from toprope.errors import UsageError
 
@@ -19,16 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    subcommand_metavar="COMMAND ...",
-    context_settings=_HELP,
-)
+app = group()
 
 Files = Annotated[
     list[Path],
@@ -52,7 +45,7 @@ def _cores() -> None:
     """
 
 
-@app.command(short_help="Can the streams deadlock? Why, and what makes them safe.", context_settings=_HELP)
+@app.command(short_help="Can the streams deadlock? Why, and what makes them safe.", context_settings=HELP)
 def check(
     files: Files,
     discipline: Annotated[
@@ -102,7 +95,7 @@ def check(
     raise typer.Exit(exit_status(result, strict=strict))
 
 
-@app.command(short_help="Limits under which they cannot, and are done early.", context_settings=_HELP)
+@app.command(short_help="Limits under which they cannot, and are done early.", context_settings=HELP)
 def plan(
     files: Files,
     as_json: Annotated[
@@ -138,7 +131,7 @@ def plan(
         say(plan_text(found))
 
 
-@app.command(short_help="Draw who holds which cores when.", context_settings=_HELP)
+@app.command(short_help="Draw who holds which cores when.", context_settings=HELP)
 def show(
     files: Files,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG; - is stdout.")] = None,
@@ -182,7 +175,7 @@ def show(
         typer.echo(f"{told}: {end}")
 
 
-@app.command(short_help="What codes and logs say about core limits.", context_settings=_HELP)
+@app.command(short_help="What codes and logs say about core limits.", context_settings=HELP)
 def explain(
     words: Annotated[
         list[str] | None,

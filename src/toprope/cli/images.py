@@ -9,19 +9,13 @@ from typing import Annotated
 
 import typer
 
+from toprope.cli.group import HELP, group
+
 __all__ = ["app"]
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 _EXAMPLE = "example.png"
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    subcommand_metavar="COMMAND ...",
-    context_settings=_HELP,
-)
+app = group()
 
 
 @app.callback()
@@ -32,7 +26,7 @@ def _images() -> None:
     """
 
 
-@app.command(short_help="Write a tiny model with random weights, in the layout of a real one.", context_settings=_HELP)
+@app.command(short_help="Write a tiny model with random weights, in the layout of a real one.", context_settings=HELP)
 def tiny(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", show_default=False, help="Where to; it must be empty, or not there yet.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toprope.cli.group import HELP, group
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,16 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    subcommand_metavar="COMMAND ...",
-    context_settings=_HELP,
-)
+app = group()
 
 
 @app.callback()
@@ -40,7 +33,7 @@ def _tiers() -> None:
     """
 
 
-@app.command(short_help="Where the weights of a model would lie, and how long a pass takes.", context_settings=_HELP)
+@app.command(short_help="Where the weights of a model would lie, and how long a pass takes.", context_settings=HELP)
 def plan(
     folder: Annotated[
         Path,
