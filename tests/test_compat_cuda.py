@@ -77,7 +77,7 @@ except (AssertionError, RuntimeError):
     print("as it was")
 """)
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        [sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, timeout=120,
         env={"TOPROPE_DEVICE": "cpu", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.stdout == "as it was\n", done.stderr

@@ -22,9 +22,10 @@ SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
 
 @pytest.fixture(autouse=True, scope="module")
 def patience():
-    """The questions beside the verdict get as long as they need: a loaded machine must not leave one undecided."""
+    """Every test and question gets as long as it needs: a loaded machine must not leave one undecided."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["toprope.cores.check"], "SIDE_SECONDS", 60)
+        for name in ("SIDE_SECONDS", "PLAIN_SECONDS"):
+            patch.setattr(sys.modules["toprope.cores.check"], name, 60)
         yield
 
 
@@ -148,7 +149,7 @@ def test_nothing_to_do_is_safe():
 
 def test_what_is_not_decided_is_unknown_and_says_what_would_help(monkeypatch):
     monkeypatch.setattr(exact_solver, "available", lambda: False)
-    result = check(long_program(), seconds=0.3)
+    result = check(long_program(), seconds=1)
     assert result.verdict is UNKNOWN
     assert (result.witness, result.mend) == (None, None)
     assert "no circular waits; S1: 12 + 12 + 13 = 37 of 36 vector cores on card 0; S2: " in result.proof
@@ -157,17 +158,18 @@ def test_what_is_not_decided_is_unknown_and_says_what_would_help(monkeypatch):
     assert set(result.weaker.values()) <= {SAFE, UNKNOWN}
 
 
-def test_with_the_solver_it_is_decided():
+def test_with_the_solver_it_is_decided(monkeypatch):
     pytest.importorskip("ortools", reason="needs the extra `plan` (ortools)")
-    result = check(long_program(), seconds=60)
+    monkeypatch.setattr(sys.modules["toprope.cores.check"], "PLAIN_SECONDS", 0.3)
+    result = check(long_program(), seconds=200)
     assert (result.verdict, result.proof) == (SAFE, "exact test, by CP-SAT: none in which nothing can go on")
 
 
 def test_no_time_is_no_verdict():
-    began = time.monotonic()
+    began = time.process_time()
     for discipline in Discipline:
         assert check(long_program(), discipline=discipline, seconds=0).verdict is UNKNOWN
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert check(figure(8), seconds=0).verdict is SAFE  # what costs next to nothing is asked anyhow
 
 
@@ -205,9 +207,9 @@ def test_a_limit_of_both_kinds_keeps_their_ratio():
 
 def test_many_cards_that_run_the_same_are_quick():
     cards = [str(number) for number in range(64)]
-    began = time.monotonic()
+    began = time.process_time()
     result = check(figure(cards=cards), findings=False)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert result.verdict is DEADLOCK
     assert result.witness.is_stuck(Discipline.D0)
     assert result.mend.cards == tuple(cards)

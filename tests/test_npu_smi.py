@@ -397,7 +397,7 @@ def test_the_cards_file_is_read_and_the_dead_are_left_out(
     (tmp_path / cards.FILE).write_bytes(bytes(16 * 64) + living + reused + gone)
     begin = time.monotonic()
     assert main(["info"]) == 0
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     seen = capsys.readouterr().out
     assert re.findall(r"\| 0 +0 +\| (\d+) +\| (\w+) +\| (\d+) ", seen) == [(str(os.getpid()), "me", "3")]
     assert "3    / 65536" in seen

@@ -203,7 +203,7 @@ def test_the_program_decides_about_ctrl_c(world: World, number: signal.Signals) 
 
 
 def test_ctrl_c_ends_a_program_that_does_not_care(world: World) -> None:
-    process = world.start("--device", "cpu", world.program("print('ready', flush=True); import time; time.sleep(60)"))
+    process = world.start("--device", "cpu", world.program("import time; print('ready', flush=True); time.sleep(60)"))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
@@ -353,14 +353,14 @@ def test_processes_that_outlive_the_program_do_not_hold_it_up(world: World) -> N
     program = world.program(
         """
         import subprocess, sys
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"],
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         """
     )
     start = time.monotonic()
     process = world.start("--chip", "910B3", program)
     process.communicate(timeout=60)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 100
     os.killpg(process.pid, signal.SIGKILL)
 
 

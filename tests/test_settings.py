@@ -62,7 +62,7 @@ def test_defaults(nowhere):
     by=st.sets(st.sampled_from(["argument", "environment", "file"])),
     order=st.permutations([0, 1, 2]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_an_argument_wins_over_the_environment_over_the_file_over_the_default(nowhere, name, by, order):
     argument, environment, written = (SAMPLES[name][index] for index in order)
     file = project(nowhere, f'[tool.toprope]\n{name} = "{written[0]}"\n' if "file" in by else "")

@@ -88,7 +88,7 @@ def test_module(module: str) -> None:
 def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path, body: str, told: str) -> None:
     path = tmp_path / "test_small.py"
     path.write_text(f"def test_it():\n    {body}\n")
-    wrong = failure(path, test_limit=1)
+    wrong = failure(path, test_limit=3 if "sleep" in body else TEST_LIMIT)
     assert told in wrong
     assert bool(told) == bool(wrong)
 

@@ -6,6 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,15 +47,17 @@ def find(corpus: str, minor: str, download_to: Path, seconds: float) -> Path:
         raise Unreadable(f"{corpus} holds neither {pattern} nor an unpacked torch_npu")
     for wheel in sorted(download_to.glob(pattern)):
         return wheel
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]
-    command += [str(download_to), f"torch-npu=={minor}.*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unreadable(f"torch-npu {minor} did not arrive within {seconds:.0f} s") from None
-    if done.returncode != 0:
-        raise Unreadable(f"pip has no torch-npu {minor}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    return next(iter(sorted(download_to.glob(pattern))))
+    with tempfile.TemporaryDirectory(dir=download_to) as arriving:  # others look for a whole one meanwhile
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]
+        command += [arriving, f"torch-npu=={minor}.*"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            raise Unreadable(f"torch-npu {minor} did not arrive within {seconds:.0f} s") from None
+        if done.returncode != 0:
+            raise Unreadable(f"pip has no torch-npu {minor}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        wheel = next(Path(arriving).glob(pattern))
+        return wheel.replace(download_to / wheel.name)
 
 
 class Published:

@@ -164,7 +164,7 @@ def forks_while_threads_hold_locks():
     for _ in range(2000 if soak() else 100):
         child = os.fork()
         if child == 0:
-            signal.alarm(10)
+            signal.alarm(60)
             core.release(address)
             core.used_by_stream(address, 1)
             core.empty_cache(-1)
@@ -226,8 +226,9 @@ def a_wait_ends_in_time():
     core.launch(0, 0, task, None)
     begin = time.monotonic()
     assert core.wait_for_device(0) == 107019
-    assert 0.9 < time.monotonic() - begin < 10
+    assert 0.9 < time.monotonic() - begin < 25  # the task waits for 30
     gate.set()
+    core.set_wait_limit_ms(60_000)  # it is woken as soon as this machine gets round to it
     assert core.wait_for_device(0) == 0
 
 

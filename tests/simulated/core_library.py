@@ -24,7 +24,7 @@ FIGURES = ("current", "peak", "allocated", "freed")
 
 
 class Core:
-    """The C functions of libtoprope_core.so, and two C++ ones that only torch's side calls."""
+    """The C functions of libtoprope_core.so, and a few C++ ones that only torch's side calls."""
 
     def __init__(self, path: str, cards: int = 1, capacity: int = 64 * MIB, padding: int = 32, limit_s: int = 60):
         library = ctypes.CDLL(path)
@@ -53,12 +53,17 @@ class Core:
         self.fraction = function("ts_fraction", c_double, c_int)
         self.launch = function("ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
         self.wait_for_device = function("_ZN7toprope3sim15wait_for_deviceEi", c_int, c_int)
+        self._stream = function("_ZN7toprope3sim6streamEil", c_void_p, c_int, c_int64)
+        self._wait = function("_ZN7toprope3sim6Stream4waitEv", c_int, c_void_p)
         self.used_by_stream = function("_ZN7toprope3sim14used_by_streamEPvl", None, c_void_p, c_int64)
         self._allocate = function("ts_allocate", c_int, c_int, c_int64, c_uint64, POINTER(c_void_p))
         self._memory_stats = function("ts_memory_stats", None, c_int, POINTER(c_int64))
         if cards:
             assert self.configure(cards, capacity, padding) == 0
         self.set_wait_limit_ms(limit_s * 1000)
+
+    def wait_for_stream(self, card: int, stream: int) -> int:
+        return self._wait(self._stream(card, stream))
 
     def status_of_allocation(self, size: int, stream: int = 0, card: int = 0) -> tuple[int, int | None]:
         data = c_void_p()

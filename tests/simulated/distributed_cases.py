@@ -52,6 +52,7 @@ def case_works_that_nobody_waits_for_hold_no_memory() -> None:
     before = torch.npu.memory_allocated()
     for _ in range(8):
         dist.all_reduce(torch.ones(2**16).npu(), async_op=True)
+    dist.barrier()  # they have ended, however late the other process came
     time.sleep(1.1)
     dist.all_reduce(here(), async_op=True).wait()
     assert torch.npu.memory_allocated() - before < 2**18
@@ -117,13 +118,14 @@ def case_queued_work_comes_first() -> None:
 
 
 def case_barrier() -> None:
-    ready = time.monotonic() + (0.3 if RANK == 0 else 0.0)
-    while time.monotonic() < ready:
-        time.sleep(0.01)
     began = time.monotonic()
+    if RANK == 0:
+        dist.recv(torch.zeros(1).npu(), 1)  # the other one has begun
+        time.sleep(0.3)
+    else:
+        dist.send(torch.zeros(1).npu(), 0)
     dist.barrier()
-    if RANK == 1:
-        assert time.monotonic() - began > 0.1
+    assert time.monotonic() - began >= 0.3
     dist.barrier(async_op=True).wait()
     dist.barrier(device_ids=[torch.npu.current_device()])
 
@@ -131,7 +133,7 @@ def case_barrier() -> None:
 def case_a_process_that_does_not_come() -> None:
     from datetime import timedelta
 
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group(timeout=timedelta(seconds=3))  # within which both have to come here
     if RANK == 0:
         with pytest.raises(RuntimeError, match=r"(?i)timed out"):
             dist.all_reduce(here(), group=group)

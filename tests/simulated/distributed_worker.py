@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CASE_LIMIT = 30
+CASE_LIMIT = 60
 """Seconds for one case, after which the process prints every thread's stack and ends."""
 
 

@@ -79,12 +79,16 @@ def wait_until(condition: Callable[[], bool], limit: float = 20.0) -> bool:
 SECONDS = 0.05  # how long queued work lets the host wait
 
 
-def write_later(tensor: torch.Tensor, value: float, stream: torch.Stream | None = None) -> threading.Event:
-    """Queues work that takes a while and then fills the tensor; the event tells that it has run."""
+def write_later(
+    tensor: torch.Tensor, value: float, stream: torch.Stream | None = None, *, go: threading.Event | None = None
+) -> threading.Event:
+    """Queues work that takes a while, from `go` on, and then fills the tensor; the event tells that it has run."""
     host = torch.ops.toprope_sim.host_view(tensor).numpy()
     done = threading.Event()
 
     def work() -> None:
+        if go is not None:
+            go.wait(20)
         time.sleep(SECONDS)
         host.fill(value)
         done.set()

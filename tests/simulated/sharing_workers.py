@@ -76,7 +76,7 @@ class Other:
     def end(self) -> None:
         """Ends it in good order."""
         self._inbox.put(("end",))
-        self.process.join(timeout=30)
+        self.process.join(timeout=100)
         assert self.process.exitcode == 0
 
 

@@ -18,7 +18,7 @@ SENTENCE = (
 )
 
 
-def in_child(function: Callable[[], object], limit: int = 10) -> str:
+def in_child(function: Callable[[], object], limit: int = 30) -> str:
     """What a forked child answers, as text; it is killed when it does not end in time."""
     read, write = os.pipe()
     child = os.fork()

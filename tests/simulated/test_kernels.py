@@ -104,7 +104,7 @@ def test_the_missions_figure(figure: Any) -> None:
             "torch.npu.set_stream_limit",
         ):
             assert line in text
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 30  # and not after the 1091 s of an operator
     assert kernels() == []
     torch.npu.synchronize(0)
     torch.npu.synchronize(1)
@@ -236,6 +236,7 @@ def test_a_peer_that_never_comes_ends_with_the_ordinary_limit() -> None:
         launch("vector", None, 48, stream=torch.npu.Stream(0), name="AllReduce", collective=meeting)
         with pytest.raises(RuntimeError, match=r"5070|107019") as caught:
             torch.npu.synchronize(0)
+        assert wait_until(lambda: kernels() == [])  # it has the same limit, which it reads when it begins
     finally:
         torch.npu.set_op_timeout_ms(1091 * 1000)
     assert "Deadlock" not in str(caught.value)
@@ -335,7 +336,7 @@ def test_the_example(limit: int) -> None:
     program = Path(__file__).parents[2] / "examples" / "core_deadlock.py"
     done = subprocess.run(
         [sys.executable, str(program), "--limit", str(limit)],
-        env={**os.environ, "TOPROPE_SIM": "910B2x2"}, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "TOPROPE_SIM": "910B2x2"}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     if limit == 8:
         assert (done.returncode, done.stderr) == (0, "")

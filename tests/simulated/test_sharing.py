@@ -185,7 +185,7 @@ def test_the_owner_dies_first_and_the_receiver_still_reads() -> None:
     received = owner("make", 1000)
     part = received[10:20]
     owner.process.kill()
-    owner.process.join(timeout=30)
+    owner.process.join(timeout=100)
     assert owner.process.exitcode == -9
     assert part.tolist() == list(range(10, 20))
     received.add_(1)

@@ -1,5 +1,6 @@
 """Threads: each has its own current card, and all cards compute at the same time."""
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -100,6 +101,7 @@ def test_gradients_of_one_graph_from_several_threads() -> None:
 
 def test_memory_is_made_and_freed_by_several_threads() -> None:
     torch.npu.synchronize()
+    gc.collect()  # circles of the tests before must not go meanwhile
     before = torch.npu.memory_allocated()
 
     def work(number: int) -> None:
@@ -114,6 +116,7 @@ def test_memory_is_made_and_freed_by_several_threads() -> None:
 
 
 def test_what_one_thread_made_another_frees() -> None:
+    gc.collect()
     before = torch.npu.memory_allocated()
     made: list[object] = together(lambda number: [torch.ones(1000, device=CARD) for _ in range(20)])
     assert torch.npu.memory_allocated() - before >= 6 * 20 * 4000
