@@ -2,7 +2,8 @@
 
     python images_page_server.py FOLDER [options of toprope ui]
 
-It writes the model into FOLDER, serves the page, and loads the model once there is a file FOLDER/go.
+It writes the model into FOLDER, serves the page, and loads the model once there is a file FOLDER/go. While there is a
+file FOLDER/hold, no edit goes on after a step, unless it is cancelled.
 """
 
 import os
@@ -44,7 +45,19 @@ def main(folder: Path, options: list[str]) -> int:
             tell("waiting for the test")
             while not (folder / "go").exists():
                 time.sleep(0.02)
-            return open_engine(tell)
+            engine = open_engine(tell)
+            edit = engine.edit
+
+            def held(request, *, on_step, cancelled):
+                def step(each):
+                    on_step(each)
+                    while (folder / "hold").exists() and not cancelled():
+                        time.sleep(0.02)
+
+                return edit(request, on_step=step, cancelled=cancelled)
+
+            engine.edit = held
+            return engine
 
         return open_it
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from apt_machines import FACADES, SIMULATED
 from device_stand_ins import told
 from toprope.compat.apt_model.optimization import vb_global as vb
 from toprope.device import FallbackWarning
+from toprope.device.cpu import CpuDevice
 from toprope.errors import ModeUnavailable, SettingError, UnsupportedError, UsageError
 from toprope.tiers import modes
 from toprope.tiers.modes import switch
@@ -32,6 +34,9 @@ LINE = "=" * 70
 @pytest.fixture(autouse=True)
 def on_the_cpu_and_off(monkeypatch, capsys):
     monkeypatch.setenv("TOPROPE_DEVICE", "cpu")
+    memory = psutil.virtual_memory()._replace(available=2**35)  # other programs do not decide what is free
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(CpuDevice, "memory_info", lambda self: (memory.available, memory.available))
     vb.disable()
     capsys.readouterr()
     yield

@@ -129,6 +129,7 @@ def test_a_level_alone_refuses_what_it_cannot_keep():
 
 
 def test_12_the_default_takes_no_more_than_is_free(monkeypatch, capsys):
+    monkeypatch.setattr(CpuDevice, "memory_info", lambda self: (2**40, 2**40))
     monkeypatch.setattr(module, "free_on_disk", lambda folder: 2**40)
     monkeypatch.setattr(module, "is_memory", lambda folder: False)
     stack = create_vgpu_stack()
@@ -290,6 +291,8 @@ def test_12_level_0_is_where_get_device_goes(machine, levels):
 
 
 CARD = SIMULATED + FACADES + """
+from toprope.device.cpu import CpuDevice
+CpuDevice.memory_info = lambda self: (1 << 40, 1 << 40)
 import apt_model.optimization.vgpu_stack as module
 answers = {}
 stack = module.create_vgpu_stack()

@@ -288,7 +288,7 @@ def test_blocking_ends_with_stop(runtime):
     assert waiting.stdout.readline().startswith("started")
     assert waiting.poll() is None
     assert call("stop") == 0
-    assert waiting.wait(10) == 0
+    assert waiting.wait(60) == 0
     waiting.stdout.close()
 
 

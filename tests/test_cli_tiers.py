@@ -53,8 +53,8 @@ def test_a_plan_for_a_chip_that_is_not_here(toprope: Any, folder: str, tmp_path:
     )
     assert (status, err) == (0, "")
     assert out.startswith("46.1 MB of weights in 14 groups\n  tier     holds ")
-    assert re.search(r"device +\d+\.\d MB \( ?\d groups, fixed\) \+ 2 slots of 4\.2 MB\n", out)
-    assert re.search(r"host +\d\.\d MB \( ?\d groups?\) +25\.0 GB/s \(estimate\) +\d", out)
+    assert re.search(r"device +\d+\.\d MB \( ?\d groups, fixed\) \+ \d slots of 4\.2 MB\n", out)
+    assert re.search(r"host +\d\.\d MB \( ?\d groups?\).* 25\.0 GB/s \(estimate\) +\d", out)
     assert re.search(r"disk +\d+\.\d MB \( ?\d groups\) +[\d.]+ .B/s \((measured|estimate)\)", out)
     assert "compute 500 ms a pass   limit " in out
     assert out.endswith("order and groups from the names of layers (model.layers.N); nothing was moved\n")

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_several_pictures_of_one_edit_at_once(toprope, model) -> None:
 # ---- 28
 
 
-def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope, model) -> None:
+def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope, model, monkeypatch) -> None:
     names = ["good0.png", "good1.png", "bad.png", "good2.png", "good3.png"]
     rows = [{"image": name, "instruction": "make it snow", "seed": 3} for name in names]
     Path("jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -146,11 +146,11 @@ def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope,
     assert results() == ["bad-0002.json", "bad-0002.png", *done]
     assert {name: os.stat(f"out/{name}").st_mtime_ns for name in done} == times
     # all is done: the model is not even loaded
-    begin = time.monotonic()
-    status, out, err = toprope(*words, "--resume")
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "open", lambda *_, **__: pytest.fail("the model was loaded"))
+        status, out, err = toprope(*words, "--resume")
     assert (status, out) == (0, "")
     assert "0 of 5 done, 5 done before" in err
-    assert time.monotonic() - begin < 2
     # a picture that was changed, and one whose result is gone, are to be done again; without --resume all are
     picture(40, 30, shift=9).save("good1.png")
     os.unlink("out/good2-0001.png")
@@ -326,10 +326,13 @@ def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> 
     monkeypatch.setattr(sys, "stderr", os.fdopen(inner, "w", closefd=True))
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["edit", "--model", model, "--image", "good0.png", *SNOW, *FAST]) == 0
-    sys.stderr.flush()
-    seen = os.read(outer, 65536).decode()
     sys.stderr.close()
+    seen = b""
+    with suppress(OSError):  # how Linux tells that the other end is closed
+        while piece := os.read(outer, 65536):
+            seen += piece
     os.close(outer)
+    seen = seen.decode()
     assert "good0.png  [############............]  1/2" in seen
     assert re.search(r"\[#{24}\]  2/2  \S+ m?s/step  cpu fp32", seen)
     assert seen.endswith("\r")

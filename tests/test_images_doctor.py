@@ -38,7 +38,7 @@ def examined(tmp_path) -> tuple[float, dict]:
     variables.pop("HF_HUB_OFFLINE", None)
     begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "toprope", "doctor", "--images", "--json"],
+        [sys.executable, "-m", "toprope", "doctor", "--images", "--json", "--wait", "180"],
         env=variables, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     spent = time.monotonic() - begin
@@ -129,8 +129,8 @@ def test_the_exit_status_is_that_of_the_findings(monkeypatch, capsys, facts, sta
 
 def test_a_process_that_hangs_or_dies_is_given_up(monkeypatch, tmp_path) -> None:
     class Other:
-        def __init__(self, code):
-            self.code = code
+        def __init__(self, code, wait=60.0):
+            self.code, self.wait = code, wait
 
         def __enter__(self):
             real = subprocess.Popen
@@ -138,14 +138,14 @@ def test_a_process_that_hangs_or_dies_is_given_up(monkeypatch, tmp_path) -> None
                 "toprope.images.doctor.subprocess.Popen",
                 lambda words, **options: real([sys.executable, "-c", self.code, words[-1]], **options),
             )
-            self.trial = Trial(wait=1.5)
+            self.trial = Trial(wait=self.wait)
             monkeypatch.undo()
             return self.trial.__enter__()
 
         def __exit__(self, *arguments):
             self.trial.__exit__(*arguments)
 
-    with Other("import time; time.sleep(60)") as trial:
+    with Other("import time; time.sleep(600)", wait=1.5) as trial:
         assert trial.facts().ended == "it did not end within 2 s"
         child = trial._child
     assert child.returncode is not None

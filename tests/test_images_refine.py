@@ -212,7 +212,7 @@ def test_29_the_server_gets_the_whole_template_and_the_picture(server, monkeypat
 
 
 def slow(handler) -> None:
-    handler.server.go.wait(5)
+    handler.server.go.wait(60)
 
 
 def drops(handler) -> None:
@@ -258,9 +258,12 @@ def test_29_whatever_goes_wrong_the_users_instruction_is_used(server, answer, wh
         refiner.provider.timeout = 5.0
     began = time.perf_counter()
     found = refiner.refine(CAT, "make it snow")
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30
     assert (found.refined, found.instruction, found.description) == (False, "make it snow", "")
     assert why in found.reason
+    until = time.monotonic() + 30
+    while len(server.asked) < tries and time.monotonic() < until:  # it may read later than it is waited for
+        time.sleep(0.01)
     assert len(server.asked) == tries
     assert found.as_json()["reason"] == found.reason
 

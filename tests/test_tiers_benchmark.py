@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from toprope.tiers.spill import SpillStore
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -49,15 +51,16 @@ def test_passes_from_disk_and_host_are_measured_beside_accelerate(bench, tmp_pat
 @pytest.mark.parametrize("bench", ["tiers_training"], indirect=True)
 def test_a_step_of_training_is_measured_against_memory_and_the_disk(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tiers_training.py", "--quick", "--json", "--folder", str(tmp_path)])
+    # What is on its way to a busy disk is not read from it, and not counted yet.
+    put = SpillStore.put
+    monkeypatch.setattr(SpillStore, "put", lambda store, *what: (put(store, *what), store.flush()))
     assert bench.main() == 0
     told = json.loads(capsys.readouterr().out)
     (row,) = told["rows"]
     assert (row["name"], row["runs"], row["target"]) == ("training, 8 rows", 1, 1.3)
     weights = 2 * 768 * 768 * 4
     notes = row["notes"]
-    # Two states of Adam, read and written; pieces that are on their way between two steps are counted in one of them,
-    # and there are more of these where other programs use the machine.
-    assert notes["moved_mb"] >= 0.75 * 4 * weights / 1e6
+    assert notes["moved_mb"] >= 4 * weights / 1e6  # two states of Adam, read and written
     assert notes["limit_s"] == max(notes["in memory_s"], notes["disk_s"])
     assert row["ratio"] == pytest.approx(notes["step_s"] / notes["limit_s"])
     assert bench.line(bench.Row("x", 1.0, 1.3, 1, 0, (1.0, 1.0))).count("met") == 1

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -43,6 +44,8 @@ def off_afterwards(monkeypatch):
         "TOPROPE_CACHE_DIR", os.environ.get("TOPROPE_CACHE_DIR", str(Path.home() / ".cache" / "toprope"))
     )
     monkeypatch.delenv(budgets.VARIABLE, raising=False)
+    memory = psutil.virtual_memory()._replace(available=2**35)  # other programs do not decide what is free
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -177,7 +177,7 @@ def test_15_four_threads_with_3000_operations_each(stack_of, tmp_path):
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join()
     assert failures == []
     held = [0, 0, 0]
     for key in range(24):

