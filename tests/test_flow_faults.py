@@ -88,6 +88,14 @@ def test_a_stage_that_dies_too_often_breaks_the_graph_and_says_why():
         assert feed(runner, 9) == FAILED
 
 
+def test_a_stage_that_ends_with_its_graph_is_not_started_again(monkeypatch):
+    """One that was told of the end before it was noted that there is one was taken for dead."""
+    with running(chain(slow_plus(1))) as runner:
+        close = runner._hosts.close
+        monkeypatch.setattr(runner._hosts, "close", lambda: (time.sleep(0.5), close()))
+    assert runner.restarts == 0
+
+
 def test_a_killed_stage_behind_a_full_edge_lets_the_driver_go_on():
     with running(chain(slow_plus(1, 0.15), _flow_attr_depth=2)) as runner:
         codes = [feed(runner, value, timeout=50) for value in range(12)]

@@ -332,6 +332,7 @@ class Runner:
         if hub is not None:
             self._results.closed = True
             hub.wake()
+            self._hosts.expect_end()
             hub.tell_all(Kind.CLOSE)
             self._hosts.close()
             hub.close()

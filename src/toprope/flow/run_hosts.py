@@ -242,9 +242,13 @@ class Hosts:
 
     # The end
 
+    def expect_end(self) -> None:
+        """The graph ends: a process that does so from now on is not started again."""
+        self._closing = True
+
     def close(self) -> None:
         """End all of them: those that are told to end and do not, by force."""
-        self._closing = True
+        self.expect_end()
         self._end()
         with self._starting:  # one that was being started just then
             self._end()
