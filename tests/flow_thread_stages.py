@@ -131,10 +131,10 @@ def starts_others(x):
 
 @df.pyflow
 def letters(text):
-    """One by one; of the last it says when, in a file."""
-    for letter in text:
-        yield letter
-        time.sleep(0.02)
+    """One by one; it ends when there is a file `.go`, and says so in another."""
+    yield from text
+    while not os.path.exists(os.environ["FLOW_THREADS"] + ".go"):
+        time.sleep(0.005)
     with open(os.environ["FLOW_THREADS"], "a") as file:
         file.write("done\n")
 

@@ -66,8 +66,8 @@ class Victim:
         os.closerange(3, 4096)
         time.sleep(60)
 
-    def wait_for_another(self, seconds):
-        return yr.get(slow.invoke(seconds))
+    def wait_for_another(self, go):
+        return yr.get(waits.invoke(go))
 
     def leave_children(self):
         """A child in this session, one in its own, and a fork of a fork in its own, without a new program."""
@@ -100,6 +100,12 @@ def _explode():
 def slow(seconds):
     time.sleep(seconds)
     return seconds
+
+
+@yr.invoke
+def waits(go):
+    while not Path(go).exists():
+        time.sleep(0.005)
 
 
 @yr.invoke
@@ -209,10 +215,11 @@ def killed_while_it_waits(random, folder):
     """A worker whose cores others have meanwhile: they are counted once."""
     victim = Victim.options(options()).invoke()
     pid = yr.get(victim.pid.invoke(), timeout=30)
-    ref = victim.wait_for_another.invoke(0.1)
+    ref = victim.wait_for_another.invoke(str(folder / "go"))
     time.sleep(random.random() * 0.1)
     os.kill(pid, signal.SIGKILL)
     dies(ref)
+    (folder / "go").touch()
 
 
 def functions_killed(random, folder):

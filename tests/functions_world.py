@@ -95,6 +95,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def hold(folder: str | Path) -> None:
+    """Say by a file `begun` that this is reached, and go on when there is a file `go`."""
+    Path(folder, "begun").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def ended(*instances: yr.InstanceProxy) -> Iterator[None]:
     """Instances of a test, ended with it."""
@@ -134,6 +141,9 @@ class Thing:
     def sleep(self, seconds):
         time.sleep(seconds)
         return seconds
+
+    def hold(self, folder):
+        hold(folder)
 
     def run(self, card=0):
         import torch
@@ -176,6 +186,12 @@ def fail(text):
 @yr.invoke
 def sleep(seconds, result=None):
     time.sleep(seconds)
+    return result
+
+
+@yr.invoke
+def held(folder, result=None):
+    hold(folder)
     return result
 
 

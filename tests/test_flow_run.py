@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from flow_graphs import Point, chain, data, feed, fetch, left_behind, node, running
-from functions_session import session
+from functions_session import session, within
 from toprope.flow.exceptions import (
     DATA_NOT_ALIGNED,
     FAILED,
@@ -77,6 +77,10 @@ def copies(folder):
     return [sum(getattr(each, name) for each in found) for name in COPIES]
 
 
+def acts_of(runner):
+    return [each for each in runner.trace()["traceEvents"] if each["ph"] == "X"]
+
+
 @pytest.mark.parametrize(
     ("devices", "crossing", "colocate"), [((0, 0, 0, 0), 0, False), ((0, 1, 1, 0), 2, False), ((0, 0, 0, 0), 0, True)]
 )
@@ -94,9 +98,9 @@ def test_the_data_stays_on_the_card(cards, devices, crossing, colocate):
             assert code == 0, got
             assert got.device.type == "cpu"
             assert torch.allclose(got, eager(image), atol=1e-5)
-        edges, pids = runner.metrics(), runner.pids()
-        acts = [each for each in runner.trace()["traceEvents"] if each["ph"] == "X"]
-    count = len(images)
+        edges, pids, count = runner.metrics(), runner.pids(), len(images)
+        # an act has ended only after its result is out
+        within(10, lambda: len(acts_of(runner)) == len(STEPS) * count)
     assert [now - then for now, then in zip(copies(cards), before, strict=True)] == [count, count, crossing * count]
     # and the trace says in which process
     places = [pids[each.name] for each in graph.nodes]
@@ -113,7 +117,6 @@ def test_the_data_stays_on_the_card(cards, devices, crossing, colocate):
     else:
         assert len(set(places)) == 1
     assert [each.to_host for each in edges] == [0, 0, 0, 0, count]
-    assert len(acts) == 4 * count
 
 
 def test_a_view_is_bit_equal_to_eager_and_what_was_borrowed_can_be_passed_on():
@@ -168,19 +171,27 @@ def test_values_order_transactions_user_data_and_codes():
     assert fetch(runner)[1] == FAILED
 
 
-def test_back_pressure_reaches_feed_and_overwrite_keeps_the_newest():
+def test_back_pressure_reaches_feed_and_overwrite_keeps_the_newest(tmp_path):
+    go = tmp_path / "go"
+
+    def gated(x):
+        while not go.exists():
+            time.sleep(0.005)
+        return x
+
     def slow(x):
         time.sleep(0.05)
         return x
 
-    with running(chain(slow, _flow_attr_depth=2)) as runner:
+    with running(chain(gated, _flow_attr_depth=2)) as runner:
         codes, took = [], []
         for value in range(6):
             began = time.monotonic()
             codes.append(feed(runner, value, timeout=10))
             took.append(time.monotonic() - began)
         assert QUEUE_FULL in codes
-        assert max(took) < 0.3
+        assert max(took) < 5
+        go.touch()
         fed = codes.count(0)
         assert sorted(fetch(runner)[0] for _ in range(fed)) == [value for value in range(6) if not codes[value]]
         assert runner.metrics()[0].waited_ms > 5
@@ -273,7 +284,7 @@ def test_batches_in_front_of_a_stage():
     x = data("x")
     point = Point(lambda a: a.tolist())
     out = node(point, x)
-    out.node.map_input(0, point, 0, [CountBatch(3, timeout=60, padding=True)])
+    out.node.map_input(0, point, 0, [CountBatch(3, timeout=1000, padding=True)])
     with running(plan([out]), n_mapping=True) as runner:
         for value in range(4):
             assert runner.feed({0: Message(TENSOR, np.array(value))}) == 0
@@ -310,7 +321,7 @@ def test_groups_that_stay_incomplete_are_told_by_their_code():
     x = data("x")
     left = node(Point(lambda a: a, choice=(lambda value: value != 2,)), x)
     right = node(Point(lambda a: -a), x)
-    with running(plan([left, right]), align=16, align_timeout_ms=100, n_mapping=True) as runner:
+    with running(plan([left, right]), align=16, align_timeout_ms=1000, n_mapping=True) as runner:
         for value in (1, 2, 3):
             assert feed(runner, value) == 0
         found = [runner.fetch(timeout_ms=20_000, aligned=True) for _ in range(3)]
@@ -356,8 +367,12 @@ def test_an_exception_that_a_function_reports_reaches_all_stages_and_fetch():
             (USER_RAISE_EXCEPTION, 3, b"\x03")
         ]
         assert [each.messages[0].payload[0] for each in found if not each.code] == [1, 2, 4, 5]
-        assert feed(runner, 9) == 0
-        assert fetch(runner)[0] == (9, [(True, 9900001, 7)])
+
+        def is_told():  # by another way than the values come
+            assert feed(runner, 9) == 0
+            return fetch(runner)[0] == (9, [(True, 9900001, 7)])
+
+        within(10, is_told)
     with pytest.raises(DfException, match="aligned"):
         Runner(graph, runner._options.__class__(exception_catch=True)).start()
 

@@ -4,6 +4,7 @@ test_functions_assertions_machines.py. The pool is of two cards, 0 and 1, of the
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -247,18 +248,28 @@ def test_20_an_order_of_two_at_once_is_refused(backend):
 
 def test_20_threads_and_coroutines_overlap(backend):
     @yr.instance
+    class Threads:
+        def __init__(self):
+            self.all = threading.Barrier(8)
+
+        def meet(self):
+            self.all.wait()
+
+    @yr.instance
     class Coroutines:
-        async def sleep(self, seconds):
+        def __init__(self):
+            self.running = 0
+
+        async def meet(self):
             import asyncio
 
-            await asyncio.sleep(seconds)
+            self.running += 1
+            while self.running < 50:
+                await asyncio.sleep(0.01)
 
-    threads, coroutines = Thing.options(opt(concurrency=8)).invoke(), Coroutines.invoke()
-    with ended(threads, coroutines):
-        yr.get([threads.pid.invoke(), coroutines.sleep.invoke(0)])
-        begin = time.monotonic()
-        yr.get([threads.sleep.invoke(0.3) for _ in range(8)] + [coroutines.sleep.invoke(0.3) for _ in range(50)])
-        assert time.monotonic() - begin < 2
+    threads, coroutines = Threads.options(opt(concurrency=8)).invoke(), Coroutines.invoke()
+    with ended(threads, coroutines):  # each call ends only if all run at once
+        yr.get([threads.meet.invoke() for _ in range(8)] + [coroutines.meet.invoke() for _ in range(50)], 60)
 
 
 def test_21_objects_refuse_what_cannot_be(backend):

@@ -4,6 +4,7 @@ Ten seeded rounds in `make test`, two hundred in `make soak`: each with faults o
 moments, and with a program of its own, to which something happens while it runs and again at its end.
 """
 
+import contextlib
 import gc
 import os
 import random
@@ -153,6 +154,9 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
             assert program.stdout.readline() == "begin\n"
             time.sleep(numbers.random() * 1.5)
             program.kill()
+            program.wait(10)
+            if (quick_workers / "without a zygote").exists():
+                kill(of(mark))
         elif end == "killed":
             said = [program.stdout.readline() for _ in range(3)]
             assert said[2].startswith("fork "), (said, program.stderr.read())
@@ -166,14 +170,17 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
             assert errors.count("Traceback") == (end == "ctrl_c"), errors
         program.wait(10)
         within(5, lambda: not of(mark) - forks, f"processes live on: {of(mark)}")
-        if end == "killed at any moment":
-            # between the making of the folder and the start of the zygote nobody is there who could remove it
-            monkeypatch.setattr(folders, "_FRESH", -1)
-            folders._sweep(store)
-        within(5, lambda: not list(store.iterdir()), "the folder of the session is left")
+        monkeypatch.setattr(folders, "_FRESH", -1)
+
+        def is_empty():
+            if end == "killed at any moment":
+                # between the making of the folder and the start of the zygote nobody is there who could remove it
+                folders._sweep(store)
+            return not list(store.iterdir())
+
+        within(5, is_empty, "the folder of the session is left")
     finally:
-        for pid in (*of(mark), *forks):
-            os.kill(pid, signal.SIGKILL)
+        kill(of(mark) | forks)
         program.communicate()
 
 
@@ -198,6 +205,12 @@ if "zygote" in sys.argv[0]:
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert not finalized.exists()
+
+
+def kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def of(mark: str) -> set[int]:

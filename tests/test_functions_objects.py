@@ -16,7 +16,7 @@ from toprope.functions import current, wire
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from functions_world import Thing, add, ended, fail, numbers, session, sleep, until
+from functions_world import Thing, add, ended, fail, held, numbers, session, sleep, until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,8 +54,8 @@ def large() -> np.ndarray:
 # References
 
 
-def test_a_reference_tells_of_its_object(thing):
-    ref, failed, slow = add.invoke(1, 2), fail.invoke("why"), sleep.invoke(0.3, "late")
+def test_a_reference_tells_of_its_object(thing, tmp_path):
+    ref, failed, slow = add.invoke(1, 2), fail.invoke("why"), held.invoke(tmp_path, "late")
     assert ref.get() == 3
     assert ref.done()
     assert not ref.is_exception()
@@ -63,11 +63,13 @@ def test_a_reference_tells_of_its_object(thing):
     assert failed.wait(10)
     assert failed.is_exception()
     assert isinstance(failed.exception(), ValueError)
+    assert until((tmp_path / "begun").exists)
     assert not slow.done()
     assert not slow.is_exception()
     assert not slow.wait(0.05)
     with pytest.raises(yr.YRTimeoutError, match=r"the function had not returned within 0\.05 s"):
         slow.get(0.05)
+    (tmp_path / "go").touch()
     assert slow.get() == "late"
     assert len({ref.id, failed.id, slow.id}) == 3
     assert ref.id == ref.task_id
@@ -104,7 +106,7 @@ def test_references_are_awaited_in_the_driver(thing):
         with pytest.raises(ValueError, match="why"):
             await fail.invoke("why")
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(sleep.invoke(0.5).as_future(), 0.05)
+            await asyncio.wait_for(sleep.invoke(5).as_future(), 0.05)
         return first, others
 
     assert asyncio.run(main()) == (3, list(range(20)))
@@ -196,7 +198,7 @@ class Nested:
         put = yr.put({"array": array})
         told["put"] = bool((yr.get(put)["array"] == array).all())
         told["put as argument"] = yr.get(thing.echo.invoke(put))["array"].sum()
-        told["wait"] = [len(part) for part in yr.wait([add.invoke(1), sleep.invoke(5)], 1, 4)]
+        told["wait"] = [len(part) for part in yr.wait([add.invoke(1), sleep.invoke(5)], 1, 30)]
         told["items"] = [yr.get(each) for each in numbers.invoke(3)]
         try:
             yr.get(fail.invoke("inside"))
@@ -207,7 +209,9 @@ class Nested:
         told["alive"] = mine.is_activate()
         mine.terminate()
         told["ended"] = mine.is_activate()
-        told["partial"] = yr.get([add.invoke(1), sleep.invoke(5)], 0.2, True)
+        done = add.invoke(1)
+        yr.get(done)
+        told["partial"] = yr.get([done, sleep.invoke(5)], 0.2, True)
         try:
             yr.get(sleep.invoke(5), 0.2)
         except TimeoutError as error:
@@ -346,10 +350,13 @@ class Coroutines:
         self.running = 0
         self.most = 0
 
-    async def sleep(self, seconds):
+    async def meet(self, others):
+        """Goes on a moment after so many have run at once; gives the most that have."""
         self.running += 1
         self.most = max(self.most, self.running)
-        await asyncio.sleep(seconds)
+        while self.most < others:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
         self.running -= 1
         return self.most
 
@@ -390,7 +397,7 @@ class Coroutines:
 def test_coroutines_overlap_await_and_raise(thing, tmp_path):
     one = Coroutines.invoke()
     with ended(one):
-        assert max(yr.get([one.sleep.invoke(0.2) for _ in range(30)])) == 30
+        assert max(yr.get([one.meet.invoke(30) for _ in range(30)], 60)) == 30
         assert yr.get([one.ask.invoke(thing, number) for number in range(30)]) == list(range(30))
         assert yr.get(list(one.items.invoke(3))) == [0, 1, 2]
         *items, last = one.items.invoke(2, "at last")
@@ -418,7 +425,7 @@ def test_few_coroutines_at_once_where_that_was_said():
     one = Coroutines.options(yr.InvokeOptions(concurrency=3)).invoke()
     with ended(one):
         yr.get(one.at_end.invoke("/dev/null"))
-        assert max(yr.get([one.sleep.invoke(0.02) for _ in range(12)])) == 3
+        assert max(yr.get([one.meet.invoke(3) for _ in range(12)], 60)) == 3
 
 
 def test_functions_may_be_coroutines_and_generators():
@@ -666,10 +673,11 @@ def test_calls_are_cancelled_queued_running_and_done(tmp_path):
     assert Path(path).read_text() == "1 3 "
 
 
-def test_without_force_a_running_call_goes_on_and_calls_of_instances_always_do(thing):
-    slow = sleep.invoke(0.3, "done")
-    time.sleep(0.15)
+def test_without_force_a_running_call_goes_on_and_calls_of_instances_always_do(thing, tmp_path):
+    slow = held.invoke(tmp_path, "done")
+    assert until((tmp_path / "begun").exists)
     yr.cancel(slow, allow_force=False)
+    (tmp_path / "go").touch()
     assert slow.get(10) == "done"
     ref = thing.sleep.invoke(0.1)
     yr.cancel(ref)
@@ -697,15 +705,14 @@ def test_sixteen_threads_call_one_instance():
         assert wrong == []
 
 
-def test_a_busy_instance_with_many_large_calls_keeps_nobody_else_waiting(thing):
+def test_a_busy_instance_with_many_large_calls_keeps_nobody_else_waiting(thing, tmp_path):
     """Sending to it waited once with the session's lock held, and everybody with it."""
     busy = Thing.invoke()
     with ended(busy):
         yr.get(busy.pid.invoke())
-        refs = [busy.sleep.invoke(1)] + [busy.echo.invoke([b"x" * 30_000] * 20) for _ in range(190)]
-        begin = time.monotonic()
+        refs = [busy.hold.invoke(tmp_path)] + [busy.echo.invoke([b"x" * 30_000] * 20) for _ in range(190)]
         assert yr.get(thing.echo.invoke(1), 30) == 1
-        assert time.monotonic() - begin < 0.8
+        (tmp_path / "go").touch()
         assert all(value == [b"x" * 30_000] * 20 for value in yr.get(refs[1:], 60))
 
 

@@ -16,7 +16,7 @@ from toprope.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from functions_world import FOREIGN
+from functions_world import FOREIGN, alive, until
 
 PROGRAM = """
 import os
@@ -67,5 +67,5 @@ def test_start_program_status_and_stop_with_ray(tmp_path):
         assert (home / ".ray" / "auth_token").stat().st_mode & 0o077 == 0
     finally:
         toprope("stop", "--force")
-    assert not Path(f"/proc/{parent}").exists() or not Path(f"/proc/{parent}/cmdline").read_bytes()
+    assert until(lambda: not alive(int(parent)))
     assert "STOPPED" in toprope("status")

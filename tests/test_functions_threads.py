@@ -108,11 +108,11 @@ def test_ray_55137_and_vllm_ascend_3114_a_gpu_that_is_not_there_is_refused_with_
 def test_ray_62528_and_verl_849_who_cannot_get_a_card_is_told_why_and_does_not_hang():
     """https://github.com/ray-project/ray/issues/62528: the job hangs; https://github.com/verl-project/verl/issues/849:
     after half an hour a timeout that names nothing."""
-    one = User.options(opt(5, schedule_timeout_ms=300)).invoke()
-    with pytest.raises(yr.YRTimeoutError, match=r"(?s)waits for resources.*card count: Not Enough"):
+    one, two = (User.options(opt(5, schedule_timeout_ms=limit)).invoke() for limit in (60_000, 300))
+    with ended(one), pytest.raises(yr.YRTimeoutError, match=r"(?s)waits for resources.*card count: Not Enough"):
         yr.get(one.pid.invoke(), 0.1)
     with pytest.raises(yr.YRequestError, match="cannot be scheduled within 300 ms"):
-        yr.get(one.pid.invoke())
+        yr.get(two.pid.invoke())
 
 
 def test_vllm_ascend_870_and_ray_53044_an_instance_in_a_group_sees_its_part_of_it():
