@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from pathlib import Path
 
 from toprope.flow.edge_page import fence, shared_cells
@@ -10,27 +12,46 @@ from toprope.flow.edge_page import fence, shared_cells
 __all__ = ["Bell"]
 
 
+_ONE = (1).to_bytes(8, sys.byteorder)
+
+
 class Bell:
-    """The bell of a process: a flag that says whether it sleeps, and a pipe that it sleeps at.
+    """The bell of a process: a flag that says whether it sleeps, and an event that it sleeps at.
+
+    Not a pipe or a socket: who is woken by these is put onto the processor of who wakes it, which is not done yet,
+    and the other processors stay idle.
 
     Args:
         folder: of the graph.
         name: of the process.
-        new: whether this is that process.
+        file: the event's descriptor, which came from that process and is this object's from now on; None for that
+            process itself, which makes both.
     """
 
-    def __init__(self, folder: Path, name: str, *, new: bool) -> None:
-        self._file = -1
-        path = folder / f"bell-{name}"
-        pipe = path.with_name(f"{path.name}.pipe")
-        if new:
-            os.mkfifo(pipe, 0o600)
-        self._sleeps = shared_cells(path, 1, new=new)
-        # for both directions: nothing here waits for the other side, nor is told that it is gone
-        self._file = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def __init__(self, folder: Path, name: str, file: int | None = None) -> None:
+        self._file = -1 if file is None else file
+        self._sleeps = shared_cells(folder / f"bell-{name}", 1, new=file is None)
+        if file is None:
+            self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def give(self, sock: socket.socket) -> None:
+        """Give it to the process at the other end, which `taken` takes first of all that comes."""
+        try:
+            socket.send_fds(sock, [b"b"], [self._file])
+        except OSError:
+            pass  # the other side is gone, which is seen by reading
+
+    @classmethod
+    def taken(cls, sock: socket.socket, folder: Path, name: str) -> Bell | None:
+        """The bell of the process of this name, which has come by this socket; None where it ends instead."""
+        try:
+            came, files, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            return cls(folder, name, files[0]) if came else None
+        except OSError:
+            return None
 
     def fileno(self) -> int:
-        """The pipe's descriptor."""
+        """The event's descriptor."""
         return self._file
 
     def ring(self) -> None:
@@ -43,7 +64,7 @@ class Bell:
     def knock(self) -> None:
         """Wake the process."""
         try:
-            os.write(self._file, b"x")
+            os.write(self._file, _ONE)
         except OSError:
             pass  # it was knocked at often enough, or has ended
 
@@ -59,7 +80,7 @@ class Bell:
     def clear(self) -> None:
         """Forget who has knocked."""
         try:
-            os.read(self._file, 4096)
+            os.read(self._file, 8)
         except OSError:
             pass
 

@@ -19,13 +19,13 @@ from toprope.flow.edge_bell import Bell
 from toprope.functions.interrupts import interruptible
 from toprope.functions.wire import Channel, Closed, Message
 
-__all__ = ["Hub", "Kind", "Peer", "Spins"]
+__all__ = ["Hub", "Kind", "Peer"]
 
 SPIN_NS = 100_000
 """How long a reader looks again before it sleeps."""
 
-_LONGEST_PAUSE = 64
-"""Waits without looking again where it is in vain."""
+_SHORT_NS = 1_000_000
+"""A sleep that takes less was hardly worth it: it is looked again before the next one."""
 
 _LOOK_NS = 2_000_000
 """How often sockets are looked at while there is always something in the slots."""
@@ -51,13 +51,15 @@ class Peer:
         gone: whether its socket has ended.
     """
 
-    def __init__(self, sock: socket.socket, name: str = "") -> None:
+    def __init__(self, sock: socket.socket, name: str = "", *, gets_bell: bool = False) -> None:
         self.channel = Channel(sock, self._on_full)
         self.name = name
         self.gone = False
         self.links: dict[tuple[int, int, int], Any] = {}
         self.bell: Bell | None = None
-        """Wakes the process; None where this process passes it nothing in slots."""
+        """Wakes the process; None until it has come, and where this process passes it nothing in slots."""
+        self.gets_bell = gets_bell
+        """Whether that is what it says first."""
         self.full = False
         """Whether something is left to be sent."""
 
@@ -69,26 +71,6 @@ class Peer:
         self.full = False
         if not self.channel.flush():
             self.full = True
-
-
-class Spins:
-    """Whether looking again for a moment is worth it: where it was in vain, it only takes time from those who work."""
-
-    def __init__(self) -> None:
-        self._pause = 1
-        self._left = 0
-
-    def is_worth_it(self) -> bool:
-        """Whether to look again; after each time that was in vain not for twice as many waits as before."""
-        if self._left:
-            self._left -= 1
-            return False
-        return True
-
-    def ended(self, *, is_hit: bool) -> None:
-        """Whether something came while looking."""
-        self._pause = 1 if is_hit else min(2 * self._pause, _LONGEST_PAUSE)
-        self._left = 0 if is_hit else self._pause
 
 
 class Hub:
@@ -114,7 +96,7 @@ class Hub:
         self._by_name: dict[str, Peer] = {}
         self._poll = select.poll()
         self._dir = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._bell = Bell(folder, name, new=True)
+        self._bell = Bell(folder, name)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path(name))
         self._listener.listen(256)
@@ -128,7 +110,7 @@ class Hub:
         self._asleep = False
         self._woken = 0
         self._looked = 0
-        self._spins, self._forewarned = Spins(), Spins()
+        self._slept = 0  # nanoseconds of the last sleep
         self.links: list[Any] = []
         """The receiving ends of links (`toprope.flow.edge.InLink`)."""
         self.arrived: Callable[[], None] = lambda: None
@@ -153,8 +135,7 @@ class Hub:
             except OSError:
                 sock.close()
                 raise
-            peer = self._add(sock, name)
-            peer.bell = Bell(self.folder, name, new=False)
+            peer = self._add(sock, name, gets_bell=True)
         self.send(peer, Kind.HELLO, 0, self.name)
         self.wake()  # a thread that waits does not know the new socket yet
         return peer
@@ -272,19 +253,19 @@ class Hub:
 
     def _await(self, woken: int, timeout: float) -> list[tuple[int, int]] | None:
         """Wait for something: what the sockets have; None where there is other news."""
-        found = self._spin(self._spins, woken)
+        found = self._spin(woken) if self._slept < _SHORT_NS else []
         if found == []:
+            began = time.perf_counter_ns()
             found = self._lie_down(woken, timeout)
+            self._slept = time.perf_counter_ns() - began
             if [file for file, _ in found] == [self._bell.fileno()] and self._woken == woken and not self._drain():
                 # woken before there is anything: it is on its way
                 self._bell.clear()
-                found = self._spin(self._forewarned, woken)
+                found = self._spin(woken)
         return found
 
-    def _spin(self, spins: Spins, woken: int) -> list[tuple[int, int]] | None:
+    def _spin(self, woken: int) -> list[tuple[int, int]] | None:
         """Look again for a moment: what the sockets have; None where there is other news."""
-        if not spins.is_worth_it():
-            return []
         found: list[tuple[int, int]] | None = []
         until, turn = time.perf_counter_ns() + SPIN_NS, 0
         while time.perf_counter_ns() < until and not found:
@@ -292,9 +273,9 @@ class Hub:
                 found = None
                 break
             turn += 1
+            os.sched_yield()  # who has something for this process may wait for this processor
             if turn % 16 == 0:
                 found = self._poll.poll(0)
-        spins.ended(is_hit=found != [])
         return found
 
     def _lie_down(self, woken: int, timeout: float) -> list[tuple[int, int]]:
@@ -325,6 +306,9 @@ class Hub:
         return self._poll.poll(max(1, int(timeout * 1000 + 0.999)))
 
     def _read(self, peer: Peer) -> None:
+        if peer.gets_bell:
+            peer.gets_bell = False
+            peer.bell = Bell.taken(peer.channel.socket, self.folder, peer.name)
         try:
             for message in peer.channel.receive(0):
                 if message.kind == Kind.HELLO:
@@ -344,11 +328,12 @@ class Hub:
             sock, _ = self._listener.accept()
         except OSError:
             return
+        self._bell.give(sock)
         with self._lock:
             self._add(sock, "")
 
-    def _add(self, sock: socket.socket, name: str) -> Peer:
-        peer = Peer(sock, name)
+    def _add(self, sock: socket.socket, name: str, *, gets_bell: bool = False) -> Peer:
+        peer = Peer(sock, name, gets_bell=gets_bell)
         self._peers = {**self._peers, sock.fileno(): peer}  # others may be going through it
         if name:
             self._by_name[name] = peer

@@ -35,8 +35,8 @@ WARM = 2
 LAST_MOMENT = 0.2
 """Seconds in which a process whose socket has closed may still end by itself."""
 
-EXIT_NEWS = 2.0
-"""Seconds that the news how a process ended may come after its socket has closed."""
+EXIT_NEWS = 5.0
+"""Seconds that the news how a process ended may come after its socket has closed; what it left is ended before."""
 
 FLUSH = 0.002
 """Seconds between tries to send what a worker has not taken."""
