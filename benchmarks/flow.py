@@ -202,7 +202,7 @@ class Chains:
         self._name = f"{hops} stages" if hops > 1 else "1 stage"
         self._few = max(3, int(INPUTS * share))
         self._many = max(3, int(PIPELINED * share))
-        self._sides: list[Ours | Rays] = []
+        self.sides: list[Ours | Rays] = []
         self.work: list[Work] = []
         plain = Ours(hops)
         rays = Rays(ray, hops) if ray is not None else None
@@ -217,7 +217,7 @@ class Chains:
             self._add_apart("colocate=True", Ours(hops, colocate=True), (False, True))
 
     def _add(self, name: str, limit: float | None, measure: Measure, ours: Ours, rays: Rays | None) -> None:
-        self._sides += [each for each in (ours, rays) if each is not None and each not in self._sides]
+        self.sides += [each for each in (ours, rays) if each is not None and each not in self.sides]
         self.work.append(Work(Row(f"{self._name}, {name}", limit), ours, rays, measure))
 
     def _add_apart(self, name: str, ours: Ours, sizes: tuple[bool, ...]) -> None:
@@ -226,7 +226,7 @@ class Chains:
             self._add(text, None, one_by_one(is_large, self._few // 2 + 1), ours, None)
 
     def close(self) -> None:
-        for side in self._sides:
+        for side in self.sides:
             side.close()
 
 
@@ -237,7 +237,7 @@ def compare(ray: Any, share: float, rounds: int) -> list[Row]:
         chains = Chains(ray, hops, share)
         for number in range(rounds + 1):
             for each in chains.work:
-                each.turn(number > 0)
+                each.turn(number > 0, chains.sides)
         chains.close()
         rows += [each.row for each in chains.work]
     return rows

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["memory", "processor_time"]
+__all__ = ["memory", "processor_time", "stopped"]
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """These processes do nothing meanwhile."""
+    pids = list(pids)
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def processor_time(pids: Iterable[int]) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from parts.processes import processor_time
+from parts.processes import processor_time, stopped
 
 __all__ = ["Measure", "Row", "Side", "Work", "one_by_one", "several"]
 
@@ -73,18 +73,20 @@ class Work:
     rays: Side | None
     measure: Measure
 
-    def turn(self, counts: bool) -> None:
-        """Measure each side once."""
+    def turn(self, counts: bool, everybody: Sequence[Side]) -> None:
+        """Measure each side once. All others are stopped meanwhile: an actor of Ray uses a processor while it waits."""
         row = self.row
         sides = [(self.ours, row.ours, row.our_processor), (self.rays, row.ray, row.rays_processor)]
         for side, times, processor in sides:
             if side is None:
                 continue
-            before = processor_time(side.pids())
-            found, inputs = self.measure(side)
+            with stopped({pid for each in everybody for pid in each.pids()} - set(side.pids())):
+                before = processor_time(side.pids())
+                found, inputs = self.measure(side)
+                used = processor_time(side.pids()) - before
             if counts:
                 times.append(found)
-                processor.append((processor_time(side.pids()) - before) / inputs * 1e6)
+                processor.append(used / inputs * 1e6)
 
 
 def one_by_one(is_large: bool, count: int) -> Measure:
