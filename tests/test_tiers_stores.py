@@ -162,6 +162,35 @@ def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(tra
     assert not list(tmp_path.iterdir())
 
 
+def test_what_the_host_has_to_spare_may_be_on_its_way_to_the_disk(transfers, tmp_path):
+    host, held = HostStore(8 * MIB, transfers), threading.Event()
+    slow = Transfers(threads=1, disturb=lambda: held.wait(30))
+    store = SpillStore(tmp_path, 64 * MIB, slow, staged=MIB, spare=host.spare)
+
+    def put(number):
+        store.put(str(number), torch.full((MIB,), number, dtype=torch.uint8))
+
+    for number in range(8):
+        put(number)  # none of it waits for the disk, where nothing is written yet
+    with pytest.raises(TierCapacityError):
+        host.reserve(9 * MIB)
+    host.reserve(8 * MIB)
+    waits = threading.Thread(target=put, args=(8,))
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    held.set()
+    waits.join(30)
+    assert sum(each for _, each in store._writing) <= MIB
+    store.flush()
+    for number in range(9):
+        out = torch.empty(MIB, dtype=torch.uint8)
+        store.read(str(number), out).wait()
+        assert out.unique().tolist() == [number]
+    store.close()
+    slow.close()
+
+
 def test_a_full_disk_is_a_typed_error(transfers, tmp_path, monkeypatch):
     store = SpillStore(tmp_path, 2**40, transfers)
 
@@ -373,7 +402,7 @@ def test_threads_end_with_their_owner():
     del made
     gc.collect()
     for each in threads:
-        each.join(5)
+        each.join(60)
         assert not each.is_alive()
 
 

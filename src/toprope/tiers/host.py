@@ -50,6 +50,10 @@ class HostStore:
         self._held = 0
         self._lock = threading.Lock()
 
+    def spare(self) -> int:
+        """Bytes of the budget that nothing is held in."""
+        return self.capacity - self._held
+
     def reserve(self, nbytes: int) -> None:
         """Count bytes that lie in the host's memory elsewhere, such as weights.
 

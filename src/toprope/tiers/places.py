@@ -39,7 +39,8 @@ class Places:
         self.disk: SpillStore | None = None
         if engine.placing.folder is not None:
             moving = engine.device if engine.device.capabilities.separate_memory else None
-            self.disk = SpillStore(engine.placing.folder, engine.placing.disk, engine.transfers, moving, self.staged)
+            folder, capacity = engine.placing.folder, engine.placing.disk
+            self.disk = SpillStore(folder, capacity, engine.transfers, moving, self.staged, host.spare)
         on_disk = [] if self.disk is None else [self.disk]
         self.all = Stacked([host, *on_disk])
         """The host's memory, and the disk for what has no room there."""

@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ _GROW = 64 * 2**20
 """Bytes by which the file grows."""
 
 _STAGED = 64 * 2**20
+_MOST_SPARE = 128 * 2**20
 
 
 class SpillFile:
@@ -191,6 +193,7 @@ class SpillStore:
         transfers: whose threads write and read.
         device: with memory of its own, if the tensors are there.
         staged: bytes in memory that are on their way to the file, at most; of a larger tensor, all of it.
+        spare: bytes of the host's budget that nothing uses now: up to 128 MiB of them may be on their way.
     """
 
     name = "disk"
@@ -202,10 +205,11 @@ class SpillStore:
         transfers: Transfers,
         device: Device | None = None,
         staged: int = _STAGED,
+        spare: Callable[[], int] = lambda: 0,
     ) -> None:
         self.file = SpillFile(folder, capacity)
         self.transfers, self.device, self.capacity = transfers, device, capacity
-        self._staged = staged
+        self._staged, self._spare = staged, spare
         self._entries: dict[str, _Entry] = {}
         self._writing: list[tuple[Load, int]] = []
         self._free: dict[int, list[Memory]] = {}  # new pages cost more than copies
@@ -253,7 +257,7 @@ class SpillStore:
             if load.error is None:
                 memory, entry.staged = entry.staged, None
                 held = self._free_bytes + sum(each for _, each in self._writing)
-                if memory is not None and not entry.shared and held + memory.nbytes <= self._staged:
+                if memory is not None and not entry.shared and held + memory.nbytes <= self._most_staged():
                     self._free.setdefault(memory.nbytes, []).append(memory)
                     self._free_bytes += memory.nbytes
             else:  # what was put is still in memory, and can be read
@@ -266,18 +270,22 @@ class SpillStore:
                 self._free_bytes -= size
                 return same.pop()
             in_use = sum(each for _, each in self._writing)
-            while self._free_bytes and self._free_bytes + in_use + size > self._staged:
+            most = self._most_staged()
+            while self._free_bytes and self._free_bytes + in_use + size > most:
                 other, some = next((other, some) for other, some in self._free.items() if some)
                 some.pop()
                 self._free_bytes -= other
         return Memory.host(size, self.device)
+
+    def _most_staged(self) -> int:
+        return max(self._staged, min(_MOST_SPARE, self._spare()))
 
     def _wait_for_room(self, nbytes: int) -> None:
         while True:
             with self._lock:
                 first = self._writing[0][0] if self._writing else None
                 staged = sum(each for _, each in self._writing)
-            if first is None or staged + nbytes <= self._staged:
+            if first is None or staged + nbytes <= self._most_staged():
                 return
             self.transfers.hasten(first)
             first.settle()
