@@ -1,6 +1,7 @@
 """Edges: what travels, how it is packed and let go of, batches, and gathering; without processes."""
 
 import pickle
+import socket
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from toprope.flow.batch import batcher, check
 from toprope.flow.edge import DONE, LOST, SENT, TAKEN, InLink, InQueue, OutLink, Page
+from toprope.flow.edge_bell import Bell
 from toprope.flow.edge_codec import Codec
 from toprope.flow.edge_hub import Hub, Kind
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
@@ -54,6 +56,25 @@ def ends(tmp_path):
     yield make
     for each in made:
         each.close()
+
+
+def test_a_receiver_is_woken_by_its_socket_until_its_bell_has_come(ends):
+    link, queue, codec, sender, receiver = ends()
+    threading.Timer(0.1, lambda: put(link, codec, Message(PICKLED, 1))).start()
+    assert receiver.wait(lambda: len(queue) == 1, time.monotonic() + 10)
+    peer = sender.peer("b")
+    assert peer.bell is None
+    assert sender.wait(lambda: peer.bell is not None, time.monotonic() + 10)
+    threading.Timer(0.1, lambda: put(link, codec, Message(PICKLED, 2))).start()
+    assert receiver.wait(lambda: len(queue) == 2, time.monotonic() + 10)
+    assert [queue.take().payload, queue.take().payload] == [1, 2]
+
+
+def test_a_bell_that_does_not_come_is_none(tmp_path):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    assert Bell.taken(ours, tmp_path, "b") is None
+    ours.close()
 
 
 def put(link, codec, message):
