@@ -72,6 +72,8 @@ def test_a_receiver_is_woken_by_its_socket_until_its_bell_has_come(ends):
 
 def test_a_bell_that_does_not_come_is_none(tmp_path):
     ours, theirs = socket.socketpair()
+    theirs.send(b"b")  # as where the receiver has no descriptor left for it
+    assert Bell.taken(ours, tmp_path, "b") is None
     theirs.close()
     assert Bell.taken(ours, tmp_path, "b") is None
     ours.close()

@@ -43,10 +43,13 @@ class Bell:
 
     @classmethod
     def taken(cls, sock: socket.socket, folder: Path, name: str) -> Bell | None:
-        """The bell of the process of this name, which has come by this socket; None where it ends instead."""
+        """The bell of the process of this name, which has come by this socket; None where there is none.
+
+        The socket has ended, or this process may have no more descriptors: it wakes the other by the socket then.
+        """
         try:
-            came, files, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            return cls(folder, name, files[0]) if came else None
+            _, files, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            return cls(folder, name, files[0]) if files else None
         except OSError:
             return None
 
