@@ -8,10 +8,11 @@ A stack of square Linear layers in fp32 trains on the CPU; its weights stay in t
 states go to a file. A run is: a step with everything in memory and the disk alone (calibration), a step with tiers, and
 the calibration again; where the two differ by more than 20 % it does not count. The limit T* of a step is the longer of
 the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
-the two could overlap as a whole. They cannot quite: states are read and written between the last gradient and the next
-forward. How far the limit is from that is in the table as "after backward": the rest of the step, and then the longer
-of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step in memory and the disk's
-work of a step with tiers, begun at once and with nothing of toprope: they share cores and memory.
+the two could overlap as a whole. They cannot quite: states are read between the last gradient and the next forward, and
+written from then on. The table has as "after backward" what a step would take if they were written by then: the rest
+of it, and then the longer of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step
+in memory and the disk's work of a step with tiers, begun at once and with nothing of toprope: they share cores and
+memory.
 """
 
 from __future__ import annotations
