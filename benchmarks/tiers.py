@@ -34,7 +34,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -255,7 +254,7 @@ def from_disk(
     x = torch.randn(rows, size.width)
     with skeleton():
         model = build(size)
-    ratios, others, told, discarded = [], [], defaultdict(list), 0
+    ratios, others, told, discarded = [], [], [], 0
     begin = time.perf_counter()
     with attach(model, size.arena, 0, folder) as handle:
         start = time.perf_counter() - begin
@@ -286,20 +285,18 @@ def from_disk(
             text = f"  {rows} rows: {took:.2f} s, limit {limit:.2f} s, both alone {both:.2f} s, accelerate {theirs}"
             print(text, file=sys.stderr)
             by_hot = took / max(min(computes), loaded / max(hot))
-            figures = {
+            told.append({
                 "limit_s": limit, "pass_s": took,
                 "read by the system / counted": moved / max(1, stats.moved["disk_read"]),
                 "overlap": stats.overlap, "disk_gb_per_s": max(speeds) / 1e9, "hot": by_hot, "both_alone_s": both,
-            }  # fmt: skip
-            for figure, value in figures.items():
-                told[figure].append(value)
+                "attach_s": start,
+            })  # fmt: skip
             if theirs is not None:
                 others.append(theirs / max(min(computes), size.weights / max(speeds)))
             if len(ratios) == size.runs:
                 break
         assert torch.equal(model(x), want)
     name = f"disk, {rows} row{'s' if rows > 1 else ''}{kind}"
-    told["attach_s"].append(start)
     return row(name, ratios, TARGETS.get(name), discarded, told, {"accelerate": others})
 
 
@@ -309,7 +306,7 @@ def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
     x = torch.randn(rows, size.width)
     model = build(size)
     model.load_state_dict(plain.state_dict())
-    ratios, told, discarded = [], defaultdict(list), 0
+    ratios, told, discarded = [], [], 0
     with attach(model, size.arena, size.weights, link=size.link) as handle:
         want = plain(x)
         assert torch.equal(model(x), want)
@@ -328,8 +325,7 @@ def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
             memory = (2 * moved + size.weights) / (2 * max(copies))
             limit = max(min(computes), moved / size.link, memory)
             ratios.append(took / limit)
-            told["limit_s"].append(limit)
-            told["pass_s"].append(took)
+            told.append({"limit_s": limit, "pass_s": took})
             if len(ratios) == size.runs:
                 break
     name = f"host, {size.link / 1e9:g} GB/s, {rows} rows"

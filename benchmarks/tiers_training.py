@@ -25,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -149,7 +148,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
     """Steps with tiers against steps in memory."""
     plain, ours = Trained(size, rows), Trained(size, rows)
     weights = sum(each.nbytes for each in ours.model.parameters())
-    ratios, told, discarded = [], defaultdict(list), 0
+    ratios, told, discarded = [], [], 0
     # Room for all weights and gradients, and for tiles of the optimizer's step.
     with attach(
         ours.model, 2 * weights + 2**26, 2**27, folder, on="cpu", training=True, states="disk", activations="disk"
@@ -176,13 +175,11 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             ratios.append(took / limit)
             after_backward = compute - part + max(part, states)
             moved_mb = (moved["disk_read"] + moved["disk_write"]) / 1e6
-            figures = {
+            told.append({
                 "limit_s": limit, "step_s": took, "in memory_s": compute, "disk_s": io,
                 "after backward_s": after_backward, "both alone_s": both, "optimizer_s": optimizer,
                 "moved_mb": moved_mb,
-            }  # fmt: skip
-            for name, figure in figures.items():
-                told[name].append(figure)
+            })  # fmt: skip
             if len(ratios) == size.runs:
                 break
         while plain.steps < ours.steps:

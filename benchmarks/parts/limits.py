@@ -29,7 +29,7 @@ class Row:
 
 
 def row(
-    name: str, ratios: Sequence[float], target: float | None, discarded: int, told: Mapping[str, Sequence[float]],
+    name: str, ratios: Sequence[float], target: float | None, discarded: int, told: Sequence[Mapping[str, float]],
     others: Mapping[str, Sequence[float]] | None = None,
 ) -> Row:  # fmt: skip
     """The row of these runs; without any that counts, its figure is no number, which meets no target.
@@ -39,13 +39,14 @@ def row(
         ratios: T/T* of each run that counts.
         target: the most that the median may be.
         discarded: how many runs do not count.
-        told: what else was measured in each run.
+        told: what else was measured in each of them, by name.
         others: the same ratios of other libraries.
     """
     if not ratios:
         return Row(name, float("nan"), target, 0, discarded, (float("nan"), float("nan")))
     middle = statistics.median
-    theirs, notes = ({key: middle(each) for key, each in known.items() if each} for known in (others or {}, told))
+    notes = {key: middle(each[key] for each in told) for key in told[0]}
+    theirs = {key: middle(each) for key, each in (others or {}).items() if each}
     return Row(name, middle(ratios), target, len(ratios), discarded, (min(ratios), max(ratios)), theirs, notes)
 
 

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import toprope
+from toprope.cli.group import group
 from toprope.errors import TopropeError
 
 __all__ = ["VERBS", "main"]
@@ -53,16 +54,7 @@ class VerbGroup(TyperGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = typer.Typer(
-    cls=VerbGroup,
-    # rich would triple the time of `toprope --help`, and a traceback of ours should look like any other
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    subcommand_metavar="VERB ...",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group(VerbGroup, "VERB ...")
 
 
 def _print_version(wanted: bool) -> None:
