@@ -2,12 +2,12 @@
 # The tests of the simulated card many times in a row: a crash shows, however rare it is.
 # A round is one process for all modules that can share one, and one each for those that need a card nobody has used
 # (they count its memory, or fork before the backward pass has threads).
-# usage: scripts/repeat.sh ROUNDS [MODULE ...]     (no module: all of tests/simulated that need no cards of their own)
+# usage: scripts/repeat.sh ROUNDS [MODULE ...]     (no module: all of tests/*/simulated that need no cards of their own)
 set -eu
 cd "$(dirname "$0")/.."
 rounds=$1
 shift
-[ $# -gt 0 ] || set -- $(grep -L -E '^(SIM|ENVIRONMENT) = ' tests/simulated/test_*.py)
+[ $# -gt 0 ] || set -- $(grep -L -E '^(SIM|ENVIRONMENT) = ' tests/*/simulated/test_*.py)
 alone=$(grep -l -E '^from card_memory import|os\.fork\(' "$@" || true)
 together=$(printf '%s\n' "$@" | grep -v -x -F "$alone" || true)
 

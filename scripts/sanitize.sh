@@ -10,4 +10,4 @@ export CXX
 .venv/bin/python -c 'from toprope.sim import build; build.ensure()'
 preload="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)"
 exec env LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 \
-    .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 3600 tests/test_simulated.py -k "not what_goes_wrong" "$@"
+    .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 3600 tests/sim/test_simulated.py -k "not what_goes_wrong" "$@"

@@ -13,10 +13,16 @@ import hypothesis
 import pytest
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+INNER = os.environ.get("TOPROPE_INNER") == "1"
 # The cache and the corpus hold what can be had again, but getting it takes a while.
 KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
 STARTED = time.monotonic()
+
+# Modules that need the card in their own process are run by tests/sim/test_simulated.py.
+collect_ignore_glob = [] if INNER else ["*/simulated/*"]
+if INNER:
+    from on_card import known_state  # noqa: F401
 
 # A loaded machine must not fail a test: no deadline on one example, no alarm that making examples takes long. What
 # `make test` tries is the same every time.

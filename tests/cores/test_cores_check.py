@@ -1,0 +1,264 @@
+import dataclasses
+import subprocess
+import sys
+import time
+
+import hypothesis
+import pytest
+from hypothesis import given
+
+from cores_exhaustive import TooMany, deadlocks
+from cores_programs import collectives, elastic, figure, local, member, on, programs, with_ops
+from toprope.cores import Discipline, exact_solver, simulate
+from toprope.cores.check import Verdict, check
+from toprope.cores.mend import with_limit
+
+TWO = dict.fromkeys("01", (24, 48))
+SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patience():
+    """Every test and question gets as long as it needs: a loaded machine must not leave one undecided."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SIDE_SECONDS", "PLAIN_SECONDS"):
+            patch.setattr(sys.modules["toprope.cores.check"], name, 60)
+        yield
+
+
+def long_program(length=30, limits=(12, 12, 13)):
+    """Two cards, three streams, cores for one too few of them at once; the plain test would need minutes."""
+    streams = []
+    for card in "01":
+        for number, cores in enumerate(limits):
+            name = f"c{number}"
+            ops = [member(name, name, cores) if (place + number) % 2 else local("L", cores) for place in range(length)]
+            streams.append((card, ops))
+    return on(dict.fromkeys("01", (0, 36)), {f"c{number}": "01" for number in range(len(limits))}, streams)
+
+
+def test_the_figure():
+    result = check(figure())
+    assert (result.verdict, result.discipline) == (DEADLOCK, Discipline.D0)
+    assert result.witness.held == (16, 0, 32, 0, 24, 24)
+    assert [result.witness.program.describe(id) for id in result.witness.cycle()] == [
+        "NonZero(0)",
+        "ReduceScatter(0)",
+        "ReduceScatter(1)",
+        "NonZero(1)",
+        "DispatchCombine(1)",
+        "DispatchCombine(0)",
+    ]
+    assert result.weaker == {Discipline.D0B: DEADLOCK, Discipline.D1: DEADLOCK, Discipline.D2: SAFE}
+
+
+def test_what_mends_the_figure():
+    mend = check(figure()).mend
+    assert (mend.op, mend.cards) == ("NonZero", ("0", "1"))
+    assert (mend.vector, mend.exact_vector) == (8, 9)
+    assert check(with_limit(figure(), "NonZero", (mend.cube, mend.vector))).verdict is SAFE
+    assert check(with_limit(figure(), "NonZero", (0, 9))).verdict is SAFE
+    assert check(with_limit(figure(), "NonZero", (0, 10))).verdict is DEADLOCK
+    assert check(figure(), discipline=Discipline.D1).mend.exact_vector == 32
+    assert check(figure(), discipline=Discipline.D0B).mend.exact_vector == 32
+
+
+@pytest.mark.parametrize("limit", [9, 8])
+def test_the_figure_with_few_cores_is_safe_under_all(limit):
+    result = check(figure(limit))
+    assert result.verdict is SAFE
+    assert set(result.weaker.values()) == {SAFE}
+    assert (result.witness, result.mend) == (None, None)
+    if limit == 8:
+        assert result.proof == "sum of the streams' cores 16 + 24 + 8 = 48 of 48 vector cores on card 0"
+    for discipline in Discipline:
+        for seed in range(20):
+            assert not simulate(figure(limit), discipline, seed).deadlocked
+
+
+def test_the_figure_with_32_is_safe_for_bursts_and_keepers_only():
+    result = check(figure(32))
+    assert result.verdict is DEADLOCK
+    assert result.weaker == {Discipline.D0B: SAFE, Discipline.D1: SAFE, Discipline.D2: SAFE}
+    burst = check(figure(32), discipline=Discipline.D0B)
+    assert (burst.verdict, burst.weaker[Discipline.D0]) == (SAFE, DEADLOCK)
+
+
+def test_pairs_that_fit_are_no_proof():
+    result = check(collectives("012", 3, 24))
+    assert result.verdict is DEADLOCK
+    assert set(result.weaker.values()) == {DEADLOCK}
+    assert result.witness.held == (24, 24, 0, 24, 0, 24, 0, 24, 24)
+    assert result.mend is None  # no limit of one of them is enough
+    assert check(collectives("012", 3, 16)).verdict is SAFE
+
+
+def test_operators_in_turn_are_proven_safe_by_what_can_be_active_together():
+    program = on(
+        TWO, {}, [("0", [local("a", 40, records=["e"])]), ("0", [local("b", 40, waits=["e"])]), ("0", [local("c", 8)])]
+    )
+    result = check(program)
+    assert result.verdict is SAFE
+    assert result.proof.startswith("most that operators active together need: ")
+    assert result.proof.endswith(" = 48 of 48 vector cores on card 0")
+
+
+def test_collectives_and_one_local_operator_are_a_proof_for_all_or_nothing():
+    program = on({"0": (24, 48)}, {}, [("0", [local(name, 48)]) for name in "ABC"])
+    assert check(program).verdict is DEADLOCK
+    for discipline in (Discipline.D1, Discipline.D2):
+        result = check(program, discipline=discipline)
+        assert result.verdict is SAFE
+        assert result.proof.startswith("most that collectives active together and one other operator need")
+
+
+def test_a_circle_is_told_whatever_the_cores():
+    program = on(
+        TWO,
+        {"x": "01", "y": "01"},
+        [("0", [member("X", "x", 1), member("Y", "y", 1)]), ("1", [member("Y", "y", 1), member("X", "x", 1)])],
+    )
+    for discipline in Discipline:
+        result = check(program, discipline=discipline)
+        assert result.verdict is DEADLOCK
+        assert result.proof.startswith("waits in a circle, whatever the cores: ")
+        assert result.witness.is_stuck(discipline)
+        assert result.mend is None
+        assert set(result.weaker.values()) == {DEADLOCK}
+    assert "cyclic-wait" in {finding.rule for finding in result.findings}
+
+
+def test_a_collective_without_a_member_is_never_safe():
+    program = on(TWO, {"x": "01"}, [("0", [member("X", "x", 8)]), ("1", [local("A", 8)])])
+    for discipline in Discipline:
+        result = check(program, discipline=discipline)
+        assert result.verdict is DEADLOCK
+        assert result.proof == "collective x#0 lacks a member on card 1 and never finishes"
+        assert result.witness.is_stuck(discipline)
+    assert "missing-rank" in {finding.rule for finding in result.findings}
+
+
+def test_nothing_to_do_is_safe():
+    assert check(on(TWO, {}, [("0", [])])).proof == "no operator needs cores of a card"
+    assert check(on(TWO, {}, [])).verdict is SAFE
+    assert check(on({}, {}, [])).verdict is SAFE
+
+
+def test_what_is_not_decided_is_unknown_and_says_what_would_help(monkeypatch):
+    monkeypatch.setattr(exact_solver, "available", lambda: False)
+    result = check(long_program(), seconds=1)
+    assert result.verdict is UNKNOWN
+    assert (result.witness, result.mend) == (None, None)
+    assert "no circular waits; S1: 12 + 12 + 13 = 37 of 36 vector cores on card 0; S2: " in result.proof
+    assert "sets of finished operators looked at" in result.proof
+    assert result.proof.endswith("pip install 'toprope[plan]'")
+    assert set(result.weaker.values()) <= {SAFE, UNKNOWN}
+
+
+def test_with_the_solver_it_is_decided(monkeypatch):
+    pytest.importorskip("ortools", reason="needs the extra `plan` (ortools)")
+    monkeypatch.setattr(sys.modules["toprope.cores.check"], "PLAIN_SECONDS", 0.3)
+    result = check(long_program(), seconds=200)
+    assert (result.verdict, result.proof) == (SAFE, "exact test, by CP-SAT: none in which nothing can go on")
+
+
+def test_no_time_is_no_verdict():
+    began = time.process_time()
+    for discipline in Discipline:
+        assert check(long_program(), discipline=discipline, seconds=0).verdict is UNKNOWN
+    assert time.process_time() - began < 10
+    assert check(figure(8), seconds=0).verdict is SAFE  # what costs next to nothing is asked anyhow
+
+
+def test_findings_stand_beside_the_verdict():
+    program = figure(8)
+    assert check(program, findings=False).findings == ()
+    result = check(dataclasses.replace(program, communicators=tuple(
+        dataclasses.replace(group, engine="aiv") for group in program.communicators)))  # fmt: skip
+    assert result.verdict is SAFE
+    assert "two-aiv-communicators" in {finding.rule for finding in result.findings}
+
+
+def test_a_local_operator_is_limited_before_a_collective():
+    program = on(
+        TWO,
+        {"x": "01"},
+        [(card, [op]) for card in "01" for op in (member("X", "x", 40), local("N", 40), elastic("E", 48))],
+    )
+    mend = check(program).mend
+    assert (mend.op, mend.vector) == ("N", 7)
+
+
+def test_the_operator_that_loses_least_is_limited():
+    program = on({"0": (24, 48)}, {}, [("0", [local("A", 30)]), ("0", [local("B", 24)])])
+    mend = check(program).mend
+    assert (mend.op, mend.cards, mend.vector) == ("A", ("0",), 24)
+
+
+def test_a_limit_of_both_kinds_keeps_their_ratio():
+    program = on({"0": (24, 48)}, {}, [("0", [local("mix", 48, 24)]), ("0", [local("vector", 40)])])
+    mend = check(program).mend
+    assert mend.op == "vector" or (mend.vector == 2 * mend.cube)
+    assert check(with_limit(program, mend.op, (mend.cube, mend.vector))).verdict is SAFE
+
+
+def test_many_cards_that_run_the_same_are_quick():
+    cards = [str(number) for number in range(64)]
+    began = time.process_time()
+    result = check(figure(cards=cards), findings=False)
+    assert time.process_time() - began < 10
+    assert result.verdict is DEADLOCK
+    assert result.witness.is_stuck(Discipline.D0)
+    assert result.mend.cards == tuple(cards)
+
+
+def test_the_thinking_needs_no_extra():
+    code = "import toprope.cores.check, sys; print([m for m in ('torch', 'numpy', 'ortools') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@given(programs())
+def test_verdicts_hold_in_every_order_of_things(program):
+    dead = {}
+    for discipline in Discipline:
+        try:
+            dead[discipline] = deadlocks(program, discipline)
+        except TooMany:
+            hypothesis.reject()
+    for discipline in Discipline:
+        result = check(program, discipline=discipline, seconds=60, findings=False)
+        assert result.verdict is (DEADLOCK if dead[discipline] else SAFE)
+        assert result.weaker == {
+            other: DEADLOCK if dead[other] else SAFE for other in Discipline if other is not discipline
+        }
+        if dead[discipline]:
+            assert result.witness.is_stuck(discipline)
+        if result.mend is not None:
+            _holds(program, result)
+
+
+def _holds(program, result):
+    """What mends a program makes it safe by the sums, and so under all disciplines; the larger limit under this one."""
+    mend = result.mend
+    safe = check(with_limit(program, mend.op, (mend.cube, mend.vector)), findings=False)
+    assert safe.proof.startswith("sum of the streams' cores")
+    assert set(safe.weaker.values()) == {SAFE}
+    if mend.exact_vector is not None:
+        larger = with_limit(program, mend.op, (mend.exact_cube, mend.exact_vector))
+        assert check(larger, discipline=result.discipline, seconds=60, findings=False).verdict is SAFE
+
+
+@given(programs(), hypothesis.strategies.integers(0, 1000))
+def test_no_run_refutes_a_proof(program, seed):
+    result = check(program, seconds=60, findings=False)
+    for discipline in Discipline:
+        verdict = result.verdict if discipline is Discipline.D0 else result.weaker[discipline]
+        if verdict is SAFE:
+            assert not simulate(program, discipline, seed, keep=False).deadlocked
+
+
+def test_with_limit_leaves_a_block_and_others_alone():
+    program = with_limit(figure(), "NonZero", (0, 0))
+    assert [op.vector for _, op in program.ops()] == [16, 24, 1] * 2
+    assert with_ops(figure(), lambda id, op: op) == with_limit(figure(), "nobody", (0, 0))

@@ -1,0 +1,247 @@
+"""The interface of functions that see messages: what they are given, and closures that they run."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flow_closures as closures
+from functions_session import session
+from toprope import flow as df
+from toprope.flow import flow_func as ff
+from toprope.flow import models
+from toprope.flow.exceptions import DfException
+from toprope.flow.meta import MetaRunContext, PyMetaParams
+from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
+from toprope.flow.template import main, source
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    df.init({})
+    yield
+    df.finalize()
+
+
+class Call:
+    """Stands for `stage_calls.Activation`."""
+
+    def __init__(self):
+        self.head, self.sent, self.raised = Head(4, 5, 6, 0, b"hello", 5), [], []
+
+    def set_output(self, index, message):
+        self.sent.append((index, message))
+
+    def raise_exception(self, code, context):
+        self.raised.append((code, context))
+
+    def take_exception(self):
+        return (True, 1, 2) if not self.raised else (False, 0, 0)
+
+
+def test_outputs_of_all_kinds():
+    call = Call()
+    context = MetaRunContext(call, 2, {})
+    message = context.alloc_tensor_msg([2], df.DT_FLOAT)
+    message.get_tensor().numpy()[:] = 3
+    message.set_start_time(9)
+    for data in (message, np.ones((2, 2)).T, context.to_flow_msg(df.Tensor(1)), context.alloc_empty_data_msg()):
+        assert context.set_output(1, data) == 0
+    assert context.set_multi_outputs(0, [np.ones(1), np.ones(2)]) == 0
+    assert [(index, each.kind) for index, each in call.sent] == [
+        (1, TENSOR), (1, TENSOR), (1, TENSOR), (1, EMPTY), (0, TENSOR), (0, TENSOR),
+    ]  # fmt: skip
+    assert call.sent[0][1].payload.tolist() == [3, 3]
+    assert call.sent[0][1].head.start_time == 9
+    assert context.set_output(2, message) == context.set_output(-1, message) == 164000
+    assert context.get_user_data(5) == b"hello"
+    with pytest.raises(DfException):
+        context.get_user_data(65)
+    assert context.get_exception() == (True, 1, 2)
+    assert context.raise_exception(9900001, 7) == 0
+    assert call.raised == [(9900001, 7)]
+    assert context.run_flow_model("no", [], 1) == (164000, [])
+    raw = context.alloc_raw_data_msg(3)
+    assert (raw.msg_type, bytes(raw.get_raw_data())) == (RAW, bytes(3))
+    with pytest.raises(DfException):
+        context.alloc_raw_data_msg(-1)
+
+
+def test_a_message_tells_of_itself():
+    message = ff.FlowMsg(Message(TENSOR, np.arange(3), Head(1, 2, 3, 1)))
+    told = [message.transaction_id, message.start_time, message.end_time, message.flow_flags, message.ret_code]
+    assert told == [1, 2, 3, 1, 0]
+    names = ("transaction_id", "start_time", "end_time", "flow_flags", "ret_code", "msg_type")
+    for value, name in enumerate(names, 5):
+        getattr(message, f"set_{name}")(value)
+        assert getattr(message, f"get_{name}")() == getattr(message, name) == value
+    assert message.message.head.transaction_id == 1  # the one that came may be read elsewhere
+    assert ff.FlowMsg(Message(EMPTY)).get_tensor() is None
+    for other in (Message(PICKLED, "x"), Message(RAW, b"x")):
+        with pytest.raises(DfException):
+            ff.FlowMsg(other).get_tensor()
+    with pytest.raises(DfException):
+        ff.FlowMsg(Message(PICKLED, "x")).get_raw_data()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("int", 1), ("bool", True), ("float", 1.5), ("str", "x"), ("tensor_dtype", df.DT_FLOAT), ("int_list", [1, 2]),
+     ("int_list_list", [[1], [2, 3]]), ("bool_list", [True]), ("float_list", [1.5]), ("str_list", ["x"]),
+     ("tensor_dtype_list", [df.DT_FLOAT])],
+)  # fmt: skip
+def test_parameters_of_all_types(name, value):
+    params = PyMetaParams(StageContext("n", 1, 2, 3, 1, 2, "/w"), {"p": value, "other": object()})
+    get = getattr(params, f"get_attr_{name}")
+    assert get("p") == (0, value)
+    assert get("no such")[0] == 164001
+    assert get("other")[0] == 164002
+    assert (params.get_name(), params.get_work_path()) == ("n", "/w")
+    assert (params.get_input_num(), params.get_output_num()) == (1, 2)
+    assert params.get_running_device_id() == 3
+    assert (params.get_running_instance_id(), params.get_running_instance_num()) == (1, 2)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from(ff.AffinityPolicy), st.data())
+def test_labels_of_a_matrix(rows, cols, policy, data):
+    row, col = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, cols - 1))
+    config = ff.BalanceConfig(rows, cols, policy)
+    config.set_data_pos([(row, col)])
+    ((label, route),) = config.labels()
+    position = row * cols + col
+    assert (label, route) == (position + 1, 1 + (position, row, col)[policy])
+    with pytest.raises(DfException):
+        config.set_data_pos([(rows, 0)])
+
+
+def test_what_cannot_be_a_function_is_refused():
+    for text in ("", "i0,x1", "i0,i0,o0", "i0;o0"):
+        with pytest.raises(DfException):
+            ff.proc_wrapper(text)
+    for sizes in ((0, 1), (65536, 2)):
+        with pytest.raises(DfException):
+            ff.BalanceConfig(*sizes)
+    with pytest.raises(DfException) as error:
+        df.FuncProcessPoint(py_func=object())
+    assert error.value.error_code == 564000
+    with pytest.raises(DfException, match="C\\+\\+"):
+        df.FuncProcessPoint("x.json")
+    point = df.FuncProcessPoint(py_func=closures.Scale)
+    for value in (object(), [1, "a"], [[1], ["a"]]):
+        with pytest.raises(DfException):
+            point.set_init_param("k", value)
+    with pytest.raises(DfException):
+        point.add_invoked_closure("k", object())
+
+
+def test_model_files_that_cannot_be_run_say_so(tmp_path, monkeypatch):
+    with pytest.raises(DfException):
+        df.GraphProcessPoint("ONNX", "x")
+    (tmp_path / "x.onnx").write_bytes(b"")
+    (tmp_path / "x.air").write_bytes(b"")
+    for framework, name, text in (
+        (df.Framework.ONNX, "no.onnx", "is not there"), (df.Framework.MINDSPORE, "x.air", "need CANN"),
+        (df.Framework.ONNX, "x.onnx", r"toprope\[onnx\]"),
+    ):  # fmt: skip
+        monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+        data = df.FlowData()
+        graph = df.FlowGraph([df.GraphProcessPoint(framework, name).fnode(1, 1)(data)])
+        assert graph.feed({data: 1}) == 4294967295
+        with pytest.raises(DfException, match=text):
+            raise graph.error
+
+
+def test_closures_are_run(tmp_path):
+    """A function runs an exported program, and a graph of stages of its own."""
+    program = torch.export.export(closures.Double(), (torch.ones(3),))
+    torch.export.save(program, tmp_path / "double.pt2")
+    inner_data = df.FlowData()
+    inner = df.FlowGraph([closures.plus_one.fnode()(inner_data)])
+    point = df.FuncProcessPoint(py_func=closures.Scale())
+    point.set_init_param("factor", 10)
+    point.add_invoked_closure("graph", df.FlowGraphProcessPoint(inner))
+    point.add_invoked_closure("model", df.GraphProcessPoint(df.Framework.TORCH, "double.pt2"))
+    with pytest.raises(DfException, match="is taken"):
+        point.add_invoked_closure("model", df.GraphProcessPoint(df.Framework.TORCH, "double.pt2"))
+    node = df.FlowNode(1, 1)
+    node.add_process_point(point)
+    data = df.FlowData()
+    alone = df.GraphProcessPoint(df.Framework.TORCH, "double.pt2").fnode(1, 1)
+    with session("910B4x1"):
+        with df.FlowGraph([node(data), alone(data)]) as graph:
+            for number in range(2):
+                assert graph.feed_data({data: np.full(3, number, "float32")}) == 0
+                tensors, _, code = graph.fetch_data(timeout=30_000)
+                assert code == 0
+                assert tensors[0].numpy().tolist() == [(number * 2 + 1) * 10] * 3
+                assert tensors[1].numpy().tolist() == [number * 2] * 3
+        # a code of init_flow_func ends the start, and is told
+        point = df.FuncProcessPoint(py_func=closures.Scale())
+        node = df.FlowNode(1, 1)
+        node.add_process_point(point)
+        graph = df.FlowGraph([node(data)])
+        assert graph.feed_data({data: 1}) == 4294967295
+        assert "init_flow_func returned 164001" in str(graph.error)
+        df.finalize()
+
+
+def test_the_template_is_a_class_of_functions(tmp_path, monkeypatch, capsys):
+    text = source([("sub", ["i0", "i1", "o0"])], "Mine")
+    space = {}
+    monkeypatch.setitem(sys.modules, "dataflow", types.ModuleType("dataflow"))
+    monkeypatch.setitem(sys.modules, "dataflow.flow_func", ff)
+    monkeypatch.setattr(sys.modules["dataflow"], "flow_func", ff, raising=False)
+    exec(text, space)
+    (function,) = ff.functions_of(space["Mine"])
+    assert (function.name, function.inputs, function.outputs) == ("sub", (0, 1), (0,))
+    for answer, status in (("n\n", 1), ("yes\n", 0)):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(readline=lambda answer=answer: answer))
+        assert main(["-f", "sub:i0:i1:o0", "-w", str(tmp_path / "p"), "-c", "MyFunc"]) == status
+        assert (tmp_path / "p" / "my_func.py").exists() is (status == 0)
+    for arguments in (["-f", "sub"], ["-f", "sub:x0"], ["-f", "a:i0:o0", "-c", "1x"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+    capsys.readouterr()
+
+
+def test_the_facade_has_the_names(monkeypatch):
+    from toprope.compat import finder
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder.FacadeFinder()])
+    import dataflow
+    import dataflow.data_type
+    import dataflow.flow_func
+    import dataflow.utils
+
+    assert [name for name in df.__all__ if not hasattr(dataflow, name)] == []
+    assert dataflow.FlowGraph is df.FlowGraph
+    assert dataflow.dataflow.FlowOutput is df.FlowOutput
+    assert dataflow.flow_func.proc_wrapper is ff.proc_wrapper
+    assert dataflow.data_type.DT_BF16 is df.DT_BF16
+    assert callable(dataflow.utils.generate_deploy_template)
+    assert callable(dataflow.pyflow)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "dataflow"]:
+        del sys.modules[name]
+
+
+def test_outside_a_stage_nobody_runs_anywhere():
+    assert df.get_running_device_id() is df.get_running_instance_id() is df.get_running_instance_num() is None
+
+
+def test_the_log_writes_from_its_level_on(caplog, monkeypatch):
+    log = ff.FlowFuncLogger()
+    log._logger.addHandler(caplog.handler)
+    monkeypatch.setenv("ASCEND_GLOBAL_LOG_LEVEL", "2")
+    for name in ("debug", "info", "warn", "error", "run_info", "run_error", "event"):
+        getattr(log, name)("%s said", name)
+    log._logger.removeHandler(caplog.handler)
+    written = [each.getMessage().split()[1] for each in caplog.records]
+    assert list(dict.fromkeys(written)) == ["warn", "error", "run_info", "run_error", "event"]
+    assert log.is_log_enable("warn")
+    assert not log.is_log_enable("info")

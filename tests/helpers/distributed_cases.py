@@ -1,0 +1,244 @@
+"""Asynchronous work, order, streams, groups and errors of torch.distributed on cards."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from distributed_values import BOTH, OTHER, RANK, blank, here, late, made, reduced, same
+from queued import queue
+
+
+def case_asynchronous_work() -> None:
+    tensor = here()
+    with late(1):
+        work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    assert work.wait()
+    assert work.is_completed()
+    assert future.done()
+    (result,) = future.value()
+    assert result is tensor or result.data_ptr() == tensor.data_ptr()
+    same(result, reduced(ReduceOp.SUM, torch.float32))
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    same(doubled.wait(), 4 * reduced(ReduceOp.SUM, torch.float32))
+
+
+def case_work_with_a_time_limit() -> None:
+    from datetime import timedelta
+
+    tensor = here()
+    if RANK == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert not work.is_completed()
+        with pytest.raises(RuntimeError, match="Operation timed out!"):
+            work.wait(timedelta(milliseconds=50))
+        assert work.exception() is None
+        dist.send(torch.zeros(1).npu(), 1)
+        work.wait(timedelta(seconds=30))
+    else:
+        dist.recv(torch.zeros(1).npu(), 0)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work.wait(timedelta(seconds=30))
+    assert work.is_success()
+    same(work.result()[0], reduced(ReduceOp.SUM, torch.float32))
+
+
+def case_works_that_nobody_waits_for_hold_no_memory() -> None:
+    before = torch.npu.memory_allocated()
+    for _ in range(8):
+        dist.all_reduce(torch.ones(2**16).npu(), async_op=True)
+    dist.barrier()  # they have ended, however late the other process came
+    time.sleep(1.1)
+    dist.all_reduce(here(), async_op=True).wait()
+    assert torch.npu.memory_allocated() - before < 2**18
+
+
+def case_collectives_come_one_after_the_other() -> None:
+    """Each reads what the one before it left, though none is waited for: HCCL has one stream for a group."""
+
+    def after(follow: Callable[[Tensor], Any], dtype: torch.dtype) -> Any:
+        tensor = here(dtype)
+        with late(1, 0.05):
+            first = dist.all_reduce(tensor, async_op=True)
+        second, result = follow(tensor)
+        second.wait()
+        first.wait()
+        return result
+
+    for dtype in (torch.float32, torch.int16):
+        total = reduced(ReduceOp.SUM, dtype)
+        same(after(lambda x: (dist.all_reduce(x, async_op=True), x), dtype), 2 * total)
+        same(after(lambda x: (dist.broadcast(x, 0, async_op=True), x), dtype), total)
+        same(after(lambda x: (dist.reduce(x, 0, async_op=True), x), dtype), 2 * total if RANK == 0 else total)
+
+        def all_gather(x: Tensor) -> Any:
+            outputs = [torch.zeros_like(x) for _ in BOTH]
+            return dist.all_gather(outputs, x, async_op=True), outputs[OTHER]
+
+        def reduce_scatter(x: Tensor) -> Any:
+            output = torch.zeros_like(x)
+            return dist.reduce_scatter(output, [x, x], async_op=True), output
+
+        def reduce_scatter_single(x: Tensor) -> Any:
+            output = torch.zeros_like(x[:1])
+            return dist.reduce_scatter_single(output, x, async_op=True), output
+
+        def all_to_all(x: Tensor) -> Any:
+            outputs = [torch.zeros_like(x) for _ in BOTH]
+            return dist.all_to_all(outputs, [x, x], async_op=True), outputs[OTHER]
+
+        def scatter(x: Tensor) -> Any:
+            output = torch.zeros_like(x)
+            return dist.scatter(output, [x, x] if RANK == 0 else None, async_op=True), output
+
+        def with_gaps(x: Tensor) -> Any:
+            outputs = [torch.zeros_like(x[:, 0]) for _ in BOTH]
+            return dist.all_to_all(outputs, [x[:, 0], x[:, 0]], async_op=True), outputs[OTHER]
+
+        for follow in (all_gather, all_to_all, scatter):
+            same(after(follow, dtype), total)
+        same(after(reduce_scatter, dtype), 2 * total)
+        same(after(reduce_scatter_single, dtype), 2 * total[RANK : RANK + 1])
+        same(after(with_gaps, dtype), total[:, 0])
+
+
+def case_queued_work_comes_first() -> None:
+    tensor = torch.zeros(2).npu()
+    stream = torch.npu.Stream()
+    with torch.npu.stream(stream):
+        view = torch.ops.toprope_sim.host_view(tensor)
+        queue(lambda: (time.sleep(0.1), view.fill_(RANK + 1)))
+        dist.all_reduce(tensor)
+    same(tensor, torch.tensor([3.0, 3.0]))
+
+
+def case_barrier() -> None:
+    began = time.monotonic()
+    if RANK == 0:
+        dist.recv(torch.zeros(1).npu(), 1)  # the other one has begun
+        time.sleep(0.3)
+    else:
+        dist.send(torch.zeros(1).npu(), 0)
+    dist.barrier()
+    assert time.monotonic() - began >= 0.3
+    dist.barrier(async_op=True).wait()
+    dist.barrier(device_ids=[torch.npu.current_device()])
+
+
+def case_a_process_that_does_not_come() -> None:
+    from datetime import timedelta
+
+    group = dist.new_group(timeout=timedelta(seconds=3))  # within which both have to come here
+    if RANK == 0:
+        with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+            dist.all_reduce(here(), group=group)
+        work = dist.broadcast(here(), 1, group=group, async_op=True)
+        with pytest.raises(RuntimeError):
+            work.wait()
+        assert work.is_completed()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def case_groups() -> None:
+    alone = [dist.new_group([rank]) for rank in BOTH][RANK]
+    tensor = here()
+    dist.all_reduce(tensor, group=alone)
+    same(tensor, made(RANK))
+    both = dist.new_group([0, 1], backend="hccl")
+    assert dist.get_backend(both) == "hccl"
+    dist.all_reduce(tensor, group=both)
+    same(tensor, reduced(ReduceOp.SUM, torch.float32))
+    mine, _ = dist.new_subgroups(1)
+    assert (dist.get_world_size(mine), dist.get_rank(mine)) == (1, 0)
+    for group in (mine, both, alone):
+        dist.destroy_process_group(group)
+    dist.all_reduce(tensor)
+
+
+def case_the_backend_of_a_group() -> None:
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("npu"))
+    assert (backend.rank(), backend.size(), backend.name()) == (RANK, 2, "hccl")
+    assert backend is group._get_backend(torch.device("npu", 0))
+    name = backend.get_hccl_comm_name(RANK)
+    names: list[Any] = [None, None]
+    dist.all_gather_object(names, name)
+    assert names == [name, name]
+    tensor = here()
+    backend.allreduce([tensor]).wait()
+    same(tensor, reduced(ReduceOp.SUM, torch.float32))
+    options = type(backend).Options()
+    options.hccl_config = {"hccl_comm_name": "mine"}
+    other = dist.new_group(pg_options=options)
+    assert other._get_backend(torch.device("npu")).get_hccl_comm_name(RANK) == "mine"
+    assert other._get_backend(torch.device("npu")).options.global_ranks_in_group == [0, 1]
+    dist.destroy_process_group(other)
+    assert dist.reinit_process_group() is group
+    assert dist.reinit_process_group(rebuild_link=False) is None
+
+
+def case_gloo_does_not_serve_cards() -> None:
+    group = dist.new_group(backend="gloo")
+    with pytest.raises(RuntimeError, match="No backend type associated with device type npu"):
+        dist.all_reduce(here(), group=group)
+    host = made(RANK)
+    dist.all_reduce(host, group=group)
+    assert torch.equal(host, reduced(ReduceOp.SUM, torch.float32))
+    dist.destroy_process_group(group)
+
+
+def case_hccl_does_not_serve_the_host() -> None:
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(2))
+
+
+def case_functional_collectives() -> None:
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    total = functional.all_reduce(here(), "sum", group)
+    same(total + 0, reduced(ReduceOp.SUM, torch.float32))
+    gathered = functional.all_gather_single(here(), 0, group)
+    same(gathered + 0, torch.cat([made(rank) for rank in BOTH]))
+    scattered = functional.reduce_scatter_single(here(shape=(4, 3)), "avg", 0, group)
+    same(scattered + 0, reduced(ReduceOp.AVG, torch.float32, (4, 3)).chunk(2)[RANK])
+    swapped = functional.all_to_all_single(here(), [1, 1], [1, 1], group)
+    same(swapped + 0, torch.stack([made(rank)[RANK] for rank in BOTH]))
+
+
+def case_errors() -> None:
+    square = torch.ones(4, 4).npu()
+    for call in (
+        lambda: dist.all_reduce(square[:, ::2]),
+        lambda: dist.broadcast(square.t()[:2], 0),
+        lambda: dist.all_gather_single(blank(shape=(4, 3)), torch.ones(3, 2).npu().t()),
+        lambda: dist.send(square[:, 1], OTHER),
+    ):
+        with pytest.raises(RuntimeError, match=r"Tensors must be contiguous\n.*ERR02002 DIST invalid type"):
+            call()
+    with pytest.raises(RuntimeError, match="Unsupported data type for HCCL process group"):
+        dist.all_reduce(torch.ones(2).to(torch.uint16).npu())
+    with pytest.raises(RuntimeError, match=r"Cannot use ReduceOp\.PREMUL_SUM with HCCL"):
+        dist.all_reduce(here(), dist._make_nccl_premul_sum(0.5))
+    with pytest.raises(RuntimeError, match="expected length 2, got 1"):
+        dist.all_gather([blank()], here())
+    with pytest.raises(RuntimeError, match=r"Incorrect input list size 1\. Input list size should be 2"):
+        dist.reduce_scatter(blank(), [here()])
+    with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times input tensor size"):
+        dist.all_gather_single(blank(), here())
+    with pytest.raises(RuntimeError, match="input tensor must be the same size as output size times world size"):
+        dist.reduce_scatter_single(blank(), here())
+    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
+        dist.all_reduce(here(torch.int32), ReduceOp.AVG)
+    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
+        dist.all_reduce(here(torch.int32), ReduceOp.AVG, async_op=True).wait()
+    tensor = here()
+    dist.all_reduce(tensor)
+    same(tensor, reduced(ReduceOp.SUM, torch.float32))

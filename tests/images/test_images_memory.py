@@ -1,0 +1,184 @@
+"""The memory ladder on the CPU, where nothing is saved: its rungs in order, the same pictures, and the way down."""
+
+import pytest
+import torch
+from torch import nn
+
+from images_loras import save, tensors
+from images_tiny import QUIET, picture, tiny
+from toprope.errors import EditError, UsageError
+from toprope.images import EditRequest, Engine
+from toprope.images.guests import Whole, bytes_of
+from toprope.images.ladder import RUNGS, below, rung
+from toprope.images.rungs import make
+
+pytestmark = QUIET
+CAT = picture(100, 80)
+REQUEST = EditRequest(CAT, "make it snow", steps=2, seed=3, max_pixels=256)
+EXACT = ("vae", "encoders", "tiers", "tiers-least")
+"""Rungs that give the same pictures, those of the tiny models being smaller than a tile."""
+
+
+def edited(engine, request=REQUEST) -> bytes:
+    return engine.edit(request).pictures[0].tobytes()
+
+
+def weights(engine):
+    parts = {name: part for name, part in engine.loaded.pipeline.components.items() if isinstance(part, nn.Module)}
+    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
+
+
+def no_room(*arguments, **named):
+    raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 3.47 GiB")
+
+
+# ---- the ladder
+
+
+def test_the_way_down() -> None:
+    names, at = [], "none"
+    while at is not None:
+        names.append(at)
+        at = below(at)
+    assert names == ["none", "vae", "encoders", "tiers", "tiers-least"]
+    assert [each.name for each in RUNGS if not each.automatic] == ["encoders-4bit"]
+    assert below("encoders-4bit") == "encoders"
+    for each in RUNGS:
+        assert rung(each.name) is each
+        assert make(each.name).rung == each.name
+        assert each.says
+        assert each.costs
+    for call in (rung, below, make):
+        with pytest.raises(UsageError, match="no rung 'cellar'") as caught:
+            call("cellar")
+        assert "tiers-least" in caught.value.looked_at
+    with pytest.raises(UsageError, match="no rung 'cellar'"):
+        Engine.open(tiny("kontext"), device="cpu", memory="cellar")
+
+
+@pytest.mark.parametrize("family", ["ip2p", "kontext", "hidream-e1"])
+def test_rungs_give_the_same_pictures_and_the_model_back(family) -> None:
+    """One model is placed on every rung after the other, as when memory runs out on each."""
+    other = EditRequest(CAT, "make it rain", steps=2, seed=3, max_pixels=256)
+    with Engine.open(tiny(family), device="cpu", memory="none") as engine:
+        wanted, before = edited(engine), {name: value.clone() for name, value in weights(engine).items()}
+        wanted_other = edited(engine, other)
+        modules = [type(each) for part in engine.loaded.pipeline.components.values()
+                   if isinstance(part, nn.Module) for each in part.modules()]  # fmt: skip
+        for each in (*EXACT, "encoders-4bit", "none"):
+            holding, loaded = engine._holding, engine.loaded
+            holding.placement.undo(loaded)
+            after = weights(engine)
+            assert after.keys() == before.keys(), each
+            assert all(torch.equal(value, before[name]) for name, value in after.items()), each
+            assert not any(part._forward_pre_hooks for part in loaded.pipeline.components.values()
+                           if isinstance(part, nn.Module)), each  # fmt: skip
+            holding.placement = make(each)
+            holding.placement.place(loaded)
+            engine._prompts.clear()
+            first, second = edited(engine), edited(engine, other)
+            told = engine.describe()["memory"]
+            assert told["rung"] == each
+            if each == "encoders-4bit":
+                assert first != wanted  # other embeddings
+                assert all(part["bytes"] < 0.8 * part["bytes_before"] for part in told["encoders"].values())
+            else:
+                assert (first, second) == (wanted, wanted_other), each
+            if each == "tiers-least":
+                assert told["parts"][engine.family.denoiser]["host_bytes"] > 0
+        assert modules == [type(each) for part in engine.loaded.pipeline.components.values()
+                           if isinstance(part, nn.Module) for each in part.modules()]  # fmt: skip
+
+
+def test_memory_that_runs_out_goes_one_rung_down_each_time_and_says_so(monkeypatch, caplog) -> None:
+    with Engine.open(tiny("kontext"), device="cpu") as engine:
+        assert engine.describe()["memory"] == {"rung": "none", "auto": True}
+        wanted, run = edited(engine), engine.family.run
+        seen, steps = [], []
+
+        def fails_above(lowest):
+            def call(*arguments):
+                seen.append(engine.describe()["memory"]["rung"])
+                return run(*arguments) if seen[-1] == lowest else no_room()
+
+            return call
+
+        monkeypatch.setattr(engine.family, "run", fails_above("encoders"))
+        result = engine.edit(REQUEST, on_step=steps.append)
+        assert seen == ["none", "vae", "encoders"]
+        assert result.pictures[0].tobytes() == wanted
+        assert [each.number for each in steps] == [1, 2]
+        assert result.record["engine"]["memory"]["rung"] == "encoders"
+        first, second = result.record["notices"]
+        assert "memory ran out on the rung 'none', going on with 'vae'" in first
+        assert "3.47 GiB" in second
+        assert [each.getMessage() for each in caplog.records] == [first, second]
+        seen.clear()
+        assert engine.edit(REQUEST).record["notices"] == []  # it stays there
+        assert seen == ["encoders"]
+        monkeypatch.setattr(engine.family, "run", fails_above("cellar"))
+        with pytest.raises(EditError, match="on the rung 'tiers-least' of the memory ladder"):
+            engine.edit(REQUEST)
+        assert seen[-2:] == ["tiers", "tiers-least"]
+        monkeypatch.undo()
+        assert edited(engine) == wanted  # the engine can be used on
+
+
+def test_memory_that_runs_out_while_encoding_goes_down_too(monkeypatch) -> None:
+    with Engine.open(tiny("kontext"), device="cpu", memory="none") as plain:
+        wanted = edited(plain)
+    with Engine.open(tiny("kontext"), device="cpu") as engine:
+        encode, seen = engine.family.encode, []
+
+        def fails(*arguments):
+            seen.append(engine.describe()["memory"]["rung"])
+            return encode(*arguments) if seen[-1] == "tiers" else no_room()
+
+        monkeypatch.setattr(engine.family, "encode", fails)
+        assert edited(engine) == wanted
+        assert seen == ["none", "vae", "encoders", "tiers"]
+
+
+@pytest.mark.parametrize("name", ["encoders", "tiers-least", "encoders-4bit"])
+def test_loras_come_and_go_on_every_rung(name, tmp_path) -> None:
+    with Engine.open(tiny("kontext"), device="cpu", memory="none") as plain:
+        file = save(tmp_path / "snow.safetensors", tensors(plain.loaded.pipeline, parts=("transformer",)))
+        base = edited(plain)
+        plain.set_loras([f"{file}:0.5"])
+        scaled = edited(plain)
+        with plain.loras() as loras:
+            loras.fuse()
+        fused = edited(plain)
+    with Engine.open(tiny("kontext"), device="cpu", memory=name) as engine:
+        if name == "encoders-4bit":
+            base = edited(engine)
+        assert edited(engine) == base
+        engine.set_loras([f"{file}:0.5"])
+        if name != "encoders-4bit":
+            assert edited(engine) == scaled
+        with engine.loras() as loras:
+            loras.fuse()
+        if name != "encoders-4bit":
+            assert edited(engine) == fused
+        assert edited(engine) != base
+        engine.set_loras([])
+        assert edited(engine) == base
+
+
+def test_a_guest_goes_home_as_it_came_and_ties_stay() -> None:
+    from toprope import device
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    module[2].weight = module[0].weight
+    tensors_before = [*module.parameters(), *module.buffers()]
+    assert bytes_of(module) == sum(each.nbytes for each in tensors_before)
+    guest = Whole(module, device.get("cpu"))
+    guest.device = type("Meta", (), {"torch_device": torch.device("meta")})()
+    guest.come()
+    guest.come()
+    assert module[2].weight is module[0].weight
+    assert module[0].weight.is_meta
+    guest.go()
+    guest.go()
+    after = [*module.parameters(), *module.buffers()]
+    assert all(one is other for one, other in zip(tensors_before, after, strict=True))

@@ -1,0 +1,395 @@
+"""The page of `toprope ui` over a tiny model on the second of two simulated cards, by HTTP and in headless Chromium.
+
+One server and one browser for all of it. Where there is no Chromium, only what goes over HTTP is tested. The thinking
+behind the page is tested in test_images_web.py.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from images_tiny import picture
+
+HELPERS = Path(__file__).resolve().parents[1] / "helpers"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium for the browser tests (Debian: apt install chromium)"
+)
+LONG = 120.0
+"""Seconds that things may take on a machine that is busy with other tests."""
+STEPS = 6
+
+
+REFINED = "Cover the roof and the meadow with fresh snow"
+
+
+class Words(BaseHTTPRequestHandler):
+    """A server that words every instruction anew, in the same way."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        said = json.dumps({"caption": "a house", "instruction": REFINED, "description": "a house in snow"})
+        body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def words():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Words) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"openai:http://127.0.0.1:{server.server_port}/v1?model=words&timeout=30&retries=0"
+        server.shutdown()
+        thread.join()
+
+
+class Server:
+    def __init__(self, folder, words):
+        self.folder, self.log = folder, folder / "log"
+        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        # A proxy that nobody can reach: whatever would be fetched or told would fail.
+        kept |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+        kept |= {"TOPROPE_SIM": "910B3x2,hbm=1GiB", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
+        (folder / "tmp").mkdir()
+        command = [sys.executable, str(HELPERS / "images_page_server.py"), str(folder)]
+        command += ["--port", "0", "--device", "npu:1", "--out-dir", str(folder / "out"), "--max-upload", "1MiB"]
+        command += ["--refiner", words]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, env=kept, stdout=log, stderr=log)
+        self.url = self.said(r"http://\S+")
+
+    def said(self, pattern):
+        """What the server wrote, waited for."""
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
+            found = re.search(pattern, self.log.read_text())
+            if found:
+                return found[0].rstrip("/")
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+        raise AssertionError(self.log.read_text())
+
+    def load(self):
+        (self.folder / "go").touch()
+
+    @contextmanager
+    def held(self):
+        """No edit goes on after a step, unless it is cancelled."""
+        (self.folder / "hold").touch()
+        try:
+            yield
+        finally:
+            (self.folder / "hold").unlink()
+
+    def device(self):
+        answer = httpx.post(f"{self.url}/gradio_api/run/device", json={"data": []}, timeout=LONG)
+        return answer.json()["data"][0]
+
+    def upload(self, path):
+        with open(path, "rb") as file:
+            return httpx.post(f"{self.url}/gradio_api/upload", files={"files": (path.name, file)}, timeout=LONG)
+
+    def edit(self, path, *, steps, seed, loras=()):
+        """Everything that the server sends while it edits a picture."""
+        image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
+        form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
+        form += [list(loras), 1, 1, 1, 1]
+        called = httpx.post(f"{self.url}/gradio_api/call/edit", json={"data": [image, *form]}, timeout=LONG)
+        told = []
+        with httpx.stream("GET", f"{self.url}/gradio_api/call/edit/{called.json()['event_id']}", timeout=LONG) as lines:
+            for line in lines.iter_lines():
+                if line.startswith("data: ") and line != "data: null":
+                    told.append(json.loads(line[6:]))
+        return told
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, words):
+    made = Server(tmp_path_factory.mktemp("page"), words)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.process.wait()
+
+
+@pytest.fixture(scope="module")
+def browser(server):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    picture(64, 48).save(folder / "cat.png")
+    picture(48, 48, shift=90).save(folder / "dog.png")
+    (folder / "broken.png").write_bytes((folder / "cat.png").read_bytes()[:90])
+    (folder / "large.png").write_bytes(os.urandom(3 * 2**20))
+    return folder
+
+
+class Tab:
+    """A tab of the browser, and what it asked for elsewhere."""
+
+    def __init__(self, browser, server):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(LONG * 1000)
+        self.elsewhere, self.errors = [], []
+        self.page.on("request", lambda asked: self.elsewhere.append(asked.url) if self._far(asked.url) else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.url = server.url
+        self.page.goto(server.url)
+
+    def _far(self, url):
+        return not url.startswith((self.url, "data:", "blob:"))
+
+    def fill(self, path, *, steps=STEPS, instruction="make it snow", seed="5"):
+        self.page.set_input_files("#picture input[type=file]", str(path))
+        self.page.wait_for_selector("#picture img")
+        self.form(steps=steps, instruction=instruction, seed=seed)
+
+    def ready(self, server, path):
+        """The model is there, and so is a picture: also where this test is the first of its process."""
+        server.load()
+        self.wait("#steps input[type=number]")
+        self.tab("One picture")
+        if not self.page.is_visible("#picture img"):
+            self.page.set_input_files("#picture input[type=file]", str(path))
+            self.page.wait_for_selector("#picture img")
+
+    def form(self, *, steps=STEPS, instruction="make it snow", seed="5"):
+        self.page.fill("#instruction textarea", instruction)
+        self.page.fill("#seed :is(input, textarea)", seed)
+        self.page.fill("#steps input[type=number]", str(steps))
+        self.page.press("#steps input[type=number]", "Tab")
+
+    def see(self, selector, text):
+        self.page.locator(selector, has_text=text).wait_for()
+
+    def wait(self, selector):
+        return self.page.wait_for_selector(selector)
+
+    def tab(self, name):
+        self.page.get_by_role("tab", name=name).click()
+
+
+@pytest.fixture(scope="module")
+def tab(browser, server):
+    made = Tab(browser, server)
+    yield made
+    made.context.close()
+
+
+def steps_of(told):
+    """The numbers of steps that the parts of an answer tell."""
+    return [int(found[1]) for part in told if (found := re.search(r'state="running" data-step="(\d+)"', str(part[0])))]
+
+
+def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
+    port = int(server.url.rpartition(":")[2])
+    assert server.url.startswith("http://127.0.0.1:")
+    listening = [
+        each.laddr.ip
+        for each in psutil.Process(server.process.pid).net_connections(kind="inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) == {"127.0.0.1"}
+    with pytest.raises(ConnectionRefusedError):  # another address of the same machine
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+    until = time.monotonic() + LONG
+    while (found := server.device())["model"]["note"] == "starting" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert found["model"]["state"] == "loading"
+    assert found["model"]["note"] == "waiting for the test"
+    assert "device" not in found
+
+
+@needs_browser
+def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
+    tab.see("#status", "is loading: waiting for the test")
+    assert tab.page.is_visible("#status [data-state=loading]")
+    assert not tab.page.is_visible("#steps")
+    server.load()
+    assert "npu:1 · bfloat16 · simulated card" in tab.wait("#status [data-state=ready]").inner_text()
+    tab.wait("#steps input[type=number]")
+    assert tab.page.input_value("#steps input[type=number]") == "50"  # the family's default
+    assert not tab.page.is_visible("#refine_strength")  # this family has none
+    assert tab.page.is_checked("#refine input")
+
+
+def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server, pictures):
+    server.load()
+    server.said("is ready on npu:1")
+    before = server.device()
+    asked = ((3, []), (7, []), (3, ["snow"]), (3, []))
+    told = [server.edit(pictures / "cat.png", steps=steps, seed=4, loras=loras) for steps, loras in asked]
+    assert [steps_of(each) for each in told] == [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3], [1, 2, 3]]
+    files = [[file for file in each[-1][3]["value"] if file["orig_name"].endswith(".png")] for each in told]
+    made = [Path(file["path"]).read_bytes() for (file,) in files]
+    assert made[0] == made[3]
+    assert len(set(made)) == 3  # more steps and a LoRA give others
+    after = server.device()
+    assert before["memory"]["peak"] < after["memory"]["peak"] < after["memory"]["total"] == 2**30
+    assert after["queue"]["done"] == before["queue"]["done"] + 4
+    assert after["attention"] == "fused by the device"
+    kept = sorted((server.folder / "out").glob("*.png"))
+    assert len(kept) >= 4
+    assert httpx.get(f"{server.url}/gradio_api/file={kept[0]}", timeout=LONG).status_code in (403, 404)
+
+
+def test_what_cannot_be_is_one_error_with_a_hint(server, pictures):
+    server.load()
+    for name, seed, hint in (("broken.png", 1, "check that it opens elsewhere"), ("cat.png", "x", "is not a seed")):
+        told = {part[0] for part in server.edit(pictures / name, steps=2, seed=seed)}
+        assert len(told) == 1
+        assert 'data-state="failed"' in next(iter(told))
+        assert hint in next(iter(told))
+    too_large = server.upload(pictures / "large.png")
+    assert too_large.status_code == 413
+
+
+@needs_browser
+def test_a_picture_is_uploaded_edited_compared_and_found_in_the_history(server, tab, pictures):
+    server.load()
+    tab.wait("#steps input[type=number]")
+    tab.page.fill("#seed :is(input, textarea)", "")
+    tab.page.click("#dice")
+    tab.page.wait_for_function("document.querySelector('#seed :is(input, textarea)').value !== ''")
+    assert tab.page.input_value("#seed :is(input, textarea)").isdigit()
+    tab.page.click("#edit")
+    assert "there is no picture" in tab.wait("#progress [role=alert]").inner_text()
+    assert not tab.page.is_visible("#scale-1")
+    tab.page.click("#loras input")
+    tab.page.get_by_role("option", name="snow").click()
+    assert "Scale of snow" in tab.wait("#scale-1").inner_text()
+    tab.fill(pictures / "cat.png", seed="18446744073709551615")
+    tab.page.click("#edit")
+    tab.wait("#progress [data-state=done]")
+    tab.wait("#slider img")
+    assert tab.page.locator("#slider img").count() == 2
+    assert "cat-" in tab.wait("#files").inner_text()
+    assert tab.page.input_value("#refined textarea") == REFINED
+    tab.tab("History")
+    tab.page.locator("#gallery button.thumbnail-lg, #gallery .grid-container button").first.click()
+    tab.wait("#parameters table")
+    shown = tab.page.inner_text("#parameters")
+    assert "18446744073709551615" in shown
+    assert REFINED in shown
+    assert "make it snow" in shown  # as it was written
+    assert f"steps\t{STEPS}" in shown
+    assert "snow at 1" in shown
+    tab.see("#panel", "snow")
+    tab.form(instruction="something else", seed="1", steps=2)
+    tab.page.click("#again")
+    tab.page.wait_for_function(f"document.querySelector('#instruction textarea').value === '{REFINED}'")
+    assert not tab.page.is_checked("#refine input")  # it is worded already
+    assert tab.page.input_value("#seed :is(input, textarea)") == "18446744073709551615"
+    assert tab.page.input_value("#steps input[type=number]") == str(STEPS)
+
+
+@needs_browser
+def test_cancel_stops_an_edit_and_the_panel_is_live(server, tab, pictures):
+    tab.ready(server, pictures / "cat.png")
+    tab.form(steps=100)
+    with server.held():
+        tab.page.click("#edit")
+        tab.wait("#progress [data-state=running][data-step]")
+        tab.see("#panel", "one runs, step")
+        told = server.device()["queue"]
+        assert told["running"]
+        tab.page.click("#cancel")
+        stopped = tab.wait("#progress [data-state=cancelled]")
+    assert told["step"] <= int(stopped.get_attribute("data-step")) < 100
+    assert not server.device()["queue"]["running"]
+    tab.see("#panel", "nothing runs")
+    assert "cancelled" in tab.page.inner_text("#panel")
+
+
+@needs_browser
+def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
+    tab.ready(server, pictures / "cat.png")
+    tab.form(steps=2)
+    tab.tab("Batch")
+    names = ("cat.png", "broken.png", "dog.png")
+    tab.page.set_input_files("#uploads input[type=file]", [str(pictures / name) for name in names])
+    tab.see("#uploads", "dog")
+    tab.page.click("#edit-all")
+    tab.wait("#progress-all [data-state=done]")
+    states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]
+    assert states == ["done", "failed", "done"]
+    assert "check that it opens elsewhere" in tab.page.inner_text("#rows")
+    with tab.page.expect_download() as download:
+        tab.page.click("#packed a")
+    with zipfile.ZipFile(download.value.path()) as packed:
+        assert sorted(Path(name).suffix for name in packed.namelist()) == [".json", ".json", ".png", ".png"]
+        records = [json.loads(packed.read(name)) for name in packed.namelist() if name.endswith(".json")]
+    assert {record["seed"] for record in records} == {5}
+
+
+@needs_browser
+def test_two_clients_are_queued_and_one_that_leaves_frees_its_place(server, browser, tab, pictures):
+    tab.ready(server, pictures / "cat.png")
+    other = Tab(browser, server)
+    other.wait("#steps input[type=number]")
+    other.fill(pictures / "dog.png", steps=100)
+    with server.held():
+        other.page.click("#edit")
+        other.wait("#progress [data-state=running]")
+        tab.form(steps=3)
+        tab.page.click("#edit")
+        waits = tab.wait("#progress [data-state=waiting]")
+        assert waits.get_attribute("data-ahead") == "1"
+        assert "1 edit before this one" in waits.inner_text()
+        queue = server.device()["queue"]
+        assert (queue["running"], queue["waiting"]) == (True, 1)
+        other.context.close()  # a page that is closed takes its edit along
+        tab.wait("#progress [data-state=running]")
+    tab.wait("#progress [data-state=done]")
+    assert server.device()["queue"]["cancelled"] == queue["cancelled"] + 1
+
+
+@needs_browser
+def test_pages_fetched_nothing_from_elsewhere_and_ran_without_errors(tab):
+    assert tab.elsewhere == []
+    assert tab.errors == []
+
+
+def test_ctrl_c_stops_the_server_and_leaves_only_what_was_to_be_kept(server):
+    assert server.process.poll() is None
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(LONG) == 0
+    said = server.log.read_text()
+    assert said.count("stopping after the step that runs") == 1
+    assert f"stopped; results are in {server.folder / 'out'}" in said
+    assert "Traceback" not in said
+    kept = list((server.folder / "out").iterdir())
+    assert len([path for path in kept if path.suffix == ".json"]) * 2 == len(kept)
+    assert list((server.folder / "tmp").glob("toprope-ui-*")) == []

@@ -1,0 +1,22 @@
+"""The rules' pages are what the rules say."""
+
+from pathlib import Path
+
+from toprope.port.pages import pages
+from toprope.port.registry import all_rules
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "port"
+
+
+def test_the_pages_are_those_of_the_rules():
+    there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    wanted = pages()
+    stale = sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name))
+    assert stale == [], "make them anew: python -m toprope.port.pages docs/port"
+
+
+def test_every_rule_has_its_page_and_stands_in_the_table_once():
+    table = pages()["index.md"]
+    for code, rule in all_rules().items():
+        assert rule.page == f"docs/port/{code}.md"
+        assert table.count(f"| [{code}]({code}.md) |") == 1

@@ -1,0 +1,156 @@
+"""`toprope port` for CI and beyond: SARIF and HTML, baselines, the vendored file, traces of a run."""
+
+import json
+
+import pytest
+
+from device_stand_ins import run
+from toprope.cli import main
+from toprope.port.vendor import text, where
+
+PROGRAM = (
+    "import torch\nimport triton\n\nx = torch.ones(3).cuda()\nscaler = torch.cuda.amp.GradScaler()\n"
+    "torch.cuda.synchronize()\nprint(x.sum().item(), x.is_cuda, scaler.is_enabled())\n"
+)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "a.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def status(*words):
+    return main(["port", *map(str, words)])
+
+
+def findings(capsys, *words):
+    capsys.readouterr()
+    status(*words, "--format", "json")
+    return json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_sarif_and_html_of_a_tree(tree, capsys):
+    assert status(tree, "--check", "--format", "sarif") == 1
+    log = json.loads(capsys.readouterr().out)
+    assert log["version"] == "2.1.0"
+    assert {"TR006", "TR055", "TR082"} <= {each["ruleId"] for each in log["runs"][0]["results"]}
+    assert status(tree, "--format", "html", "--output", tree / "report.html") == 0
+    page = (tree / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "scaler = portable.GradScaler()" in page
+
+
+def test_a_baseline_knows_moved_lines_and_nothing_else(tree, capsys, monkeypatch):
+    base = tree / "known.json"
+    assert status(tree, "--write-baseline", base) == 0
+    assert "sites are known from now on" in capsys.readouterr().out
+    assert status(tree, "--check") == 1
+    assert status(tree, "--check", "--baseline", base) == 0
+    capsys.readouterr()
+    (tree / "a.py").write_text("# a new line\n" + PROGRAM.replace("torch.ones(3).cuda()", "torch.ones(3) . cuda( )"))
+    assert status(tree, "--check", "--baseline", base) == 1  # another text
+    (tree / "a.py").write_text("# a new line\n" + PROGRAM)
+    assert status(tree, "--check", "--baseline", base) == 0
+    (tree / "a.py").write_text(PROGRAM + "torch.cuda.synchronize()\n")
+    assert status(tree, "--check", "--baseline", base) == 1
+    new = [each for each in findings(capsys, tree, "--baseline", base) if not each["known"]]
+    assert [(each["rule"], each["line"]) for each in new] == [("TR026", 8)]
+    (tree / "b.py").write_text(PROGRAM)  # the same places in another file
+    assert status(tree / "b.py", "--check", "--baseline", base) == 1
+    monkeypatch.chdir(tree)
+    (tree / "b.py").unlink()
+    (tree / "a.py").write_text(PROGRAM)
+    assert status(".", "--check", "--baseline", "known.json") == 0  # files are named from the baseline
+
+
+def test_what_is_no_baseline_and_no_trace(tree, capsys):
+    (tree / "x.json").write_text('{"version": 2}')
+    for option in ("--baseline", "--with-trace"):
+        assert status(tree, option, tree / "none.json") == 2
+        assert status(tree, option, tree / "x.json") == 2
+    assert status(tree, "--baseline", tree / "x.json", "--write-baseline", tree / "y.json") == 2
+    assert status(tree, "--write-baseline", tree / "no" / "y.json") == 2
+    assert status(tree, "--vendor=nowhere") == 2
+    said = capsys.readouterr().err
+    assert "none.json cannot be read" in said
+    assert "its version is 2" in said
+    assert "nowhere is no folder" in said
+
+
+def test_a_vendored_program_runs_without_toprope_and_is_left_alone(tree, capsys):
+    (tree / "a.py").write_text(PROGRAM.replace("import triton\n", ""))
+    assert status(tree, "--vendor") == 0
+    assert not (tree / "toprope_portable.py").exists()
+    assert status(tree, "--vendor", "--write") == 0
+    assert "toprope_portable.py written" in capsys.readouterr().out
+    program = (tree / "a.py").read_text()
+    assert "import toprope_portable as portable\n" in program
+    done = run(program, tree, TOPROPE_DEVICE="cpu")
+    assert (done.returncode, done.stdout) == (0, "3.0 False False\n"), done.stderr
+    mine = text() + b"\nVERSION = 'mine'\n"
+    (tree / "toprope_portable.py").write_bytes(mine)
+    (tree / "b.py").write_text("x.cuda()\n")
+    for words in ([], ["--vendor"]):  # found by itself the second time
+        assert status(tree, "--write", *words) == 0
+        assert (tree / "a.py").read_text() == program
+        assert (tree / "toprope_portable.py").read_bytes() == mine
+        assert (tree / "b.py").read_text() == "import toprope_portable as portable\nx.to(portable.device())\n"
+
+
+def test_where_the_vendored_file_goes(tree):
+    (tree / "src" / "pack" / "inner").mkdir(parents=True)
+    for folder in ("pack", "pack/inner"):
+        (tree / "src" / folder / "__init__.py").touch()
+    assert where([tree]).module == "toprope_portable"
+    assert where([tree / "src" / "pack"]).module == "pack.toprope_portable"
+    found = where([tree], str(tree / "src" / "pack" / "inner"))
+    assert (found.module, found.path.parent) == ("pack.inner.toprope_portable", tree / "src" / "pack" / "inner")
+    assert where([tree / "a.py", tree / "src"]).path == tree / "toprope_portable.py"
+
+
+TRACED = """import torch
+name = open("device.txt").read()
+x = torch.ones(2, device=name)
+torch.cuda.synchronize()
+y = torch.ones(2, device=name)  # toprope: ignore
+"""
+
+
+# what `toprope run --trace-cuda` does, in a process that has torch already
+RUN = """
+import json, os, pathlib, runpy
+from toprope.compat import cuda, cuda_sites
+folder = pathlib.Path(os.environ["TREE"])
+os.chdir(folder)
+undo = cuda.install(folder)
+runpy.run_path("a.py")
+undo()
+pathlib.Path(os.environ["TRACE"]).write_text(json.dumps(cuda_sites.merge(folder)))
+"""
+
+
+def test_a_trace_marks_places_and_adds_what_only_a_run_shows(tree, capsys):
+    (tree / "a.py").write_text(TRACED)
+    (tree / "device.txt").write_text("cuda:0")
+    trace = tree / "trace.json"
+    done = run(RUN, TREE=str(tree), TRACE=str(trace), TOPROPE_DEVICE="cpu")
+    assert done.returncode == 0, done.stderr
+    found = findings(capsys, tree, "--with-trace", trace)
+    assert [(each["rule"], each["line"], each["seen"]) for each in found] == [("TR000", 3, 1), ("TR026", 4, 1)]
+    assert found[0]["message"] == "a device of CUDA reached torch from here: cuda:0"
+    assert found[0]["before"] == "x = torch.ones(2, device=name)"
+    assert status(tree, "--with-trace", trace, "--check", "--ignore", "TR026") == 1
+    assert status(tree, "--with-trace", trace, "--check", "--ignore", "TR026,TR000") == 0
+    sites = json.loads(trace.read_text())
+    sites["sites"].append({"what": "a device", "text": "cuda", "count": 2, "stack": [
+        {"file": "/lib/other.py", "line": 7, "function": "f"}, {"file": str(tree / "a.py"), "line": 2, "function": ""},
+    ]})  # fmt: skip
+    sites["sites"].append({"what": "a device", "text": "cuda", "count": 2, "stack": []})
+    trace.write_text(json.dumps(sites))
+    capsys.readouterr()
+    assert status(tree, "--with-trace", trace) == 0
+    said = capsys.readouterr().out
+    assert "a.py:2:1  TR000 R  a device of CUDA reached torch from here: cuda, through /lib/other.py:7 " in said
+    assert "(asked 2 times in the trace)" in said
+    assert "elsewhere      1   sites of the trace" in said

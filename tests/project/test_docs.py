@@ -1,0 +1,64 @@
+"""What the papers show is run, and what the sources read is documented."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# A block is tested where the line above it is the comment <!-- tested -->.
+BLOCK = re.compile(r"^<!-- tested -->\n```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPETS = [
+    pytest.param(language, text, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, (language, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
+]
+
+
+def test_there_are_snippets_to_run():
+    assert len(SNIPPETS) >= 4
+    marks = sum(page.read_text(encoding="utf-8").count("<!-- tested -->\n") for page in PAGES)
+    assert marks == len(SNIPPETS)
+
+
+@pytest.mark.parametrize(("language", "text"), SNIPPETS)
+def test_snippet_runs(language, text):
+    """In a process of its own; a comment `# prints X` holds the program to X."""
+    command = [sys.executable, "-c", text] if language == "python" else ["sh", "-euc", text]
+    path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = re.findall(r"# prints (.+)$", text, re.MULTILINE)
+    printed = done.stdout.splitlines()
+    assert [line for line in wanted if line not in printed] == []
+
+
+def test_every_variable_of_the_sources_is_on_the_page():
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    files = [ROOT / "tests" / "conftest.py"]
+    for kind in ("py", "cpp", "h"):
+        files += (ROOT / "src").rglob(f"*.{kind}")
+    # A variable's name stands in quotes; macros of the C++ sources do not.
+    used = {
+        name for file in files for name in re.findall(r"[\"'](TOPROPE_[A-Z_]+)\b", file.read_text(encoding="utf-8"))
+    }
+    assert {"TOPROPE_DEVICE", "TOPROPE_SIM", "TOPROPE_SOAK"} <= used
+    assert sorted(name for name in used if f"`{name}" not in page) == []
+
+
+def test_links_between_papers_lead_somewhere():
+    code = re.compile(r"^(```|~~~~).*?^\1$", re.MULTILINE | re.DOTALL)  # f[x](y) is no link there
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", code.sub("", page.read_text(encoding="utf-8"))):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_nobody_is_told_that_it_ran_on_a_card():
+    assert "has never run on" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "has run on real Ascend hardware" in (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")

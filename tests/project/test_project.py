@@ -1,0 +1,195 @@
+"""The project's own papers agree with each other and with the house."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+import toprope
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def tracked():
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in done.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
+
+
+def names(requirements):
+    return {re.split(r"[<>=\[; ]", each)[0].lower().replace("_", "-") for each in requirements}
+
+
+def test_one_version():
+    newest = re.search(r"^## \[([^\]]+)\]", read("CHANGELOG.md"), re.MULTILINE)
+    assert PROJECT["version"] == toprope.__version__ == newest[1]
+
+
+def test_torch_is_a_plain_lower_bound_and_torch_npu_no_dependency():
+    assert "torch>=2.10" in PROJECT["dependencies"]
+    everything = names(sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]))
+    assert not everything & {"torch-npu", "torchvision"}
+
+
+def test_constraints_pin_what_is_used():
+    pins = re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", read("constraints.txt"), re.MULTILINE)
+    lines = [line for line in read("constraints.txt").splitlines() if line and not line.startswith("#")]
+    assert len(pins) == len(lines) == len({name.lower() for name, _ in pins})
+    extras = PROJECT["optional-dependencies"]
+    used = names(
+        PROJECT["dependencies"] + extras["dev"] + extras["cluster"] + extras["port"] + extras["images"] + extras["ui"]
+    )
+    assert used <= names(name for name, _ in pins)
+    assert dict(pins)["torch"] == re.search(r"^TORCH \?= torch==(\S+)$", read("Makefile"), re.MULTILINE)[1]
+
+
+def make(*arguments):
+    # As from a shell: `make test` would pass its own flags on to these.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+    }
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "soak", "lint", "bench", "docs", "contract", "clean"])
+def test_make_has_the_target(target):
+    done = make("--dry-run", "--always-make", target)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_make_demo_is_the_main_job():
+    done = make("--dry-run", "demo")
+    assert done.stdout.splitlines()[-1] == ".venv/bin/toprope run --chip 910B3 examples/digits_npu.py"
+    assert (ROOT / "examples" / "digits_npu.py").exists()
+
+
+def test_readme_begins_with_the_two_commands():
+    blocks = re.findall(r"```sh\n(.*?)```", read("README.md"), re.DOTALL)
+    commands = [line.split("#")[0].strip() for line in blocks[0].splitlines() if line.strip()]
+    assert commands == ["make demo", "make test"]
+    assert len(read("README.md").split("```sh")[0].splitlines()) < 10
+
+
+def bare_machine(tmp_path, *tools):
+    """A copy of what setup reads, and a PATH that has the named tools only."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "clone" / "scripts")
+    shutil.copy(ROOT / "constraints.txt", tmp_path / "clone")
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "dirname", *tools):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    return {"PATH": str(tmp_path / "bin")}
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("python", "there is no python3."),
+        ("version", "toprope needs 3.11 or newer."),
+        ("venv", "python3 has no venv module."),
+        ("g++", "there is no g++,"),
+    ],
+)
+def test_setup_says_what_the_machine_lacks_and_makes_nothing(tmp_path, missing, said):
+    environment = bare_machine(tmp_path)
+    if missing != "python":  # a python3 that fails at the one question where the machine lacks something
+        question = {"version": "version_info", "venv": "ensurepip"}.get(missing, "no question")
+        file = tmp_path / "bin" / "python3"
+        file.write_text(f'#!/bin/sh\ncase "$*" in *"{question}"*) exit 1;; esac\n')
+        file.chmod(0o755)
+    done = subprocess.run(
+        [shutil.which("sh"), "scripts/setup.sh"],
+        cwd=tmp_path / "clone",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert done.stderr.splitlines()[1].startswith("  do  ")
+    assert done.stdout == ""
+    assert not (tmp_path / "clone" / ".venv").exists()
+
+
+def contract(folder, *parts):
+    return subprocess.run(["sh", "scripts/contract.sh", *parts], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_contract_is_skipped_aloud_and_never_run_whole(tmp_path):
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    assert "skipped, ../shared/contract/run is not here" in contract(clone, "sim").stdout
+    run = tmp_path / "shared" / "contract" / "run"
+    run.parent.mkdir(parents=True)
+    run.write_text("import sys; print('ran', sys.argv[1:]); sys.exit(len(sys.argv) - 2)")
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "python").symlink_to(shutil.which("python3"))
+    assert "skipped, CONTRACT_PARTS" in contract(clone).stdout
+    ran = contract(clone, "sim", "device")
+    assert (ran.stdout, ran.returncode) == ("ran ['sim', 'device']\n", 1)
+
+
+def test_the_wheel_has_every_file_of_the_package(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel('.')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("toprope-*.whl")
+    built = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("toprope/")}
+    source = tmp_path / "src"
+    assert built == {str(file.relative_to(source)) for file in source.glob("toprope/**/*") if file.is_file()}
+
+
+FORBIDDEN = {
+    "a path of the machine it was written on": re.compile("/" + r"work/(main|shared)|/" + r"tmp/house|/root/\."),
+    "the host of a package registry": re.compile(
+        # PyTorch's own, of builds for CUDA, is what `toprope port` looks for
+        r"https?://[^\s)>\"']*" + r"py" + r"pi|index" + r"-url[ =]+https?://(?!download\.pytorch\.org/)"
+    ),
+    "an emoji": re.compile("[\U0001f300-\U0001faff\u2705\u274c\u26a0]"),
+    "a conflict marker": re.compile(r"^(<{7}|>{7}) ", re.MULTILINE),
+}
+
+
+@pytest.mark.parametrize("what", sorted(FORBIDDEN))
+def test_no_tracked_file_holds(what):
+    bad = []
+    for file in tracked():
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        bad += [f"{file.relative_to(ROOT)}: {hit[0]!r}" for hit in FORBIDDEN[what].finditer(text)]
+    assert bad == []
+
+
+def test_no_large_or_built_file_is_tracked():
+    for file in tracked():
+        assert file.stat().st_size < 2**20, file
+        assert file.suffix not in (".so", ".o", ".pyc", ".pt", ".safetensors", ".whl"), file
+
+
+def test_ci_is_executable_and_stops_at_the_first_failure():
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    lines = read(".ci/run").splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "set -euo pipefail" in lines
+    assert lines[-1] == "make test"

@@ -1,0 +1,140 @@
+"""The names of torch.npu: all graded ones are there, and what cannot be there says so."""
+
+import importlib
+import inspect
+import sys
+import tomllib
+import types
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+
+from children import facts
+
+NAMES = tomllib.loads(resources.files("toprope.sim.npu").joinpath("names.toml").read_text(encoding="utf-8"))
+CLASSES = [name for name in NAMES["could"] if name[0].isupper() or name == "graph"]
+MODULES = ["aclnn"]
+FUNCTIONS = [name for name in NAMES["could"] if name not in (*CLASSES, *MODULES, "is_current_stream_capturing")]
+
+
+def at(name: str) -> Any:
+    place: Any = torch.npu
+    for part in name.split("."):
+        place = inspect.getattr_static(place, part) if isinstance(place, type) else getattr(place, part)
+    return place
+
+
+@pytest.mark.parametrize("name", NAMES["must"] + NAMES["should"] + NAMES["could"])
+def test_the_name_is_there(name: str) -> None:
+    assert at(name) is not None
+    if "." not in name and name not in ("_is_in_bad_fork", "_lazy_call", "_lazy_init", "default_generators"):
+        assert name in torch.npu.__all__
+        assert name in dir(torch.npu)
+
+
+def test_a_star_brings_them_all() -> None:
+    space: dict[str, Any] = {}
+    exec("from torch.npu import *", space)
+    assert {*torch.npu.__all__} <= space.keys()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_is_not_there_says_so(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^torch\.npu\.{name} is not there on toprope's simulated card: "):
+        at(name)("anything", of="any kind")
+    assert at(name).__name__ == name
+    assert "NotImplementedError" in at(name).__doc__
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_that_is_not_there_says_so_when_it_is_made(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^torch\.npu\.{name} is not there on toprope's simulated card: "):
+        at(name)("anything", of="any kind")
+    assert not isinstance(torch.ones(1), at(name))
+    assert repr(at(name)) == f"<class 'torch.npu.{name}'>"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_that_is_not_there_says_so_when_it_is_used(name: str) -> None:
+    module = at(name)
+    assert isinstance(module, types.ModuleType)
+    assert importlib.import_module(f"torch.npu.{name}") is module
+    assert not hasattr(module, "scope")
+    assert getattr(module, "scope", None) is None
+    with pytest.raises(NotImplementedError, match=rf"torch\.npu\.{name}\.scope is not there on toprope's simulated"):
+        module.scope  # noqa: B018 - asking is what raises
+    with pytest.raises(ImportError, match="scope"):
+        exec(f"from torch.npu.{name} import scope")
+
+
+@pytest.mark.parametrize("name", NAMES["name_only"])
+def test_what_is_there_by_name_only_says_so(name: str) -> None:
+    function = at(name)
+    function = getattr(function, "__func__", function)
+    arguments = [0 for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    with pytest.raises(NotImplementedError, match=rf"^torch\.npu\.{name} is not there on toprope's simulated card: "):
+        function(*arguments)
+
+
+def test_nothing_is_being_captured() -> None:
+    assert torch.npu.is_current_stream_capturing() is False
+
+
+@pytest.mark.parametrize("name", ["no_such_name", *NAMES["gone"]])
+def test_any_other_name_is_an_attribute_error(name: str) -> None:
+    assert not hasattr(torch.npu, name)
+    with pytest.raises(AttributeError, match=f"{name} is not there on the simulated card"):
+        getattr(torch.npu, name)
+
+
+def test_the_fields_of_the_properties() -> None:
+    properties = torch.npu.get_device_properties(0)
+    for name in NAMES["properties"]:
+        assert hasattr(properties, name)
+    with pytest.raises(AttributeError):
+        properties.name = "another"
+    assert (properties.name, properties.cube_core_num, properties.vector_core_num) == ("Ascend910B3", 20, 40)
+    assert (properties.total_memory, properties.warp_size, properties.gcnArchName) == (64 * 2**30, 0, "")
+    assert repr(properties).startswith("_NPUDeviceProperties(name='Ascend910B3', total_memory=65536MB, cube_core_num=")
+
+
+@pytest.mark.parametrize(
+    "name", ["amp", "amp.grad_scaler", "streams", "memory", "random", "utils", "npu_config", "backends", "_backends"]
+)
+def test_a_module_is_one_module_under_all_its_names(name: str) -> None:
+    module = importlib.import_module(f"torch.npu.{name}")
+    assert module is sys.modules[f"toprope.sim.npu.{name}"]
+    if name != "amp.grad_scaler":
+        assert module is at(name)
+
+
+def test_the_class_and_not_its_module() -> None:
+    from torch.npu.mstx import mstx
+
+    assert torch.npu.mstx is mstx
+    assert callable(torch.npu.memory_summary)
+
+
+def test_where_torch_npu_looks_for_them() -> None:
+    assert torch.npu.streams.Stream is torch.npu.Stream
+    assert torch.npu.streams.ExternalEvent is torch.npu.ExternalEvent
+    assert torch.npu.npu_config.set_stream_limit is torch.npu.set_stream_limit
+    assert torch.npu.utils.get_soc_version() == torch.npu.get_soc_version() == 223
+    assert torch.npu.utils._get_device_index("npu:2") == 2
+    assert torch.npu.backends.sdp_kernel is torch.npu._backends.sdp_kernel
+
+
+def test_what_torch_and_libraries_ask_for() -> None:
+    called = []
+    torch.npu._lazy_call(lambda: called.append(True))
+    assert called == [True]
+    assert torch.npu._initialized is True
+
+
+def test_import_torch_loads_nothing_heavy() -> None:
+    heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.distributed_c10d", "rich", "typer"]
+    program = f"import json, sys, torch; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
+    assert facts(program) == facts(program, sim="")
+    assert facts("import json, torch; print(json.dumps(torch.npu._initialized))") is False

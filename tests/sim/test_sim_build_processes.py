@@ -1,0 +1,170 @@
+"""Building of the simulator's native part by several processes, and for users who may not write the cache."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pretend_compiler import SOURCES, Compiler, folders, named_compiler, prepare
+from toprope.errors import BuildError
+from toprope.sim import build
+
+cache, compiler = pytest.fixture(prepare), pytest.fixture(named_compiler)
+
+
+CHILD = """
+    import os, sys
+    from pathlib import Path
+    from toprope.errors import BuildError
+    from toprope.sim import build
+    build.Torch.imported = classmethod(lambda cls: build.Torch("9.9.9+test", "0123abc", Path("/nowhere/torch")))
+    if sys.argv[1:]:  # the user who may do least
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        print(build.ensure().folder)
+    except BuildError as error:
+        print("BuildError:", error)
+"""
+
+
+def child(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(CHILD), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition: object, limit: float = 30) -> None:
+    end = time.monotonic() + limit
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_two_first_runs_at_once_build_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Compiler(tmp_path / "tools", before="/bin/sleep 0.05")
+    monkeypatch.setenv("CXX", str(slow.path))
+    both = [child(), child()]
+    answers = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    (made,) = folders(cache)
+    assert {answer[0] for answer in answers} == {f"{made}\n"}
+    assert slow.compiled == [str(path) for path in SOURCES]
+    assert slow.linked == [build.CORE, build.GLUE]
+    said = sorted((answer[1] for answer in answers), key=len)
+    assert said[1].count("toprope: building") == said[1].count("toprope: built") == 1
+    assert said[0] in ("", "toprope: waiting for another process that builds the simulated card\n")
+
+
+def test_a_builder_that_is_killed_frees_the_way(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Compiler(tmp_path / "tools", before="/bin/sleep 0.3")
+    monkeypatch.setenv("CXX", str(slow.path))
+    first = child()
+    wait_for(lambda: slow.calls)
+    second = child()
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    quick = Compiler(tmp_path / "quick")
+    quick.path.write_text(slow.path.read_text().replace("/bin/sleep 0.3", ""))
+    quick.path.replace(slow.path)  # a file that may just be run cannot be written
+    out, _ = second.communicate(timeout=120)
+    assert second.returncode == 0
+    made = Path(out.strip())
+    assert (made / build.CORE).read_text() == "made\n"
+
+
+def test_a_builder_that_does_not_get_done(
+    cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build.ensure()
+    monkeypatch.setattr(build, "_LOCK_LIMIT", 0.3)
+    shutil.rmtree(folders(cache)[0])
+    (lock,) = cache.glob("*.lock")
+    capsys.readouterr()
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BuildError, match="another process has been building"):
+            build.ensure()
+    assert capsys.readouterr().err == "toprope: waiting for another process that builds the simulated card\n"
+    assert build.ensure().core.exists()
+
+
+# ---- a cache that cannot be written
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter: pytest's own are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="toprope-test-"))
+    folder.chmod(0o755)
+    yield folder
+    for path in folder.rglob("*"):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def as_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a build says to a user who may read the folder, but not write it."""
+    monkeypatch.setenv("TOPROPE_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.chdir(folder)
+    privileged = os.getuid() == 0  # root may write everything: it has to become somebody else
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    process = child(*["nobody"] * privileged)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    return out.strip()
+
+
+def test_a_cache_that_may_not_be_written(cache: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Compiler(open_folder / "tools")
+    monkeypatch.setenv("CXX", str(tool.path))
+    (open_folder / "cache").mkdir()
+    text = as_nobody(open_folder, monkeypatch)
+    assert text.startswith("BuildError: the simulated card has to be built once, and the cache directory cannot be")
+    assert f"{open_folder}/cache/sim: Permission denied" in text
+    assert "TOPROPE_CACHE_DIR" in text
+    assert tool.calls == []
+
+
+def test_a_finished_build_in_a_cache_that_may_not_be_written(
+    cache: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = Compiler(open_folder / "tools")
+    monkeypatch.setenv("CXX", str(tool.path))
+    monkeypatch.setenv("TOPROPE_CACHE_DIR", str(open_folder / "cache"))
+    made = build.ensure()
+    made.folder.chmod(0o755)
+    calls = len(tool.calls)
+    assert as_nobody(open_folder, monkeypatch) == str(made.folder)
+    assert len(tool.calls) == calls
+
+
+def test_a_build_that_may_not_be_read(cache: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Compiler(open_folder / "tools")
+    monkeypatch.setenv("CXX", str(tool.path))
+    monkeypatch.setenv("TOPROPE_CACHE_DIR", str(open_folder / "cache"))
+    made = build.ensure()
+    made.folder.chmod(0o700 if os.getuid() == 0 else 0o000)
+    assert as_nobody(open_folder, monkeypatch).startswith("BuildError: ")
+
+
+def test_a_cache_below_a_file(tmp_path: Path, cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOPROPE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BuildError, match="the cache directory cannot be written") as caught:
+        build.ensure()
+    assert "Not a directory" in str(caught.value)
+    assert compiler.calls == []
