@@ -12,6 +12,8 @@ import time
 import hypothesis
 import pytest
 
+import forkserver
+
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INNER = os.environ.get("TOPROPE_INNER") == "1"
@@ -37,7 +39,10 @@ def pytest_configure(config):
     for name in [name for name in os.environ if name.startswith("TOPROPE_") and name not in KEPT]:
         del os.environ[name]
     # nor what the user has started with `toprope start`
-    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
+    folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
+    if forkserver.ADDRESS not in os.environ:  # xdist's workers, and processes of tests, use the server of the run
+        os.environ[forkserver.ADDRESS] = f"{folder}/forkserver"
+        os.environ[forkserver.OWNER] = str(os.getpid())
 
 
 def pytest_unconfigure(config):

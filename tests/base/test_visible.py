@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import forkserver
 from toprope.visible import explain, visible_cards
 
 MASKS = [
@@ -94,7 +95,7 @@ print(json.dumps([core.ts_physical_id(index) for index in range(core.ts_device_c
 def core() -> str:
     """The simulator's shared object without torch, built as for an installation."""
     find = "from toprope.sim import build; print(build.ensure().core)"
-    done = subprocess.run([sys.executable, "-c", find], capture_output=True, text=True, timeout=280)
+    done = forkserver.run([sys.executable, "-c", find], timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -4,7 +4,6 @@ import inspect
 import itertools
 import math
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+
+import forkserver
 
 HALVES = (torch.float16, torch.bfloat16)
 FACADE = Path(__file__).resolve().parents[2] / "src" / "toprope" / "compat" / "torch_npu"
@@ -47,10 +48,8 @@ def close(actual, expected, tolerance=1e-5):
 def run(code, **variables):
     """Run a program in a process of its own where the facades are importable."""
     head = "import toprope.compat\ntoprope.compat.install()\n"
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-W", "error", "-c", head + code],
-        capture_output=True,
-        text=True,
         timeout=120,
         env={**os.environ, **variables},
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forkserver
 from functions_world import BACKENDS, FOREIGN, Thing, alive, ended, free_cards, leftovers, opt, session, until
 from toprope import functions as yr
 
@@ -25,9 +26,9 @@ def program(folder: Path, code: str, **variables: str) -> subprocess.CompletedPr
     (folder / "program.py").write_text(textwrap.dedent(code))
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, "PYTEST"))}
     front = "from toprope import compat; compat.install(); import runpy; runpy.run_path('program.py', {}, '__main__')"
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-c", front], cwd=folder, env=kept | {"TOPROPE_SIM": "910B4x2", **variables},
-        capture_output=True, text=True, timeout=120,
+        timeout=120,
     )  # fmt: skip
 
 

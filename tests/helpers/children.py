@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import forkserver
+
 FOREIGN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_INNER", "PYTEST", "TORCH", "ASCEND", "RANK")
 PATH = [str(Path(__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
@@ -21,9 +23,9 @@ def run(
     code = textwrap.dedent(code)
     if file is not None:
         file.write_text(code)
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-X", "faulthandler", "-W", "error", *(["-c", code] if file is None else [str(file)])],
-        env=kept | variables, capture_output=True, text=True, timeout=timeout, check=False,
+        env=kept | variables, timeout=timeout,
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """Stand-ins for vendors' software, and a Python of its own that has them. Not a test; test_device_*.py use it."""
 
-import atexit
-import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import forkserver
 
 MISSING = "libhccl.so: cannot open shared object file: No such file or directory"
 
@@ -68,63 +68,20 @@ def environment() -> dict[str, str]:
     return kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
-# Imports torch once, for that takes a while, and forks for every request: a child has the folders in front of
-# sys.path, the variables, and the code as its __main__.
-SERVER = """
-import importlib, json, os, sys, tempfile, torch
-for line in sys.stdin:
-    code, folders, variables, limit = json.loads(line)
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-    child = os.fork()
-    if not child:
-        import signal
-        signal.alarm(int(limit))
-        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
-        os.environ.update(variables)
-        sys.path[:0] = folders
-        importlib.invalidate_caches()
-        sys.stdin.close()
-        status = 0
-        try:
-            exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
-    _, status = os.waitpid(child, 0)
-    out.seek(0), err.seek(0)
-    print(json.dumps([os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode()]), flush=True)
-"""
-
-
-@functools.cache
-def server() -> subprocess.Popen:
-    """The process that forks; it ends with this one."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    atexit.register(process.wait, 10)
-    atexit.register(process.stdin.close)
-    return process
-
-
 def run(code: str, *folders: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess:
     """Runs code in a Python that has torch, and finds these folders first."""
-    asked = [textwrap.dedent(code), [str(folder) for folder in folders], variables, timeout]
-    process = server()
-    process.stdin.write(json.dumps(asked) + "\n")
-    process.stdin.flush()
-    status, out, err = json.loads(process.stdout.readline())
-    return subprocess.CompletedProcess(["forked"], status, out, err)
+    return _run(forkserver.run, code, folders, timeout, variables)
 
 
 def run_anew(code: str, *folders: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess:
     """Runs code in a Python of its own, which has not imported torch yet."""
+    return _run(subprocess.run, code, folders, timeout, variables)
+
+
+def _run(by, code, folders, timeout, variables):
     changed = environment() | variables
     path = [*map(str, folders), *([changed["PYTHONPATH"]] if changed.get("PYTHONPATH") else [])]
-    return subprocess.run(
+    return by(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=changed | {"PYTHONPATH": os.pathsep.join(path)}, capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip

@@ -6,12 +6,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import forkserver
+
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOPROPE_SIM", "ASCEND"))}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=kept | variables, capture_output=True, text=True, timeout=280
-    )
+    return forkserver.run([sys.executable, "-c", textwrap.dedent(code)], env=kept | variables, timeout=280)
 
 
 def test_the_call_may_come_before_the_import_of_torch_that_installs_the_same_cards() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import forkserver
+
 FOREIGN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "PYTHON", "PYTEST", "TORCH", "ASCEND")
 
 TELL = """
@@ -24,9 +26,9 @@ TELL = """
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-X", "faulthandler", "-W", "error", "-c", textwrap.dedent(TELL) + textwrap.dedent(code)],
-        env=kept | variables, capture_output=True, text=True, timeout=280, check=False,
+        env=kept | variables, timeout=280,
     )  # fmt: skip
 
 

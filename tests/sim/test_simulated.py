@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+import forkserver
+
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
@@ -53,18 +55,13 @@ def failure(path: Path, limit: float = LIMIT, test_limit: float = TEST_LIMIT) ->
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path), "--rootdir", str(ROOT)]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "faulthandler_exit_on_timeout=true"]
     command += ["-o", f"faulthandler_timeout={test_limit}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=kept | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return f"{path.name} did not end within {limit} s\n{process.communicate()[0]}"
-    if process.returncode != 0:
-        return f"{path.name}: {ending(process.returncode)}\n{output}"
-    return "" if " passed" in output.splitlines()[-1] else f"{path.name}: nothing was tested\n{output}"
+    try:
+        done = forkserver.run(command, cwd=ROOT, env=kept | variables, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        return f"{path.name} did not end within {limit} s\n{error.output}{error.stderr}"
+    if done.returncode != 0:
+        return f"{path.name}: {ending(done.returncode)}\n{done.stdout}{done.stderr}"
+    return "" if " passed" in done.stdout.splitlines()[-1] else f"{path.name}: nothing was tested\n{done.stdout}"
 
 
 @pytest.mark.timeout(LIMIT + 20)
