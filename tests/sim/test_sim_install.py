@@ -24,17 +24,17 @@ TELL = """
 """
 
 
-def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *, start: Any = forkserver.run, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return forkserver.run(
+    return start(
         [sys.executable, "-X", "faulthandler", "-W", "error", "-c", textwrap.dedent(TELL) + textwrap.dedent(code)],
-        env=kept | variables, timeout=280,
+        env=kept | variables, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
 
 
-def facts(code: str, **variables: str) -> Any:
+def facts(code: str, **options: Any) -> Any:
     """What the code printed as JSON on its last line; it has to end well. The first process of all builds the card."""
-    done = run(code, **variables)
+    done = run(code, **options)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
     assert [line for line in done.stderr.splitlines() if not line.startswith("toprope: ")] == []
     return json.loads(done.stdout.splitlines()[-1])
@@ -53,7 +53,8 @@ def real(tmp_path: Path) -> str:
 
 
 def test_what_makes_no_sense() -> None:
-    found = facts("""
+    found = facts(
+        """
         from toprope.sim import install, installed
         calls = {
             "chip": lambda: install("910B7"), "family": lambda: install("910B"), "none": lambda: install(""),
@@ -64,7 +65,9 @@ def test_what_makes_no_sense() -> None:
         }
         found = {name: tell(call) for name, call in calls.items()}
         print(json.dumps([found, repr(installed()), "torch" in sys.modules]))
-    """)
+    """,
+        start=subprocess.run,
+    )
     answers, installed, torch = found
     assert (installed, torch) == ("None", False)
     kinds = {name: answer[0] for name, answer in answers.items()}
@@ -149,6 +152,7 @@ def test_beside_a_real_torch_npu(real: str) -> None:
         print(json.dumps([first, tell(install), tell(lambda: install(force=True)), had_torch]))
         """,
         PYTHONPATH=real,
+        start=subprocess.run,
     )
     assert not torch, "nothing was begun"
     assert first[0] == loaded[0] == forced[0] == "InstallError"
