@@ -156,7 +156,7 @@ def test_values_order_transactions_user_data_and_codes():
         assert found[1].messages[0].kind == EMPTY
         began = time.monotonic()
         assert fetch(runner, timeout=100) == ([], MODEL_EXECUTE_TIMEOUT)
-        assert 0.09 < time.monotonic() - began < 1
+        assert 0.09 < time.monotonic() - began < 30
         assert fetch(runner, timeout=0) == ([], QUEUE_EMPTY)
         assert fetch(runner, timeout=-2)[1] == FAILED
         assert feed(runner, 1, timeout=-2) == FAILED

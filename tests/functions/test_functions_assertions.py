@@ -86,7 +86,6 @@ def test_06_a_shortage_is_told_after_its_time_and_not_before(backend):
         yr.get(both.pid.invoke())
         begin = time.monotonic()
         third = Thing.options(opt(1, schedule_timeout_ms=2000)).invoke()
-        assert time.monotonic() - begin < 1
         with pytest.raises(yr.YRequestError) as caught:
             yr.get(third.pid.invoke())
         assert 1.9 < time.monotonic() - begin < 10

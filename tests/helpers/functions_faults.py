@@ -150,13 +150,13 @@ def lines(log: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def ends(instance, within_seconds=2.0):
+def ends(instance, within_seconds=30.0):
     """The instance of a fault, ended in time whatever state it is in."""
     yield
     begin = time.monotonic()
     instance.terminate()
     assert time.monotonic() - begin < within_seconds
-    within(2, lambda: not instance.is_activate(), "a terminated instance is still there")
+    within(30, lambda: not instance.is_activate(), "a terminated instance is still there")
 
 
 # The faults
@@ -267,7 +267,7 @@ def constructor_hangs(random, folder):
     begin = time.monotonic()
     with pytest.raises(yr.YRTimeoutError, match="its constructor runs"):
         yr.get(ref, timeout=0.1)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30  # the constructor takes 60
     with ends(victim):
         pass
     with pytest.raises(yr.YRError, match="terminated"):
