@@ -4,6 +4,7 @@ import datetime
 import os
 import pathlib
 import platform
+import re
 import shutil
 import signal
 import tempfile
@@ -18,7 +19,7 @@ SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INNER = os.environ.get("TOPROPE_INNER") == "1"
 # The cache and the corpus hold what can be had again, but getting it takes a while.
-KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
+KEPT = ("TOPROPE_SOAK", "TOPROPE_TESTS", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
 STARTED = time.monotonic()
 
 # Modules that need the card in their own process are run by tests/sim/test_simulated.py.
@@ -26,12 +27,30 @@ collect_ignore_glob = [] if INNER else ["*/simulated/*"]
 if INNER:
     from on_card import known_state  # noqa: F401
 
-# A loaded machine must not fail a test: no deadline on one example, no alarm that making examples takes long. What
-# `make test` tries is the same every time.
-PATIENT = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, database=None, **PATIENT)
-hypothesis.settings.register_profile("soak", max_examples=5000, print_blob=True, **PATIENT)
-hypothesis.settings.load_profile("soak" if SOAK else "default")
+# A loaded machine must not fail a test: no deadline on one example, no alarm that making examples takes long.
+PATIENT = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "database": None}
+EXAMPLES = {"test": (300, 50), "check": (300, 50), "soak": (5000, 500)}
+"""Examples of a property of pure code, and of one that needs torch or processes, in each kind of run."""
+
+KIND = "soak" if SOAK else os.environ.get("TOPROPE_TESTS", "test")
+for pure, count in zip((True, False), EXAMPLES[KIND], strict=True):
+    # `make test` tries the same examples every time; `make check` and `make soak` new ones, by a seed that is printed
+    options = {"derandomize": True} if KIND == "test" else {"print_blob": True}
+    hypothesis.settings.register_profile(f"pure={pure}", max_examples=count, **options, **PATIENT)
+hypothesis.settings.load_profile("pure=False")
+
+IMPURE = re.compile(
+    r"^\s*(from|import) (torch|numpy|subprocess|multiprocessing|forkserver|device_stand_ins|functions_session|flow_graphs)\b",
+    re.MULTILINE,
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector):
+    """Choose how many examples the properties of a module try, before it is imported."""
+    if isinstance(collector, pytest.Module):
+        pure = not IMPURE.search(collector.path.read_text(encoding="utf-8"))
+        hypothesis.settings.load_profile(f"pure={pure}")
 
 
 def pytest_configure(config):

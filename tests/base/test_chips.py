@@ -13,6 +13,8 @@ from toprope import chips
 from toprope.chips import catalogue, model, table
 from toprope.errors import ChipDataError, UnknownChipError
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHIPS = [chips.get(name) for name in chips.names()]
 EVERY_NAME = [(word, chip.name) for chip in CHIPS for word in (chip.name, chip.soc_name, *chip.aliases) if word]

@@ -16,6 +16,8 @@ import toprope
 from toprope.codes import catalogue, codes, explain, in_text
 from toprope.errors import UsageError
 
+pytestmark = pytest.mark.process
+
 FOLDER = Path(catalogue.__file__).parent
 SIMULATED = Path(toprope.__file__).parent / "sim" / "error_codes.toml"
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HEAVY = ("torch", "numpy", "typer", "rich", "click", "psutil", "safetensors", "cloudpickle")
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from toprope.errors import SettingError
 from toprope.settings import Settings
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 VARIABLES = {
     "device": "TOPROPE_DEVICE",
     "sim": "TOPROPE_SIM",

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import forkserver
 from toprope.visible import explain, visible_cards
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MASKS = [
     ("1,3", (1, 3), ""),
     ("0", (0,), ""),

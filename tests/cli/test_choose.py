@@ -12,6 +12,8 @@ from toprope.cli.probe import Probe
 from toprope.errors import CardError, SettingError, SizeError, TopropeError, UnknownChipError, UsageError
 from toprope.settings import Settings
 
+pytestmark = pytest.mark.native
+
 WORKS = Probe("works", "2.13.0", 2, "Ascend910B3")
 BROKEN = Probe("broken", "2.13.0", reason="libhccl.so is missing")
 NO_CARD = Probe("no card", "2.13.0")

@@ -11,6 +11,8 @@ import toprope
 from toprope.cli import app, main
 from toprope.errors import CardError
 
+pytestmark = pytest.mark.process
+
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "toprope", *words], capture_output=True, text=True, timeout=60)

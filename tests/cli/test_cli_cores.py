@@ -19,6 +19,8 @@ from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Collective
 from toprope.cores.symptoms import of_code, seen_in, symptoms
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "cores"
 FIGURE = str(EXAMPLES / "figure.json")

@@ -22,6 +22,8 @@ from toprope.settings import Settings
 from toprope.sim import cards
 from toprope.sim.spec import SimSpec
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 TOPROPE = Path(sys.executable).with_name("toprope")
 MISSION = Path(__file__).resolve().parents[1] / "helpers" / "programs" / "yr_npu_instance.py"
 BOTH = """

@@ -18,6 +18,8 @@ from toprope.tiers.plan_budgets import Free, resolve
 from toprope.tiers.plan_picture import svg
 from toprope.tiers.plan_table import as_dict, seconds_text, table
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).resolve().parents[2]
 GB = 10**9
 Run = tuple[int, str, str]

@@ -21,6 +21,8 @@ from toprope.sim import cards
 from toprope.sim.cards import CardState, ProcessState
 from toprope.sim.spec import MAX_CARDS, SimSpec
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 # Lines as npu-smi printed them on real cards (figures and addresses are those of the machines they came from).
 RECORDED = {
     # https://github.com/1Panel-dev/1Panel/issues/9472, npu-smi 24.1.1; processes: 25.2.0 on an A3

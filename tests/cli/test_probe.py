@@ -9,6 +9,8 @@ import pytest
 from toprope.cli.child import SITE
 from toprope.cli.probe import Probe, probe
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 WORKS = """
 import torch, types
 print("torch_npu prints a banner, without a line end", end="")

@@ -8,6 +8,8 @@ import pytest
 from toprope.cli.program import command_line
 from toprope.errors import ProgramError, UsageError
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -16,6 +16,8 @@ from toprope.cli.child import SITE, environment_for, without_run
 from toprope.cli.choose import Choice
 from toprope.sim.spec import SimSpec
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 def heed_signals() -> None:
     """In the child: the tests may run in the background of a shell that ignores Ctrl-C, which programs inherit."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 def toprope(folder: Path, code: str, *options: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], Any]:
     """Run this code in a folder, and give how it ended and the report as data. It may say nothing on stderr itself."""

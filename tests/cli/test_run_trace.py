@@ -9,6 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAM = """
     import os, subprocess, sys, torch
     x = torch.ones(1024, 1024, device="npu")

@@ -11,6 +11,8 @@ import pytest
 from apt_machines import FACADES, MACHINES, NPUS, SIMULATED
 from device_stand_ins import MISSING, install, run, told
 
+pytestmark = pytest.mark.process
+
 SUMMARY = ["allocated_mb", "device_name", "device_type", "max_allocated_mb", "reserved_mb", "total_mb"]
 SUMMARY += ["utilization_pct"]
 BACKEND = """

@@ -13,6 +13,8 @@ import torch
 from apt_machines import FACADES, GPUS, MACHINES, NPUS, SIMULATED
 from device_stand_ins import MISSING, install, run, told
 
+pytestmark = pytest.mark.process
+
 KEYS = ["cuda_available", "cuda_version", "device_count", "device_name", "device_type", "npu_available", "npu_version"]
 FIGURES = ["allocated_gb", "max_allocated_gb", "reserved_gb"]
 

@@ -19,6 +19,8 @@ from toprope.errors import ModeUnavailable, SettingError, UnsupportedError, Usag
 from toprope.tiers import modes
 from toprope.tiers.modes import switch
 
+pytestmark = pytest.mark.process
+
 OFF = {
     "use_fp4": False, "use_flash_attn": False, "mixed_precision": False, "gradient_checkpointing": False,
     "activation_offload": False, "auto_estimate": False, "verbose": True,

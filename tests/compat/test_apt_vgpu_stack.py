@@ -12,6 +12,8 @@ from toprope.compat.apt_model.optimization.vgpu_stack import VGPULevel, VGPUStac
 from toprope.device.cpu import CpuDevice
 from toprope.errors import TierCapacityError, UsageError
 
+pytestmark = pytest.mark.process
+
 MIB = 2**20
 LEVEL_KEYS = [
     "level", "device", "capacity_mb", "used_mb", "usage", "hit_rate", "hits", "misses", "evictions", "cached_tensors",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "programs" / "written_for_cuda.py"
 
 

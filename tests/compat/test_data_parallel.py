@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAM = """
 import torch, torch_npu
 from torch import nn

@@ -23,6 +23,8 @@ from toprope.device import FallbackWarning, probing
 from toprope.device.cpu import CpuDevice
 from toprope.errors import DeviceNameError, DeviceNotInstalledError, SeedError, WeightsError
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FACADE = """
 from toprope.compat import install
 install()

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "toprope"
 # They mirror names of torch_npu and others, documented there.
 FOREIGN = ("toprope.sim.npu", "toprope.compat")

@@ -11,6 +11,8 @@ import pytest
 from toprope.cli.child import SITE
 from toprope.compat.distribution import same_name
 
+pytestmark = pytest.mark.process
+
 STUB_TORCH = """
 import os
 AUTOLOAD = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")

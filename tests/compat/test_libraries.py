@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "helpers" / "programs"
 TOPROPE = [sys.executable, "-m", "toprope", "run"]
 CARD, CPU = ("--chip", "910B3"), ("--device", "cpu")

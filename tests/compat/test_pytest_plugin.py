@@ -12,6 +12,8 @@ import toprope
 from toprope import __version__
 from toprope.settings import Settings
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 pytest_plugins = ["pytester"]
 
 CACHE = Settings.load(trust_env=True).cache_dir

@@ -17,6 +17,8 @@ from torch.autograd import gradcheck
 
 import forkserver
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 HALVES = (torch.float16, torch.bfloat16)
 FACADE = Path(__file__).resolve().parents[2] / "src" / "toprope" / "compat" / "torch_npu"
 FEW = settings(max_examples=20)

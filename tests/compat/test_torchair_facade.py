@@ -1,6 +1,10 @@
 """The facade torchair: import paths, what is there and what says that it is not, with and without a simulated card."""
 
+import pytest
+
 from device_stand_ins import run_anew, told
+
+pytestmark = [pytest.mark.native, pytest.mark.process]
 
 PROGRAM = """
 import toprope.compat

@@ -13,6 +13,8 @@ from toprope.cores import Discipline, exact_solver, simulate
 from toprope.cores.check import Verdict, check
 from toprope.cores.mend import with_limit
 
+pytestmark = pytest.mark.process
+
 TWO = dict.fromkeys("01", (24, 48))
 SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
 

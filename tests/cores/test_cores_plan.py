@@ -20,6 +20,8 @@ from toprope.cores.plan_program import Sources, limited, plan_program, stream_na
 from toprope.cores.plan_times import Demand, Times, Work, profile_times
 from toprope.errors import PlanError
 
+pytestmark = pytest.mark.process
+
 CARD = Card("0", 24, 48)
 
 

@@ -7,6 +7,8 @@ import pytest
 from toprope.cores import Card, Collective, Communicator, record
 from toprope.errors import ScheduleError
 
+pytestmark = pytest.mark.native
+
 # The columns of three releases of the profiler, and of msprof's op_summary.
 OLD = (
     "Device_id,Model ID,Task ID,Stream ID,Name,Type,OP State,Accelerator Core,Start Time(us),Duration(us),"

@@ -9,6 +9,8 @@ from device_stand_ins import run_anew, told
 from toprope.cores import Card, Collective, Communicator, Program, record
 from toprope.errors import ScheduleError
 
+pytestmark = pytest.mark.process
+
 CARD = Card("0", 24, 48, "910B1")
 KINDS = {"mm": "AI_CORE", "relu": "AI_VECTOR_CORE", "attention": "MIX_AIC"}
 

@@ -15,6 +15,8 @@ from toprope.cores import Collective, Communicator, Program, record
 from toprope.errors import ScheduleError
 from toprope.sim.records import Record, Trace, chrome
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 def act(
     kind: str, name: str = "", stream: int = 0, *, device: int = 0, event: int = 0, thread: int = 5, vector: int = 0

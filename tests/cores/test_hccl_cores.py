@@ -5,6 +5,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAM = """
 import logging, os, torch, torch_npu
 import torch.distributed as dist

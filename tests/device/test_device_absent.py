@@ -8,6 +8,8 @@ import pytest
 import published_wheel
 from device_stand_ins import MISSING, cuda, in_python, install, run, run_anew, told
 
+pytestmark = pytest.mark.process
+
 LOADED_WITH_TORCH = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
 DEVICES = "from toprope import device\ntell(str(device.get()), [str(each) for each in device.available()])"
 

@@ -12,6 +12,8 @@ from toprope.device.cpu import CpuDevice
 from toprope.device.cuda import CudaDevice
 from toprope.device.npu import NpuDevice
 
+pytestmark = pytest.mark.process
+
 HELD = ("base", "select", "kinds", "probing", "seeds", "memory", "names", "actions", "npu", "cuda", "cpu")
 POINT = "[toprope.backends]\nabacus = abacus:Abacus\n"
 

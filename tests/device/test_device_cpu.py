@@ -21,6 +21,8 @@ from toprope.device import Memory, is_out_of_memory
 from toprope.device.memory import HostMemory
 from toprope.errors import SeedError, UnsupportedError, UsageError
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def cpu():

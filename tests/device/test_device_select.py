@@ -29,6 +29,8 @@ from toprope.errors import (
     SettingError,
 )
 
+pytestmark = pytest.mark.native
+
 SOURCES = ("argument", "context", "TOPROPE_DEVICE", "PREFERRED_DEVICE", "pyproject", "automatic")
 DEVICES = ("npu:0", "npu:1", "cuda:0", "cuda:2", "cpu")
 

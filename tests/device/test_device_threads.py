@@ -12,6 +12,8 @@ import torch
 from device_stand_ins import MISSING, in_python, install, run_anew, told
 from toprope.visible import explain, explain_grant, npu_map, visible_cards
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 CARDS = """
 import os
 os.environ.update({variables!r})

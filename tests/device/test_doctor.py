@@ -15,6 +15,8 @@ from toprope.device.doctor import diagnose
 from toprope.device.doctor_software import explain_torch_npu
 from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, Package, SmiCard, Step
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).resolve().parents[2]
 CARD = DeviceResult("npu:0", "npu", "Ascend910B3", 2**36, 2**35, step=Step(2.0, 1.0, 3.0))
 CPU = DeviceResult("cpu", "cpu", "a processor", step=Step(2.0, 1.0, 3.0))

@@ -14,6 +14,8 @@ import pytest
 from toprope.cli import main
 from toprope.device.examine import examine
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 NO_NETWORK = """
 import socket
 def refuse(*arguments, **named):

@@ -14,6 +14,8 @@ from toprope.device.facts import gather, installed
 from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, SmiCard, Step
 from toprope.device.ratings import ratings
 
+pytestmark = pytest.mark.process
+
 SAID = [
     {"fact": "doing", "what": "import torch"},
     {"fact": "torch", "version": "2.13.0"},

@@ -21,6 +21,8 @@ from toprope.device.doctor import diagnose
 from toprope.device.facts import gather
 from toprope.device.machine import DeviceResult, Examination, Facts, Package, SmiCard
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MISSING = "raise ImportError('{}: cannot open shared object file: No such file or directory')"
 
 

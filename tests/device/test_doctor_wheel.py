@@ -12,6 +12,8 @@ import pytest
 
 import published_wheel
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @pytest.fixture(scope="module")
 def variables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:

@@ -16,6 +16,8 @@ import flow_stages as stages
 from functions_session import session, within
 from toprope import flow as df
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FAILED = 4294967295
 DEPLOY = "ge.experiment.data_flow_deploy_info_path"
 EOS, SEG = df.FlowFlag.DATA_FLOW_FLAG_EOS, df.FlowFlag.DATA_FLOW_FLAG_SEG

@@ -15,6 +15,8 @@ from toprope.flow import flow_func as ff
 from toprope.flow.meta import MetaRunContext
 from toprope.flow.stage_spec import Head
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):

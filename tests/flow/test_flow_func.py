@@ -19,6 +19,8 @@ from toprope.flow.meta import MetaRunContext, PyMetaParams
 from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
 from toprope.flow.template import main, source
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @pytest.fixture(autouse=True)
 def begun(monkeypatch, tmp_path):

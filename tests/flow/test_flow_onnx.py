@@ -19,6 +19,8 @@ from toprope import flow as df
 from toprope.flow import models
 from toprope.flow.exceptions import DfException
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 

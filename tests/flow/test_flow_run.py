@@ -28,6 +28,8 @@ from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, Deploy, Head, M
 from toprope.functions.serial import dumps
 from toprope.sim import counters, tracing
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 COPIES = ("copies_to_card", "copies_from_card", "copies_between")
 
 

@@ -14,6 +14,8 @@ from functions_session import session
 from toprope import flow as df
 from toprope.sim import cards, counters
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):

@@ -15,6 +15,8 @@ import flow_thread_stages as stages
 from functions_session import session
 from toprope import flow as df
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FAILED = 4294967295
 EOS = df.FlowFlag.DATA_FLOW_FLAG_EOS
 

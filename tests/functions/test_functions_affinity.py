@@ -6,6 +6,8 @@ from functions_session import free, session, within
 from toprope import functions as yr
 from toprope.functions import AffinityKind, AffinityType, OperatorType
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @yr.instance
 class Plain:

@@ -27,6 +27,8 @@ from functions_world import (
 )
 from toprope import functions as yr
 
+pytestmark = pytest.mark.process
+
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 
 

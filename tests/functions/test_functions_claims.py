@@ -18,6 +18,8 @@ from toprope.functions.deploy import Deployment
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.resources import parse
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 NODE = Node("here", 8000, 8000, tuple(Card(id, "NPU", "910B3", 65536) for id in range(2)), {}, {})
 SHARES = st.builds(Share, st.integers(0, 1), *[st.integers(0, 50)] * 3, st.integers(0, 3))
 

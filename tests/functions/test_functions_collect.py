@@ -11,6 +11,8 @@ from toprope.errors import TopropeError
 from toprope.functions.collect import MODES, collect
 from toprope.functions.ledger import Card
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 HEAD = """
 +------------------------------------------------------------------------------------------------+
 | npu-smi 24.1.1                   Version: 24.1.1                                               |

@@ -24,6 +24,8 @@ from functions_session import free, session
 from toprope import functions as yr
 from toprope.functions.local import folder as folders
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = range(200 if SOAK else 10)

@@ -10,6 +10,8 @@ from functions_session import free, session, within
 from toprope import functions as yr
 from toprope.functions.fcc import context_of
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 CARD = {"NPU/.+/count": 1}
 
 

@@ -14,6 +14,8 @@ from functions_world import Thing, add, ended, env, numbers, opt, session, sleep
 from toprope import functions as yr
 from toprope.functions import current
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _session():

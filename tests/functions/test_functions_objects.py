@@ -14,6 +14,8 @@ from functions_world import Thing, add, ended, fail, held, numbers, session, sle
 from toprope import functions as yr
 from toprope.functions import current, wire
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _session():

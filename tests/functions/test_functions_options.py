@@ -8,6 +8,8 @@ import pytest
 from toprope import functions as yr
 from toprope.functions import Config, InvokeOptions
 
+pytestmark = pytest.mark.process
+
 
 def options(**values: object) -> InvokeOptions:
     return InvokeOptions(**values)  # type: ignore[arg-type]

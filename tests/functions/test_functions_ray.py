@@ -20,6 +20,8 @@ if importlib.util.find_spec("ray") is None:
 from functions_world import ANY, FOREIGN, Thing, add, alive, ended, fail, opt, sleep, until
 from toprope import functions as yr
 
+pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
+
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 NODES = ("0,1", "2,3")
 SITE = Path(yr.__file__).parents[1] / "compat" / "site"

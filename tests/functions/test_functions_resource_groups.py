@@ -8,6 +8,8 @@ import pytest
 from functions_session import free, session, within
 from toprope import functions as yr
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 CARD = {"NPU/.+/count": 1}
 
 

@@ -18,6 +18,8 @@ from functions_session import session
 from toprope import functions as yr
 from toprope.functions.local import folder as folders
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 ROOM = Path(toprope.functions.__file__).parent
 NOBODY = 65534
 

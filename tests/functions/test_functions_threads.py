@@ -19,6 +19,8 @@ from toprope.functions.local.masks import mask
 from toprope.functions.resources import parse
 from toprope.sim import cards
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 
 

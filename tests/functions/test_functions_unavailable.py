@@ -12,6 +12,8 @@ from toprope import functions
 from toprope.cli.child import SITE
 from toprope.functions.unavailable import TABLE, names
 
+pytestmark = pytest.mark.process
+
 # What `import yr` of openYuanrong offers (its Python API, master of 2026-08).
 EXPORTS = """
 init finalize is_initialized exit put get wait cancel invoke instance method

@@ -18,6 +18,8 @@ from toprope.images.jobs import FAILED, Job, Summary, finished, next_number, num
 from toprope.images.output import Output, hash_of, problem_of
 from toprope.images.run_jobs import run_jobs
 
+pytestmark = pytest.mark.native
+
 PICTURE = Image.new("RGB", (4, 3), (200, 30, 40))
 
 

@@ -25,6 +25,8 @@ import pytest
 
 from images_tiny import picture
 
+pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.browser]
+
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(

@@ -14,6 +14,8 @@ from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.geometry import area_size, halvings, plan_frame
 from toprope.images.request import FITS, RANGES, SIZES, EditRequest
 
+pytestmark = pytest.mark.process
+
 SIDES = st.integers(1, 30_000)
 
 

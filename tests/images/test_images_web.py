@@ -28,6 +28,8 @@ from toprope.images.web.panel import bar, panel_html, progress_html, status_html
 from toprope.images.web.serving import is_local, quiet_environment
 from toprope.images.web.tables import parameters_html, refined_text, rows_html
 
+pytestmark = pytest.mark.process
+
 LONG = 30.0
 """Seconds to wait for what comes at once on a machine that is not busy."""
 

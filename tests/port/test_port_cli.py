@@ -11,6 +11,8 @@ import toprope
 from toprope.cli import main
 from toprope.port.scan import find, own_methods, port_files
 
+pytestmark = pytest.mark.process
+
 PROGRAM = "import torch\n\nmodel.cuda()\nscaler = torch.cuda.amp.GradScaler()\nprint(torch.cuda.get_arch_list())\n"
 PORTED = (
     "import torch\nfrom toprope.device import portable\n\nmodel.to(portable.device())\n"

@@ -23,6 +23,8 @@ from parts.port_sites import own_names, sites
 
 import port_stand_ins
 
+pytestmark = pytest.mark.process
+
 CORPUS = os.environ.get("TOPROPE_CORPUS", "")
 BEFORE, AFTER, EDITOR = "pytorch+examples-before", "pytorch+examples", "HiDream-ai+HiDream-E1"
 

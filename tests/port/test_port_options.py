@@ -8,6 +8,8 @@ from device_stand_ins import run
 from toprope.cli import main
 from toprope.port.vendor import text, where
 
+pytestmark = pytest.mark.process
+
 PROGRAM = (
     "import torch\nimport triton\n\nx = torch.ones(3).cuda()\nscaler = torch.cuda.amp.GradScaler()\n"
     "torch.cuda.synchronize()\nprint(x.sum().item(), x.is_cuda, scaler.is_enabled())\n"

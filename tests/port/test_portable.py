@@ -10,6 +10,8 @@ import pytest
 
 from device_stand_ins import run_anew, told
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXT = ROOT / "src" / "toprope" / "port" / "runtime.py"
 FORMS = {

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "examples" / "digits_npu.py"
 
 pytest.importorskip("sklearn")

@@ -10,6 +10,8 @@ import pytest
 from apt_machines import FACADES
 from device_stand_ins import environment, run
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "npu_integration.py"
 
 

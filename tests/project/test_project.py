@@ -13,6 +13,8 @@ import pytest
 
 import toprope
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

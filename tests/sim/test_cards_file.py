@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.sim import cards
 from toprope.sim.cards import ProcessState
+
+pytestmark = pytest.mark.process
 
 BYTES = st.integers(0, 2**40)
 NAME = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F), max_size=15)

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "helpers"
 LIMIT = 200

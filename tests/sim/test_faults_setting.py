@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from toprope.errors import SettingError, SimulatorError
 from toprope.sim import faults
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 
 @pytest.mark.parametrize(
     ("text", "calls"),

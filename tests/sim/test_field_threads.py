@@ -18,6 +18,8 @@ import pytest
 
 from toprope.visible import visible_cards
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 TESTS = Path(__file__).resolve().parents[1]
 FOREIGN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "PYTHON", "TORCH", "ASCEND", "PYTEST")
 

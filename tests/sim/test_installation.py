@@ -6,7 +6,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import forkserver
+
+pytestmark = [pytest.mark.native, pytest.mark.process]
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

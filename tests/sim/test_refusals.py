@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from toprope import chips
 from toprope.sim import refusals, refusals_page
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = tomllib.loads(refusals.FILE.read_text(encoding="utf-8"))
 CHIPS = [chips.get(name) for name in chips.names()]

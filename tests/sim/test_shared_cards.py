@@ -14,6 +14,8 @@ from toprope.cli import npu_smi
 from toprope.sim import cards
 from toprope.sim.spec import SimSpec
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MIB = 2**20
 SPEC = SimSpec.parse("910B3x2,hbm=64MiB")
 

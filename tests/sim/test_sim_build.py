@@ -16,6 +16,8 @@ from pretend_compiler import SOURCES, TORCH, Compiler, folders, named_compiler, 
 from toprope.errors import BuildError
 from toprope.sim import build
 
+pytestmark = pytest.mark.native
+
 cache, compiler = pytest.fixture(prepare), pytest.fixture(named_compiler)
 
 

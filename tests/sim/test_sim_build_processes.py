@@ -18,6 +18,8 @@ from pretend_compiler import SOURCES, Compiler, folders, named_compiler, prepare
 from toprope.errors import BuildError
 from toprope.sim import build
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 cache, compiler = pytest.fixture(prepare), pytest.fixture(named_compiler)
 
 

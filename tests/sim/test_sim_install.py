@@ -12,6 +12,8 @@ import pytest
 
 import forkserver
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FOREIGN = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "PYTHON", "PYTEST", "TORCH", "ASCEND")
 
 TELL = """

@@ -10,6 +10,8 @@ from toprope import chips
 from toprope.errors import SettingError, SizeError, UnknownChipError, UsageError
 from toprope.sim.spec import MAX_CARDS, SimSpec
 
+pytestmark = pytest.mark.native
+
 SPECS = st.builds(
     SimSpec.make,
     chip=st.sampled_from(chips.names()),

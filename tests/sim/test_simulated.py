@@ -21,6 +21,8 @@ import pytest
 
 import forkserver
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))

@@ -16,6 +16,8 @@ from device_stand_ins import told
 from toprope.errors import PageError
 from toprope.tiers import pages
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FORMS = ["nvfp4", "mxfp4", "nf4"]
 numbers = st.one_of(
     st.floats(

@@ -14,6 +14,8 @@ from device_stand_ins import run_anew, told
 from toprope.tiers import pages
 from toprope.tiers.pages import native
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FORMS = list(pages.FORMATS)
 SHAPES = [(1, 2), (4, 128), (13, 200), (30, 1000), (25, 70), (50, 600)]
 BATCHES = [1, 2, 3, 5, 8, 9, 16, 17, 33, 70, 300]

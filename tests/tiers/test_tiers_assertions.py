@@ -31,6 +31,8 @@ from torch.nn import functional
 from apt_machines import FACADES
 from device_stand_ins import told
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 TESTS = Path(__file__).resolve().parents[1]
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 

@@ -16,7 +16,7 @@ from toprope.errors import PlanError, TierBusyError, UsageError, WeightsError
 from toprope.tiers import attach, pages, skeleton
 from toprope.tiers.load import Progress
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64
 KB = 1000
 

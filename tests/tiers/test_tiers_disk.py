@@ -11,6 +11,8 @@ from torch import nn
 
 from device_stand_ins import environment
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 WIDTH = 1024
 LAYERS = 32
 MIB = 2**20

@@ -25,7 +25,7 @@ SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 MIB = 2**20
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from toprope.errors import WeightsError
 from toprope.tiers.headers import read_folder
 from toprope.tiers.layout import read_layout
 
+pytestmark = pytest.mark.process
+
 
 def model(folder: Path, shapes: Shapes, config: Any = None) -> Path:
     names = list(shapes)

@@ -29,6 +29,8 @@ from toprope.tiers.modes.models import needs_of
 from toprope.tiers.modes.names import effects_of
 from toprope.tiers.modes.quantised import QuantisedInPlace
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 FASTER = modes.Verdict("cpu", "nvfp4", torch.float32, ((1, 4.0), (32, 2.0)))
 SLOWER = modes.Verdict("cpu", "nvfp4", torch.float32, ((1, 4.0), (32, 0.9)))
 BUDGET = "30%"

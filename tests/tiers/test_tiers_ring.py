@@ -26,7 +26,7 @@ WIDTH = 64
 KB = 1000
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
 
 class Chain(nn.Module):

@@ -15,6 +15,8 @@ from toprope.errors import DeviceNameError, TierCapacityError, UsageError
 from toprope.tiers import Tier, TierLinear, TierStack
 from toprope.tiers.stack_contents import Contents
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MIB = 2**20
 
 

@@ -25,6 +25,8 @@ from toprope.tiers import Tier, TierLinear, TierStack, chunks, stack_disk
 from toprope.tiers.disk import DiskFile
 from toprope.tiers.memory import Memory
 
+pytestmark = [pytest.mark.native, pytest.mark.process]
+
 MIB = 2**20
 SOAK = bool(os.environ.get("TOPROPE_SOAK"))
 

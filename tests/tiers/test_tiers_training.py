@@ -20,7 +20,7 @@ from toprope.tiers import attach
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
 
 STEPS = 20 if os.environ.get("TOPROPE_SOAK") == "1" else 6
