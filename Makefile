@@ -6,10 +6,16 @@ TEST_PROCESSES ?= 2
 # Parts of ../shared/contract that must hold (see .ci/run).
 CONTRACT_PARTS = sim device cores functions flow
 
+# Of `make check` and `make soak`: where the random examples start.
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+# Of `make soak`: times that the tests of the simulated card are repeated.
+ROUNDS ?= 50
+
 BIN = .venv/bin
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --max-worker-restart 0
 READY = .venv/.ready
 
-.PHONY: setup demo test soak lint bench docs contract clean
+.PHONY: setup demo test check soak lint bench docs contract clean
 
 setup: $(READY)
 
@@ -20,12 +26,18 @@ demo: $(READY)
 	$(BIN)/toprope run --chip 910B3 examples/digits_npu.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --max-worker-restart 0
+	$(PYTEST) -m "not slow and not soak"
+
+# What `make test` leaves out, and the properties of pure code with examples that are new each time.
+check: $(READY)
+	@echo "check: SEED=$(SEED)"
+	$(PYTEST) -m "(slow or pure) and not soak" --hypothesis-seed=$(SEED)
 
 soak: $(READY)
-	TOPROPE_SOAK=1 $(BIN)/python -m pytest --timeout 3600
+	@echo "soak: SEED=$(SEED)"
+	TOPROPE_SOAK=1 $(PYTEST) --hypothesis-seed=$(SEED) --timeout 3600
 	sh scripts/sanitize.sh
-	sh scripts/repeat.sh 50
+	sh scripts/repeat.sh $(ROUNDS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """What all tests share: the two sizes of a run (`make test`, `make soak`) and what a soak leaves behind."""
 
 import datetime
+import functools
 import os
 import pathlib
 import platform
@@ -19,7 +20,7 @@ SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INNER = os.environ.get("TOPROPE_INNER") == "1"
 # The cache and the corpus hold what can be had again, but getting it takes a while.
-KEPT = ("TOPROPE_SOAK", "TOPROPE_TESTS", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
+KEPT = ("TOPROPE_SOAK", "TOPROPE_CACHE_DIR", "TOPROPE_CORPUS")
 STARTED = time.monotonic()
 
 # Modules that need the card in their own process are run by tests/sim/test_simulated.py.
@@ -29,31 +30,36 @@ if INNER:
 
 # A loaded machine must not fail a test: no deadline on one example, no alarm that making examples takes long.
 PATIENT = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "database": None}
-EXAMPLES = {"test": (300, 50), "check": (300, 50), "soak": (5000, 500)}
-"""Examples of a property of pure code, and of one that needs torch or processes, in each kind of run."""
-
-KIND = "soak" if SOAK else os.environ.get("TOPROPE_TESTS", "test")
-for pure, count in zip((True, False), EXAMPLES[KIND], strict=True):
-    # `make test` tries the same examples every time; `make check` and `make soak` new ones, by a seed that is printed
-    options = {"derandomize": True} if KIND == "test" else {"print_blob": True}
-    hypothesis.settings.register_profile(f"pure={pure}", max_examples=count, **options, **PATIENT)
-hypothesis.settings.load_profile("pure=False")
+EXAMPLES = (5000, 500) if SOAK else (300, 50)
+"""Examples of a property of pure code, and of one that needs torch or processes."""
 
 IMPURE = re.compile(
-    r"^\s*(from|import) (torch|numpy|subprocess|multiprocessing|forkserver|device_stand_ins|functions_session|flow_graphs)\b",
+    r"^\s*(from|import) "
+    r"(torch|numpy|subprocess|multiprocessing|forkserver|device_stand_ins|functions_session|flow_graphs)\b",
     re.MULTILINE,
 )
+
+
+@functools.cache
+def source_of(path):
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collectstart(collector):
     """Choose how many examples the properties of a module try, before it is imported."""
     if isinstance(collector, pytest.Module):
-        pure = not IMPURE.search(collector.path.read_text(encoding="utf-8"))
+        pure = not IMPURE.search(source_of(collector.path))
         hypothesis.settings.load_profile(f"pure={pure}")
 
 
 def pytest_configure(config):
+    # `make test` tries the same examples every time; with a seed, as `make check` gives one, they are others
+    seeded = SOAK or config.getoption("--hypothesis-seed", None) is not None
+    options = {"print_blob": True} if seeded else {"derandomize": True}
+    for pure, count in zip((True, False), EXAMPLES, strict=True):
+        hypothesis.settings.register_profile(f"pure={pure}", max_examples=count, **options, **PATIENT)
+    hypothesis.settings.load_profile("pure=False")
     # Tests choose their own variables: what this shell has set for toprope must not decide what they see.
     for name in [name for name in os.environ if name.startswith("TOPROPE_") and name not in KEPT]:
         del os.environ[name]
@@ -105,6 +111,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        test = getattr(item, "obj", None)
+        if getattr(test, "is_hypothesis_test", False) and not IMPURE.search(source_of(item.path)):
+            item.add_marker("pure")
     if not SOAK:
         for item in items:
             if item.get_closest_marker("soak"):
