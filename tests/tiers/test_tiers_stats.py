@@ -224,6 +224,8 @@ def test_the_timeline_shows_every_load_and_every_use(tmp_path):
     texts = " ".join(each.text or "" for each in drawn.iter() if each.tag.endswith("text"))
     assert "slot 0 slot 1" in texts
     assert f"{len(handle.plan.resident)} of 8 groups always stay on the device" in texts
+    assert [each.text for each in drawn if each.tag.endswith("title")] == ["Slots over time"]
+    assert "prefers-color-scheme:dark" in (tmp_path / "all.svg").read_text()
     assert (tmp_path / "end.svg").read_text().count("<rect") < len(boxes)
 
 

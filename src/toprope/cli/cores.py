@@ -84,7 +84,7 @@ def check(
 
         _write(sarif, json.dumps(as_sarif(program, result, names), ensure_ascii=False, indent=2) + "\n")
     if html is not None:
-        from toprope.cores.timeline_html import page
+        from toprope.cores.timeline_svg import page
 
         headline, timeline = _picture(program, result)
         _write(html, page(", ".join(names), report(program, result), [(headline, timeline)]))
@@ -164,7 +164,7 @@ def show(
 
         _write(svg, draw(timeline, subtitle=told))
     if html is not None:
-        from toprope.cores.timeline_html import page
+        from toprope.cores.timeline_svg import page
 
         _write(html, page(names, timelines=[("", timeline)], subtitle=told))
     if "-" not in (str(svg), str(html)):

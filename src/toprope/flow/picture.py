@@ -1,15 +1,14 @@
 """Draws a graph as SVG, with the figures of its edges; pure.
 
-It needs no script and nothing from elsewhere, and follows the reader's choice of light or dark. The elements carry
-`data-` attributes (node, source, target), which the tests read.
+The elements carry `data-` attributes (node, source, target), which the tests read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
+from toprope.drawing import Drawing, fit
 from toprope.flow.graph import Plan
 
 if TYPE_CHECKING:
@@ -19,24 +18,9 @@ __all__ = ["svg"]
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 150, 46, 170, 40, 24
 _TOP = 56
-_LETTERS = 20  # that fit into a box
-
-
-def _theme(page: str, ink: str, faint: str, box: str, busy: str) -> str:
-    return (
-        f".page{{fill:{page}}}text{{fill:{ink}}}.small{{fill:{faint}}}.box{{fill:{box};stroke:{faint}}}"
-        f".end{{fill:{page};stroke:{faint}}}.edge{{stroke:{faint}}}.head{{fill:{faint}}}.busy{{stroke:{busy}}}"
-    )
-
-
 _STYLE = (
-    "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}"
-    ".title{font-size:17px;font-weight:600}.name{font-weight:600}.small{font-size:11px}.edge{fill:none;stroke-width:1.6}"
-    ".busy{stroke-width:2.6}"
-    + _theme("#ffffff", "#16181d", "#50555f", "#e3effb", "#b3261e")
-    + "@media (prefers-color-scheme:dark){"
-    + _theme("#14161a", "#f2f3f5", "#b4bac4", "#1f3550", "#ff8a80")
-    + "}"
+    ".name{font-weight:600}.name,.small{pointer-events:none}.box{fill:$box;stroke:$faint}.end{fill:$page;stroke:$faint}"
+    ".edge{stroke:$faint;fill:none;stroke-width:1.6}.head{fill:$faint}.busy{stroke:$alarm;stroke-width:2.6}"
 )
 
 
@@ -54,30 +38,19 @@ def svg(plan: Plan, metrics: Sequence[EdgeMetrics] = (), title: str = "") -> str
         for column, keys in enumerate(columns)
         for row, key in enumerate(keys)
     }
-    width = 2 * _MARGIN + len(columns) * _WIDTH + (len(columns) - 1) * _GAP_X
-    height = _TOP + max(map(len, columns)) * (_HEIGHT + _GAP_Y)
-    parts = [_edges(plan, metrics, places)]
-    for kind, number in places:
+    drawing = Drawing(title or "Graph", _STYLE)
+    drawing.description = f"{len(plan.nodes)} stages, {len(plan.inputs)} inputs, {len(plan.fetched)} outputs"
+    drawing.width = 2 * _MARGIN + len(columns) * _WIDTH + (len(columns) - 1) * _GAP_X
+    drawing.height = _TOP + max(map(len, columns)) * (_HEIGHT + _GAP_Y)
+    drawing.text(_MARGIN, 30, drawing.title, "title")
+    _edges(drawing, plan, metrics, places)
+    for (kind, number), (x, y) in places.items():
         name, below = _labels(plan, kind, number)
-        x, y = places[kind, number]
-        shape = "box" if kind == "node" else "end"
-        radius = 6 if kind == "node" else _HEIGHT // 2
-        parts.append(
-            f'<g data-{kind}="{escape(name)}"><rect class="{shape}" x="{x}" y="{y}" width="{_WIDTH}" '
-            f'height="{_HEIGHT}" rx="{radius}"/>'
-            f'<text class="name" x="{x + _WIDTH / 2}" y="{y + 19}" text-anchor="middle">{escape(_fit(name))}</text>'
-            f'<text class="small" x="{x + _WIDTH / 2}" y="{y + 35}" text-anchor="middle">{escape(_fit(below))}</text>'
-            f"<title>{escape(name)}, {escape(below)}</title></g>"
-        )
-    head = escape(title or "Graph")
-    said = f"{head}: {len(plan.nodes)} stages, {len(plan.inputs)} inputs, {len(plan.fetched)} outputs"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{said}"><title>{said}</title><style>{_STYLE}</style>'
-        f'<rect class="page" width="{width}" height="{height}"/><text class="title" x="{_MARGIN}" y="30">{head}</text>'
-        + "".join(parts)
-        + "</svg>\n"
-    )
+        look, radius = ("box", 6) if kind == "node" else ("end", _HEIGHT / 2)
+        drawing.rect(x, y, _WIDTH, _HEIGHT, look, rx=radius, data={kind: name}, tooltip=f"{name}, {below}")
+        drawing.text(x + _WIDTH / 2, y + 19, fit(name, _WIDTH - 8), "name", "middle")
+        drawing.text(x + _WIDTH / 2, y + 35, fit(below, _WIDTH - 8), "small", "middle")
+    return drawing.svg()
 
 
 def _columns(plan: Plan) -> list[list[tuple[str, int]]]:
@@ -104,12 +77,9 @@ def _labels(plan: Plan, kind: str, number: int) -> tuple[str, str]:
     return node.deploy_name, f"{node.input_num} in, {node.output_num} out"
 
 
-def _fit(text: str) -> str:
-    return text if len(text) <= _LETTERS else text[: _LETTERS - 1] + "…"
-
-
-def _edges(plan: Plan, metrics: Sequence[EdgeMetrics], places: dict[tuple[str, int], tuple[int, int]]) -> str:
-    parts = []
+def _edges(
+    drawing: Drawing, plan: Plan, metrics: Sequence[EdgeMetrics], places: dict[tuple[str, int], tuple[int, int]]
+) -> None:
     labelled: dict[tuple[float, float], int] = {}
     for number, edge in enumerate(plan.edges):
         source = ("input", edge.output) if edge.source < 0 else ("node", edge.source)
@@ -119,22 +89,17 @@ def _edges(plan: Plan, metrics: Sequence[EdgeMetrics], places: dict[tuple[str, i
         bend = _GAP_X / 2
         figures = metrics[number] if number < len(metrics) else None
         full = figures is not None and figures.depth >= figures.capacity
-        names = f'data-source="{escape(_labels(plan, *source)[0])}" data-target="{escape(_labels(plan, *target)[0])}"'
-        parts.append(
-            f'<path class="edge{" busy" if full else ""}" {names} d="M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} '
-            f'{x2} {y2}"/><path class="head" d="M{x2 + 7} {y2}l-9 -4v8z"/>'
-        )
+        names = {"source": _labels(plan, *source)[0], "target": _labels(plan, *target)[0]}
+        look = "edge busy" if full else "edge"
+        drawing.path(look, "M", x1, y1, "C", x1 + bend, y1, x2 - bend, y2, x2, y2, data=names)
+        drawing.path("head", "M", x2 + 7, y2, "l -9 -4 v 8 z")
         if figures is not None:
-            middle = ((x1 + x2) / 2, (y1 + y2) / 2)
-            shift = labelled.get(middle, 0)
-            labelled[middle] = shift + 1
+            x, y = (x1 + x2) / 2, (y1 + y2) / 2
+            shift = labelled.get((x, y), 0)
+            labelled[x, y] = shift + 1
             lines = _figures(figures)
-            parts += [
-                f'<text class="small" x="{middle[0]}" y="{middle[1] - 8 - 13 * (len(lines) - 1 - place) + 34 * shift}" '
-                f'text-anchor="middle">{escape(line)}</text>'
-                for place, line in enumerate(lines)
-            ]
-    return "".join(parts)
+            for place, line in enumerate(lines):
+                drawing.text(x, y - 8 - 13 * (len(lines) - 1 - place) + 34 * shift, line, "small", "middle")
 
 
 def _port(plan: Plan, target: int, index: int) -> float:

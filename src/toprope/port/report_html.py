@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from toprope.drawing import page
 from toprope.port.finding import Finding, Ported
 from toprope.port.rule import Kind
 
@@ -22,9 +23,8 @@ _KINDS = {
 }
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --p: #2e7d32; --r: #b26a00; --n: #b3261e;
---old: #f443361f; --new: #4caf5022 }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 78rem; padding: 0 1rem }
+:root { --line: #8884; --p: #2e7d32; --r: #b26a00; --n: #b3261e; --old: #f443361f; --new: #4caf5022 }
+body { max-width: 78rem }
 h1 { font-size: 1.4rem } h2 { font: 600 1rem ui-monospace, monospace; margin: 2rem 0 .4rem; overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid var(--line); padding: .15rem .5rem;
 text-align: left; vertical-align: top } .totals { width: auto } .totals td:nth-child(2) { text-align: right }
@@ -65,18 +65,8 @@ def html(files: Sequence[Ported], title: str) -> str:
     """
     findings = [finding for file in files for finding in file.findings]
     shown = [file for file in files if file.findings or file.skipped]
-    body = [
-        f"<h1>toprope port: {escape(title)}</h1>",
-        *_totals(files, findings),
-        *_filters(findings),
-        *(part for file in shown for part in _file(file)),
-    ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    return (
-        f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + f"\n<script>{_SCRIPT}</script>\n</body></html>\n"
-    )
+    body = [*_totals(files, findings), *_filters(findings), *(part for file in shown for part in _file(file))]
+    return page(f"toprope port: {title}", *body, style=_STYLE, script=_SCRIPT)
 
 
 def _totals(files: Sequence[Ported], findings: Sequence[Finding]) -> Iterator[str]:

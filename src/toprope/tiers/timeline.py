@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from html import escape
 
+from toprope.drawing import Drawing
 from toprope.tiers.ring import Slot, Unit
 
 __all__ = ["Span", "Timeline"]
 
 _STATES = {"load": "load", "use": "use"}
+_STYLE = ".load{fill:#9cc9f0}.use{fill:#2a78b8}.ready{fill:$s7}"  # pale and dark in both themes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +80,16 @@ class Timeline:
         rows = max((each.slot for each in spans), default=0) + 1
         width, row, left = 1000.0, 26, 60
         scale = width / max(end - begin, 1e-9)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 10:.0f} {rows * row + 46}" '
-            'font-family="sans-serif" font-size="11">',
-            "<style>.load{fill:#a6cee3}.ready{fill:#d9dee2}.use{fill:#1f78b4}text{fill:#333}</style>",
-        ]
+        seen = f"{(end - begin) * 1e3:.1f} ms, measured; pale: loaded, dark: used, grey: kept"
+        drawing = Drawing("Slots over time", _STYLE)
+        drawing.description = f"{seen}; {note}" if note else seen
+        drawing.width, drawing.height = left + width + 10, rows * row + 46
         for number in range(rows):
-            parts.append(f'<text x="4" y="{number * row + 17}">slot {number}</text>')
+            drawing.text(4, number * row + 17, f"slot {number}")
         for each in spans:
             x = left + (max(each.begin, begin) - begin) * scale
             wide = max((each.end - max(each.begin, begin)) * scale, 0.4)
-            title = f"{each.unit}: {each.what}, {(each.end - each.begin) * 1e3:.1f} ms"
-            parts.append(
-                f'<rect class="{each.what}" x="{x:.1f}" y="{each.slot * row + 3}" width="{wide:.1f}" '
-                f'height="{row - 6}"><title>{escape(title)}</title></rect>'
-            )
-        legend = f"{(end - begin) * 1e3:.1f} ms, measured; pale: loaded, dark: used, grey: kept"
-        legend += f"; {note}" if note else ""
-        parts.append(f'<text x="{left}" y="{rows * row + 16}">{escape(legend)}</text></svg>')
-        return "\n".join(parts)
+            tooltip = f"{each.unit}: {each.what}, {(each.end - each.begin) * 1e3:.1f} ms"
+            drawing.rect(x, each.slot * row + 3, wide, row - 6, each.what, tooltip=tooltip)
+        drawing.text(left, rows * row + 16, drawing.description)
+        return drawing.svg()
