@@ -4,7 +4,7 @@
 
 A code line holds something other than white space, a comment or a docstring. Every string that is a statement by itself
 is a docstring, so the texts below attributes are too; the lines of every other string count, except blank ones.
-Markdown, JSON and CSV are not code. The working tree is counted as it is, with untracked files that git does not ignore.
+Markdown, JSON and CSV are not code. The working tree includes untracked files that git does not ignore.
 """
 
 from __future__ import annotations
@@ -167,9 +167,8 @@ def commit_files(commit: str) -> Iterator[tuple[str, str]]:
     """Path and text of the code files of a commit; the working tree is not touched."""
     done = subprocess.run(["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True)
     if done.returncode:
-        sys.exit(
-            f"{commit} cannot be read: {done.stderr.decode().strip()}\n  do  git fetch --unshallow, or name another --base"
-        )
+        reason = done.stderr.decode().strip()
+        sys.exit(f"{commit} cannot be read: {reason}\n  do  git fetch --unshallow, or name another --base")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         for member in archive:
             content = archive.extractfile(member) if language(member.name) else None
