@@ -96,14 +96,18 @@ def _in_noun(name: str, path: str, line: int) -> Iterator[Hit]:
 
 
 _TEXT_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+_FIELD = re.compile(r"\{[^{}]*\}")
 
 
-def in_python(text: str, path: str) -> Iterator[Hit]:
+def in_python(source: str, path: str) -> Iterator[Hit]:
     """Hits in the docstrings, comments, strings and names of a Python module."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in _TEXT_TOKENS:
-            yield from _in_text(token.string, path, token.start[0])
-    tree = ast.parse(text)
+            formatted = token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower()
+            # before Python 3.12 the code inside an f-string is a part of its token
+            text = _FIELD.sub(lambda hit: re.sub(".", "_", hit[0]), token.string) if formatted else token.string
+            yield from _in_text(text, path, token.start[0])
+    tree = ast.parse(source)
     for node in docstrings(tree):
         if found := CLAUSE.match(str(node.value)):
             yield Hit(path, node.lineno, "clause", f"{found[1]} ...", INSTEAD["clause"])
@@ -128,9 +132,14 @@ def in_cpp(text: str, path: str) -> Iterator[Hit]:
 _CODE = re.compile(r"^[ ]*(```+|~~~+).*?^[ ]*\1[ ]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
+def prose(page: str) -> str:
+    """A page with its code blanked; the lines stay."""
+    return _CODE.sub(lambda hit: "\n" * hit[0].count("\n") or "`", page)
+
+
 def in_page(text: str, path: str) -> Iterator[Hit]:
     """Hits in the prose of a page."""
-    yield from _in_text(_CODE.sub(lambda hit: "\n" * hit[0].count("\n") or "`", text), path, 1)
+    yield from _in_text(prose(text), path, 1)
 
 
 _READERS = {".py": in_python, ".cpp": in_cpp, ".h": in_cpp, ".inl": in_cpp, ".md": in_page}
