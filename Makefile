@@ -44,6 +44,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry src
+	$(BIN)/python scripts/words.py
 
 bench: $(READY)
 	@sh scripts/bench.sh

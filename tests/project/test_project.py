@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 
@@ -147,17 +148,45 @@ def test_the_contract_is_skipped_aloud_and_never_run_whole(tmp_path):
     assert (ran.stdout, ran.returncode) == ("ran ['sim', 'device']\n", 1)
 
 
-def test_the_wheel_has_every_file_of_the_package(tmp_path):
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel('.')"
-    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def built(folder, *copied, kind):
+    """The archive of a kind ("wheel" or "sdist") that setuptools makes of copied files."""
+    for name in copied:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    build = f"from setuptools import build_meta; build_meta.build_{kind}('.')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("toprope-*.whl")
-    built = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("toprope/")}
-    source = tmp_path / "src"
-    assert built == {str(file.relative_to(source)) for file in source.glob("toprope/**/*") if file.is_file()}
+    (archive,) = [*folder.glob("toprope-*.whl"), *folder.glob("toprope-*.tar.gz")]
+    return archive
+
+
+def package_files(source):
+    return {str(file.relative_to(source)) for file in source.glob("toprope/**/*") if file.is_file()}
+
+
+def test_the_wheel_has_every_file_of_the_package(tmp_path):
+    wheel = built(tmp_path, "pyproject.toml", "README.md", "LICENSE", kind="wheel")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("toprope/")}
+    assert names == package_files(tmp_path / "src")
+
+
+def test_the_sdist_has_the_package_and_no_half_of_the_tests(tmp_path):
+    # setuptools adds tests/test*.py by itself, without helpers and folders
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_flat.py").touch()
+    tests = [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "project").glob("*.py")]
+    sdist = built(tmp_path, "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *tests, kind="sdist")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if name.startswith("tests")} == set()
+    assert {name.removeprefix("src/") for name in names} >= package_files(tmp_path / "src")
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= names
+
+
+def test_the_classifiers_name_the_python_that_is_tested():
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
 
 
 FORBIDDEN = {

@@ -1,4 +1,4 @@
-"""Foreign module names (torch_npu and, later, others), importable where the real packages are not.
+"""Foreign module names (torch_npu, yr, dataflow and others), importable where the real packages are not.
 
 `toprope run` installs them in the program and in its children; `install` does it for the process that calls it.
 """

@@ -139,7 +139,7 @@ class DeviceManager:
         """Do what saves memory and changes no result: operators as they come compiled, unused memory given back.
 
         The TF32 switches stay as they are: they save no memory and change results. What a pipeline can do for itself,
-        such as decoding a picture in slices and tiles, is the pipeline's own: it comes with `toprope.images`.
+        such as decoding a picture in slices and tiles, is done by `toprope.images`.
 
         Returns:
             The measures that are active; they are also printed.

@@ -1,0 +1,103 @@
+"""The front page reaches every page, and no page calls something missing that is there."""
+
+import pathlib
+import re
+
+import pytest
+
+from words import prose
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("[RC]*.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+def linked(page):
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", prose(page.read_text(encoding="utf-8")))
+    return {(page.parent / link).resolve() for link in links}
+
+
+def test_the_front_page_links_every_page():
+    front = DOCS / "index.md"
+    # the pages of errors and of rules are many: each folder has its own front page
+    folders = [DOCS / "errors" / "index.md", DOCS / "port" / "index.md"]
+    assert set(folders) <= linked(front)
+    reached = {front}.union(*(linked(each) for each in (front, *folders)))
+    assert sorted(str(page.relative_to(ROOT)) for page in set(DOCS.rglob("*.md")) - reached) == []
+
+
+def test_the_readme_links_the_page_of_every_package():
+    packages = {each.name for each in (ROOT / "src" / "toprope").iterdir() if each.is_dir()}
+    pages = {page for page in DOCS.glob("*.md") if page.stem in packages}
+    assert len(pages) >= 7
+    assert sorted(page.name for page in (pages | {DOCS / "index.md"}) - linked(ROOT / "README.md")) == []
+
+
+MISSING = re.compile(
+    r"\byet\b|\bso\s+far\b|\bfor\s+now\b|\bwill\s+(?:be|come|follow|get|have)\b|\bplanned\s+for\b"
+    r"|\bnot\s+(?:built|implemented|supported)\b(?!\s+(?:for|in)\b)|\bdoes\s+not\s+exist\b|\b(?:future|later)\s+versions?\b"
+    r"|\bcomes?\s+(?:later|with\s+the\s+(?:rooms?|packages?))\b|\bTODO\b|\bunder\s+construction\b|\bcoming\s+soon\b",
+    re.IGNORECASE,
+)  # fmt: skip
+# Lines that say that something is missing, and why they are right. A line that is gone goes here, too.
+RIGHT = {
+    ("README.md", "## What works, and what does not yet"): "the heading of the table of states",
+    ("docs/compat.md", "By name only: they agree, and raise NotImplementedError so far."): "the table below names two",
+    ("docs/compat.md", "and raise NotImplementedError so far.\n"): "the same two names",
+    ("docs/compat.md", "A card not used so far is not refused"): "a card in the user's program",
+    ("docs/doctor.md", "None of this has run on a real card yet"): "no part of toprope has",
+    ("docs/errors/program.md", "the file does not exist"): "a file of the user",
+    ("docs/images.md", "never yet"): "no real weights have been run",
+    ("docs/limits.md", "has run on real Ascend hardware so far"): "no part of toprope has",
+    ("docs/limits.md", "a peer that was not launched yet"): "a kernel of the user's program",
+    ("docs/soak.md", "it has not been run yet"): "true while the table there is empty",
+    ("docs/benchmarks.md", "is not done yet"): "work of a pipeline that is measured",
+}
+
+
+def claims():
+    """Page and the text around each claim."""
+    for page in PAGES:
+        text = prose(page.read_text(encoding="utf-8"))
+        for hit in MISSING.finditer(text):
+            line = text.count("\n", 0, hit.start()) + 1
+            yield str(page.relative_to(ROOT)), line, text[max(0, hit.start() - 80) : hit.end() + 80]
+    # the section of import-linter and all after it describe layers, not features
+    comments = re.findall(
+        r"#.*", (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.importlinter]")[0]
+    )
+    for line in comments:
+        if MISSING.search(line):
+            yield "pyproject.toml", 0, line
+
+
+def test_what_is_called_missing_is_missing():
+    said = list(claims())
+    wrong = [
+        f"{page}:{line}: {text!r}"
+        for page, line, text in said
+        if not any(page == where and words in text for where, words in RIGHT)
+    ]
+    assert wrong == [], "correct the page, or list the line above with the reason why it is right"
+    stale = [key for key in RIGHT if not any(page == key[0] and key[1] in text for page, _, text in said)]
+    assert stale == [], "these lines are gone: remove them above"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "is not built yet",
+        "*not there yet*",
+        "it will be one file",
+        "not implemented",
+        "comes with the rooms for",
+        "so far",
+    ],
+)
+def test_claims_are_found(text):
+    assert MISSING.search(text)
+
+
+@pytest.mark.parametrize("text", ["a device that is not there", "the plan", "a later run", "not given"])
+def test_other_sentences_are_no_claims(text):
+    assert not MISSING.search(text)
