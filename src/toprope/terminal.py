@@ -1,0 +1,240 @@
+"""Text and progress for people, on rich: tables, labelled rows, a progress bar.
+
+Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
+Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from toprope.progress import Step
+
+__all__ = ["WIDTH", "Display", "field", "render", "say", "show", "table", "unbroken", "wants_colour"]
+
+WIDTH = 100
+"""Columns of prose that is made to be pasted elsewhere."""
+
+_ENDLESS = 100_000
+_SPACE = "\ue000"
+_BAR = 24
+_REDRAW, _REPORT = 0.1, 15.0
+
+
+def unbroken(text: str) -> str:
+    """A text inside which no line ends, such as a command."""
+    return text.replace(" ", _SPACE)
+
+
+def table(
+    rows: Iterable[Sequence[str]],
+    header: Sequence[str] = (),
+    *,
+    indent: int = 0,
+    gap: int = 2,
+    right: Collection[int] = (),
+    wrapped: Collection[int] = (),
+) -> RenderableType:
+    """Columns as wide as their cells.
+
+    Args:
+        rows: of cells.
+        header: names of the columns, in bold.
+        indent: columns of space before it.
+        gap: columns of space between two columns.
+        right: numbers of columns whose cells are set to the right.
+        wrapped: numbers of columns whose cells may go on in a second line, on a narrow terminal.
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(header), header_style="bold")
+    rows = list(rows)
+    for number in range(max(map(len, (header, *rows)))):
+        made.add_column(
+            unbroken(header[number]) if header else "", justify="right" if number in right else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*(Text(cell if number in wrapped else unbroken(cell)) for number, cell in enumerate(row)))
+    return Padding(made, (0, 0, 0, indent), expand=False)
+
+
+def field(
+    label: str | Text, *texts: str | Text, label_width: int = 10, indent: int = 0, width: int | None = None
+) -> list[RenderableType]:
+    """A label and texts next to it, below each other, each continued below itself.
+
+    Args:
+        label: one that is as wide as its column has a line of its own.
+        texts: next to it.
+        label_width: columns of the label and the space behind it.
+        indent: columns of space before the label.
+        width: columns in all, where texts are wrapped; None for those of the terminal.
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    label = label if isinstance(label, Text) else Text(label)
+    items: list[RenderableType] = []
+    if label.cell_len >= label_width:
+        items.append(Padding(label, (0, 0, 0, indent), expand=False))
+        label = Text()
+    for number, text in enumerate(texts):
+        cell = text if isinstance(text, Text) else Text(text)
+        longest = max((Text(word).cell_len for word in cell.plain.split()), default=0)
+        grid = Table.grid()
+        grid.add_column(width=label_width)
+        grid.add_column(max_width=None if width is None else max(width - label_width - indent, longest))
+        grid.add_row("" if number else label, cell)
+        items.append(Padding(grid, (0, 0, 0, indent), expand=False))
+    return items
+
+
+def render(*items: RenderableType, width: int | None = None, colour: bool = False) -> str:
+    """Tables, fields and texts as lines.
+
+    Args:
+        items: what is shown; a str is plain text.
+        width: of the terminal; more where a word needs it. None for lines without end.
+        colour: whether there are escape codes for colour.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    console = _console(io.StringIO(), colour=colour, width=_ENDLESS)
+    for item in (each for item in items for each in (item.renderables if isinstance(item, Group) else [item])):
+        shown = Text(item) if isinstance(item, str) else item
+        options = console.options
+        if width is not None:
+            options = options.update(width=max(width, console.measure(shown).minimum))
+        for line in console.render_lines(shown, options, pad=False):
+            text = Text.assemble(*((each.text, each.style or "") for each in line))
+            text.rstrip()
+            console.print(text, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().replace(_SPACE, " ")
+
+
+def show(*items: RenderableType) -> None:
+    """Write tables, fields and texts to stdout."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    say(render(*items, width=width, colour=wants_colour()))
+
+
+def say(text: str) -> None:
+    """Write a text to stdout as it is; characters that the encoding of stdout lacks become question marks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def wants_colour(stream: TextIO | None = None) -> bool:
+    """Whether a stream, stdout if None, is a terminal that may have colour (https://no-color.org)."""
+    stream = sys.stdout if stream is None else stream
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Display:
+    """Progress on stderr: a line that is redrawn on a terminal, a plain line now and then elsewhere. A context.
+
+    Args:
+        name: of the work.
+        quiet: show no progress.
+        details: called for a step that is shown; more words about it.
+
+    Attributes:
+        name: of the work; may be changed.
+    """
+
+    def __init__(self, name: str = "", *, quiet: bool = False, details: Callable[[], str] = str) -> None:
+        self.name = name
+        self._quiet, self._details = quiet, details
+        self._redraws = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = 0.0 if self._redraws else time.monotonic()
+        self._live: Any = None
+
+    def stage(self, text: str) -> None:
+        """Show on a terminal what is done now, until something else is shown."""
+        from rich.text import Text
+
+        if self._redraws:
+            self._draw(Text(f"{text} ...", no_wrap=True, overflow="ellipsis"))
+
+    def step(self, step: Step) -> None:
+        """Show a step, unless one was shown just now."""
+        now = time.monotonic()
+        if self._redraws and (now - self._shown >= _REDRAW or step.number == step.of):
+            self._shown = now
+            self._draw(self._line(step))
+        elif not self._redraws and not self._quiet and now - self._shown >= _REPORT:
+            self._shown = now
+            self.say("  ".join([self.name, *self._words(step)]))
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr that stays."""
+        self.clear()
+        sys.stderr.write(f"toprope: {text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove the line from the terminal."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def _words(self, step: Step) -> list[str]:
+        stage = "" if step.stage == "edit" else step.stage
+        left = f"{step.left:.0f} s left" if step.left >= 1 else ""
+        return [word for word in (step.amount, step.rate, left, stage, self._details()) if word]
+
+    def _line(self, step: Step) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        for most in (40, _BAR, None):
+            line.add_column(no_wrap=True, max_width=most)
+        bar = ProgressBar(step.of, step.number, width=_BAR)
+        line.add_row(Text(self.name), bar, Text("  ".join(self._words(step))))
+        return line
+
+    def _draw(self, line: RenderableType) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            console = _console(sys.stderr, colour=wants_colour(sys.stderr))
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        self._live.update(line, refresh=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+
+def _console(file: TextIO, *, colour: bool, width: int | None = None) -> Console:
+    from rich.console import Console
+
+    return Console(
+        file=file, width=width, markup=False, highlight=False, emoji=False, force_terminal=True, no_color=not colour,
+        color_system="standard" if colour else None,
+    )  # fmt: skip
