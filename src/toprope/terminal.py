@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from toprope.progress import Step
 
-__all__ = ["WIDTH", "Display", "field", "render", "say", "show", "table", "unbroken", "wants_colour"]
+__all__ = ["WIDTH", "Display", "columns", "field", "render", "say", "show", "table", "unbroken", "wants_colour"]
 
 WIDTH = 100
 """Columns of prose that is made to be pasted elsewhere."""
@@ -61,13 +61,13 @@ def table(
     from rich.text import Text
 
     made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(header), header_style="bold")
-    rows = list(rows)
-    for number in range(max(map(len, (header, *rows)))):
-        made.add_column(
-            unbroken(header[number]) if header else "", justify="right" if number in right else "left", overflow="fold"
-        )
-    for row in rows:
-        made.add_row(*(Text(cell if number in wrapped else unbroken(cell)) for number, cell in enumerate(row)))
+    lines = [[cell if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows]
+    names = [unbroken(name) for name in header] or [""] * len(lines[0])
+    for number, (name, *cells) in enumerate(zip(names, *lines, strict=True)):
+        justify: Literal["left", "right"] = "right" if number in right else "left"
+        made.add_column(name, justify=justify, overflow="fold", min_width=max(map(_longest_word, (name, *cells))))
+    for line in lines:
+        made.add_row(*map(Text, line))
     return Padding(made, (0, 0, 0, indent), expand=False)
 
 
@@ -94,13 +94,20 @@ def field(
         label = Text()
     for number, text in enumerate(texts):
         cell = text if isinstance(text, Text) else Text(text)
-        longest = max((Text(word).cell_len for word in cell.plain.split()), default=0)
+        longest = _longest_word(cell.plain)
         grid = Table.grid()
         grid.add_column(width=label_width)
-        grid.add_column(max_width=None if width is None else max(width - label_width - indent, longest))
+        most = None if width is None else max(width - label_width - indent, longest)
+        grid.add_column(overflow="fold", min_width=longest, max_width=most)
         grid.add_row("" if number else label, cell)
         items.append(Padding(grid, (0, 0, 0, indent), expand=False))
     return items
+
+
+def _longest_word(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.split()), default=0)
 
 
 def render(*items: RenderableType, width: int | None = None, colour: bool = False) -> str:
@@ -115,23 +122,23 @@ def render(*items: RenderableType, width: int | None = None, colour: bool = Fals
     from rich.text import Text
 
     console = _console(io.StringIO(), colour=colour, width=_ENDLESS)
-    for item in (each for item in items for each in (item.renderables if isinstance(item, Group) else [item])):
-        shown = Text(item) if isinstance(item, str) else item
-        options = console.options
-        if width is not None:
-            options = options.update(width=max(width, console.measure(shown).minimum))
-        for line in console.render_lines(shown, options, pad=False):
-            text = Text.assemble(*((each.text, each.style or "") for each in line))
-            text.rstrip()
-            console.print(text, soft_wrap=True)
+    for item in items:
+        for each in item.renderables if isinstance(item, Group) else (item,):
+            shown = Text(each) if isinstance(each, str) else each
+            options = console.options
+            if width is not None:
+                options = options.update(width=max(width, console.measure(shown).minimum))
+            for line in console.render_lines(shown, options, pad=False):
+                text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+                text.rstrip()
+                console.print(text, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().replace(_SPACE, " ")
 
 
 def show(*items: RenderableType) -> None:
     """Write tables, fields and texts to stdout."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    say(render(*items, width=width, colour=wants_colour()))
+    say(render(*items, width=columns(), colour=wants_colour()))
 
 
 def say(text: str) -> None:
@@ -140,10 +147,14 @@ def say(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
+def columns(stream: TextIO | None = None) -> int | None:
+    """The width of a stream, stdout if None; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
+
+
 def wants_colour(stream: TextIO | None = None) -> bool:
     """Whether a stream, stdout if None, is a terminal that may have colour (https://no-color.org)."""
-    stream = sys.stdout if stream is None else stream
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Display:
@@ -155,12 +166,12 @@ class Display:
         details: called for a step that is shown; more words about it.
 
     Attributes:
-        name: of the work; may be changed.
+        name: of the work; may be changed, as details may be.
     """
 
     def __init__(self, name: str = "", *, quiet: bool = False, details: Callable[[], str] = str) -> None:
         self.name = name
-        self._quiet, self._details = quiet, details
+        self._quiet, self.details = quiet, details
         self._redraws = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = 0.0 if self._redraws else time.monotonic()
         self._live: Any = None
@@ -197,7 +208,7 @@ class Display:
     def _words(self, step: Step) -> list[str]:
         stage = "" if step.stage == "edit" else step.stage
         left = f"{step.left:.0f} s left" if step.left >= 1 else ""
-        return [word for word in (step.amount, step.rate, left, stage, self._details()) if word]
+        return [word for word in (step.amount, step.rate, left, stage, self.details()) if word]
 
     def _line(self, step: Step) -> RenderableType:
         from rich.progress_bar import ProgressBar

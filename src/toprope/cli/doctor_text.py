@@ -24,9 +24,7 @@ __all__ = ["as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices
 _MAIN = ("torch", "torch-npu")
 
 
-def report(
-    facts: Facts, findings: Sequence[Finding], *, beside: Sequence[tuple[str, Sequence[str]]] = ()
-) -> RenderableType:
+def report(facts: Facts, findings: Sequence[Finding], *, beside: Sequence[tuple[str, Sequence[str]]] = ()) -> Group:
     """Everything that was found.
 
     Args:
@@ -151,7 +149,7 @@ def _step(device: DeviceResult) -> str:
     return "ok (simulated)" if device.simulated else f"ok ({step.milliseconds:.0f} ms)"
 
 
-def devices_text(facts: Facts, findings: Sequence[Finding]) -> RenderableType:
+def devices_text(facts: Facts, findings: Sequence[Finding]) -> Group:
     """A table of the devices that a program would see, and a line for each kind of which there is none."""
     rows = []
     for entry in devices_as_dict(facts, findings)["devices"]:
@@ -207,7 +205,7 @@ def devices_as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]
     }
 
 
-def codes_text(explanations: Sequence[Explanation]) -> RenderableType:
+def codes_text(explanations: Sequence[Explanation]) -> Group:
     """What codes mean, one paragraph each."""
     items: list[RenderableType] = []
     for each in explanations:
