@@ -60,7 +60,8 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(header), header_style="bold")
+    # Space behind the last column too: without it rich cuts that column off by as much.
+    made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style="bold")
     lines = [[cell if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows]
     names = [unbroken(name) for name in header] or [""] * len(lines[0])
     for number, (name, *cells) in enumerate(zip(names, *lines, strict=True)):

@@ -398,9 +398,9 @@ def test_the_exit_status_is_the_checks_when_the_program_ends_well(
     monkeypatch.setattr("toprope.sim.tracing.read_run", lambda *_: [])
     found = run_cores.of_run(tmp_path, choice)
     assert found.exit_status == found.facts["exit_status"] == 1
-    assert found.text.startswith("toprope: deadlock possible on 2 cards")
+    assert render(*found.text).startswith("toprope: deadlock possible on 2 cards")
     monkeypatch.undo()
     # nothing was recorded: not decided
     found = run_cores.of_run(tmp_path, choice)
     assert found.exit_status == 3
-    assert found.text.startswith("toprope: the cores were not checked: ")
+    assert render(*found.text).startswith("toprope: the cores were not checked: ")
