@@ -226,13 +226,14 @@ class Display:
     def _draw(self, line: RenderableType) -> None:
         from rich.live import Live
 
-        if self._live is None:
+        live = self._live  # a signal's handler may clear it at any time
+        if live is None:
             console = _console(sys.stderr, colour=wants_colour(sys.stderr))
-            self._live = Live(
+            live = self._live = Live(
                 console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-            self._live.start()
-        self._live.update(line, refresh=True)
+            live.start()
+        live.update(line, refresh=True)
 
     def __enter__(self) -> Self:
         return self
