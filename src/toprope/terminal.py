@@ -28,7 +28,7 @@ WIDTH = 100
 
 _ENDLESS = 100_000
 _SPACE = "\ue000"
-_BAR = 24
+_BAR, _NAME = 24, 40
 _REDRAW, _REPORT = 0.1, 15.0
 
 
@@ -216,11 +216,15 @@ class Display:
         from rich.table import Table
         from rich.text import Text
 
+        name = Text(self.name, no_wrap=True, overflow="ellipsis")
+        words = Text("  ".join(self._words(step)), no_wrap=True, overflow="ellipsis")
+        room = shutil.get_terminal_size().columns - min(name.cell_len, _NAME) - words.cell_len - 4
+        wide = max(_BAR // 4, min(_BAR, room))
         line = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-        for most in (40, _BAR, None):
-            line.add_column(no_wrap=True, max_width=most)
-        bar = ProgressBar(step.of, step.number, width=_BAR)
-        line.add_row(Text(self.name), bar, Text("  ".join(self._words(step))))
+        line.add_column(no_wrap=True, max_width=_NAME)
+        line.add_column(no_wrap=True)
+        line.add_column()  # the only one that is cut off where there is no room
+        line.add_row(name, ProgressBar(step.of, step.number, width=wide), words)
         return line
 
     def _draw(self, line: RenderableType) -> None:

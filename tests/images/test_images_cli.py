@@ -340,7 +340,7 @@ def test_the_bar_says_what_is_in_use(monkeypatch) -> None:
         console.watch(lambda: facts, lambda: memory)
         console.begin([job])
         console.step(Step(14, 28, 25.2))
-    name, *said = re.split(r" *━+ *", terminal.lines()[-1])
+    name, *said = re.split(r" *[━╸╺]+ *", terminal.lines()[-1])
     assert (name, said) == ("cat.png", ["14/28  1.8 s/step  25 s left  npu:0 bf16 sdpa  31.2 of 64.0 GiB"])
     lower = facts | {"attention": {"path": None}, "memory": {"rung": "tiers"}}
     terminal = Terminal(monkeypatch)
@@ -362,7 +362,7 @@ def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> 
             seen += piece
     os.close(outer)
     shown = plain(seen.decode())
-    assert re.search(r"good0\.png +━+ +1/2  \S+ m?s/step", shown)
+    assert re.search(r"good0\.png +[━╸╺]{24} +1/2  \S+ m?s/step", shown)
     assert re.search(r"━{24} +2/2  \S+ m?s/step  cpu fp32", shown)
     assert seen.decode().endswith(ERASED)
 
