@@ -18,6 +18,7 @@ from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Collective
 from toprope.cores.symptoms import of_code, seen_in, symptoms
+from toprope.terminal import render
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -181,7 +182,7 @@ def test_unknown_ends_with_3(toprope: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert [each["ruleId"] for each in check_sarif(json.loads(out))] == ["undecided"]
     error = Finding(Level.ERROR, "desync", "x", ((0, 0),))
     assert exit_status(Result(Verdict.UNKNOWN, Discipline.D0, "", findings=(error,))) == 1
-    assert "\x1b[" in report(program, unknown, colour=True)
+    assert "\x1b[" in render(report(program, unknown), colour=True)
 
 
 def test_time_that_runs_out_is_no_guess(toprope: Any, tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_a_witness_of_many_cards_is_told_in_few_lines() -> None:
     program = Program(cards, streams, groups)
     result = check(program)
     assert result.verdict is Verdict.DEADLOCK
-    text = report(program, result)
+    text = render(report(program, result))
     assert text.startswith("deadlock possible on 8 cards, 2 streams each, 48 vector cores a card\n")
     assert " -> " in text
     assert len(text.splitlines()) < 30
@@ -399,9 +400,9 @@ def test_the_exit_status_is_the_checks_when_the_program_ends_well(
     monkeypatch.setattr("toprope.sim.tracing.read_run", lambda *_: [])
     found = run_cores.of_run(tmp_path, choice)
     assert found.exit_status == found.facts["exit_status"] == 1
-    assert found.text.startswith("toprope: deadlock possible on 2 cards")
+    assert render(*found.text).startswith("toprope: deadlock possible on 2 cards")
     monkeypatch.undo()
     # nothing was recorded: not decided
     found = run_cores.of_run(tmp_path, choice)
     assert found.exit_status == 3
-    assert found.text.startswith("toprope: the cores were not checked: ")
+    assert render(*found.text).startswith("toprope: the cores were not checked: ")

@@ -12,6 +12,7 @@ import pytest
 from model_folders import FAMILIES, write
 from toprope.cli import main
 from toprope.errors import PlanError
+from toprope.terminal import render
 from toprope.tiers.links import estimate, measure, measure_memory, measure_read, measure_write
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, plan, training_order
 from toprope.tiers.plan_budgets import Free, resolve
@@ -105,8 +106,8 @@ def example() -> Any:
 
 def test_the_table_in_the_docs_is_what_is_printed() -> None:
     page = (ROOT / "docs" / "tiers.md").read_text()
-    shown = table(
-        example(), "estimate", "order and groups from the names of layers (model.layers.N); nothing was moved"
+    shown = render(
+        table(example(), "estimate", "order and groups from the names of layers (model.layers.N); nothing was moved")
     )
     assert shown in page
 

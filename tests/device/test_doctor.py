@@ -293,6 +293,7 @@ any_facts = st.builds(
 @given(any_facts)
 def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
     from toprope.cli import doctor_text
+    from toprope.terminal import render
 
     found = diagnose(facts)
     assert diagnose(facts) == found
@@ -300,11 +301,11 @@ def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
         assert finding.name
         assert finding.what
         assert finding.do or not finding.problem
-    shown = doctor_text.report(facts, found)
+    shown = render(doctor_text.report(facts, found))
     problems = [each for each in found if each.problem]
     assert shown.splitlines()[-1].startswith(str(len(problems) or "no"))
     assert json.loads(json.dumps(doctor_text.as_dict(facts, found)))["problems"] == len(problems)
-    assert doctor_text.devices_text(facts, found)
+    assert render(doctor_text.devices_text(facts, found))
     json.dumps(doctor_text.devices_as_dict(facts, found))
 
 

@@ -224,11 +224,11 @@ def _command_line(process: Path) -> str:
 
 
 def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toprope.cli.doctor import wants_colour
     from toprope.cli.doctor_text import codes_text, report
     from toprope.codes import explain
     from toprope.device.doctor import diagnose
     from toprope.device.machine import Facts
+    from toprope.terminal import render, wants_colour
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -237,7 +237,7 @@ def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert not wants_colour()
     facts = Facts()
-    plain, coloured = (report(facts, diagnose(facts), colour=colour) for colour in (False, True))
+    plain, coloured = (render(report(facts, diagnose(facts)), colour=colour) for colour in (False, True))
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain != coloured
-    assert "\x1b" in codes_text([explain("107001")], colour=True)
+    assert "\x1b" in render(codes_text([explain("107001")]), colour=True)

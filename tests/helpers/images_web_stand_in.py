@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from toprope.errors import EditCancelled, UsageError
-from toprope.images.results import EditResult, Step
+from toprope.images.results import EditResult
+from toprope.progress import Step
 
 
 class StandIn:

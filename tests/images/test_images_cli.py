@@ -21,7 +21,7 @@ from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 from toprope.cli.edit import app as edit
-from toprope.cli.edit_console import Console, bar
+from toprope.cli.edit_console import Console
 from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
 from toprope.images.jobs import Job
@@ -309,15 +309,45 @@ def test_a_lora_changes_the_picture_is_in_the_record_and_is_repeated(toprope, mo
 
 # ---- the bar
 
+ERASED = "\x1b[1A\x1b[2K"
 
-def test_the_bar_says_what_is_in_use() -> None:
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+class Terminal(io.StringIO):
+    def __init__(self, monkeypatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(sys, "stderr", self)
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setenv("TERM", "xterm")
+
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        """What was drawn, one thing after the other."""
+        return [each.strip() for each in re.split(r"[\r\n]", plain(self.getvalue())) if each.strip()]
+
+
+def test_the_bar_says_what_is_in_use(monkeypatch) -> None:
     facts = {"device": "npu:0", "dtype": "bfloat16", "attention": {"path": "sdpa"}, "memory": {"rung": "none"}}
     memory = {"allocated": 335 * 10**8, "total": 64 * 2**30}
-    assert bar("cat.png", Step(14, 28, 25.2), facts, memory) == (
-        "cat.png  [############............]  14/28  1.8 s/step  npu:0 bf16 sdpa  31.2 of 64.0 GiB"
-    )
+    job = Job(EditRequest("/data/cat.png", "x"), "cat", 1)
+    terminal = Terminal(monkeypatch)
+    with Console(1) as console:
+        console.watch(lambda: facts, lambda: memory)
+        console.begin([job])
+        console.step(Step(14, 28, 25.2))
+    name, *said = re.split(r" *[━╸╺]+ *", terminal.lines()[-1])
+    assert (name, said) == ("cat.png", ["14/28  1.8 s/step  25 s left  npu:0 bf16 sdpa  31.2 of 64.0 GiB"])
     lower = facts | {"attention": {"path": None}, "memory": {"rung": "tiers"}}
-    assert bar("a", Step(1, 2, 0.01, "refine"), lower, {}).endswith("10 ms/step  refine  npu:0 bf16 memory tiers")
+    terminal = Terminal(monkeypatch)
+    with Console(1) as console:
+        console.watch(lambda: lower, dict)
+        console.step(Step(1, 2, 0.01, "refine"))
+    assert terminal.lines()[-1].endswith("10 ms/step  refine  npu:0 bf16 memory tiers")
 
 
 def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> None:
@@ -331,28 +361,21 @@ def test_on_a_terminal_there_is_a_bar_and_it_goes(model, monkeypatch, capfd) -> 
         while piece := os.read(outer, 65536):
             seen += piece
     os.close(outer)
-    seen = seen.decode()
-    assert "good0.png  [############............]  1/2" in seen
-    assert re.search(r"\[#{24}\]  2/2  \S+ m?s/step  cpu fp32", seen)
-    assert seen.endswith("\r")
-    assert "\n" not in seen
+    shown = plain(seen.decode())
+    assert re.search(r"good0\.png +[━╸╺]{24} +1/2  \S+ m?s/step", shown)
+    assert re.search(r"━{24} +2/2  \S+ m?s/step  cpu fp32", shown)
+    assert seen.decode().endswith(ERASED)
 
 
 def test_on_several_cards_the_terminal_says_what_runs(monkeypatch, capsys) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setenv("COLUMNS", "100")
+    terminal = Terminal(monkeypatch)
     jobs = [Job(EditRequest(f"/data/{name}.png", "x"), name, number) for number, name in enumerate("abc", 1)]
     with Console(3, cards=2) as console:
         console.begin(jobs[:1])
         console.begin(jobs[1:2])
         console.end(Event(jobs[0], (Path("out/a-0001.png"),), {}))
         console.begin(jobs[2:])
-    shown = [each.strip() for each in sys.stderr.getvalue().split("\r") if each.strip()]
-    assert shown == [
+    assert list(dict.fromkeys(terminal.lines())) == [
         "0 of 3 ended  on 2 cards: a.png ...",
         "0 of 3 ended  on 2 cards: a.png, b.png ...",
         "1 of 3 ended  on 2 cards: b.png ...",

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
-from toprope.images.results import Step
 from toprope.images.web import Limits, Row, Studio, serve
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
@@ -27,6 +26,7 @@ from toprope.images.web.loading import Loader
 from toprope.images.web.panel import bar, panel_html, progress_html, status_html
 from toprope.images.web.serving import is_local, quiet_environment
 from toprope.images.web.tables import parameters_html, refined_text, rows_html
+from toprope.progress import Step
 
 pytestmark = pytest.mark.process
 

@@ -53,9 +53,7 @@ def test_constraints_pin_what_is_used():
     lines = [line for line in read("constraints.txt").splitlines() if line and not line.startswith("#")]
     assert len(pins) == len(lines) == len({name.lower() for name, _ in pins})
     extras = PROJECT["optional-dependencies"]
-    used = names(
-        PROJECT["dependencies"] + extras["dev"] + extras["cluster"] + extras["port"] + extras["images"] + extras["ui"]
-    )
+    used = names(PROJECT["dependencies"] + extras["dev"] + extras["cluster"] + extras["images"] + extras["ui"])
     assert used <= names(name for name, _ in pins)
     assert dict(pins)["torch"] == re.search(r"^TORCH \?= torch==(\S+)$", read("Makefile"), re.MULTILINE)[1]
 

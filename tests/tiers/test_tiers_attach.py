@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from toprope.errors import PlanError, TierBusyError, UsageError, WeightsError
-from toprope.tiers import attach, pages, skeleton
-from toprope.tiers.load import Progress
+from toprope.tiers import attach, attaching, pages, skeleton
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64
@@ -496,7 +495,7 @@ def test_two_threads_run_the_same_model(tmp_path):
 
 def test_figures_a_picture_and_progress(tmp_path, monkeypatch):
     # Two seconds would be over soon on a busy machine.
-    monkeypatch.setattr(Progress.__init__, "__defaults__", (None, 600.0))
+    monkeypatch.setattr(attaching, "_QUIET_SECONDS", 600.0)
     model = net()
     told = []
     handle = attached(model, "spill", tmp_path, progress=lambda done, total: told.append((done, total)))

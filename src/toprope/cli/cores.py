@@ -71,7 +71,7 @@ def check(
     where it could not be decided in time.
     """
     from toprope.cli.cores_text import as_dict, exit_status, report
-    from toprope.cli.doctor import say, wants_colour
+    from toprope.terminal import render, say, show
 
     stdout = sarif is not None and str(sarif) == "-"
     if stdout and as_json:
@@ -87,11 +87,11 @@ def check(
         from toprope.cores.timeline_svg import page
 
         headline, timeline = _picture(program, result)
-        _write(html, page(", ".join(names), report(program, result), [(headline, timeline)]))
+        _write(html, page(", ".join(names), render(report(program, result)), [(headline, timeline)]))
     if as_json:
         say(json.dumps(as_dict(program, result, names, strict=strict), ensure_ascii=False, indent=2) + "\n")
     elif not stdout:
-        say(report(program, result, colour=wants_colour()))
+        show(report(program, result))
     raise typer.Exit(exit_status(result, strict=strict))
 
 
@@ -113,8 +113,8 @@ def plan(
 ) -> None:
     """Give limits for the streams under which they cannot deadlock and are done as early as can be."""
     from toprope.cli.cores_text import plan_text
-    from toprope.cli.doctor import say
     from toprope.cores.plan_program import plan_program
+    from toprope.terminal import show
 
     program = _read(files, chip, communicator)
     if exact:
@@ -128,7 +128,7 @@ def plan(
     if script is not None:
         _write(script, found.script())
     if "-" not in (str(as_json), str(script)):
-        say(plan_text(found))
+        show(plan_text(found))
 
 
 @app.command(short_help="Draw who holds which cores when.", context_settings=HELP)
@@ -188,14 +188,14 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
 ) -> None:
     """Say what time-outs and lines of a log have to do with core limits, and what to try."""
+    from toprope import terminal
     from toprope.cli import cores_explain
-    from toprope.cli.doctor import say, wants_colour
 
     found = cores_explain.look_up(words or [])
     if as_json:
-        say(json.dumps(cores_explain.as_dicts(found), ensure_ascii=False, indent=2) + "\n")
+        terminal.say(json.dumps(cores_explain.as_dicts(found), ensure_ascii=False, indent=2) + "\n")
     else:
-        say(cores_explain.text(found, colour=wants_colour()))
+        terminal.show(cores_explain.text(found))
 
 
 def _read(files: list[Path], chip: str, communicator: str) -> Program:

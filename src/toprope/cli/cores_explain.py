@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from toprope.codes import Explanation
 from toprope.codes import explain as explain_code
 from toprope.cores.symptoms import Seen, Symptom, of_code, seen_in, symptoms
 from toprope.errors import UsageError
+from toprope.terminal import WIDTH, field
 
 __all__ = ["Found", "as_dicts", "look_up", "text"]
-
-_LABEL, _WIDTH = 10, 100
-_BOLD = "1"
 
 
 @dataclass(frozen=True)
@@ -76,47 +76,35 @@ def _in_log(log: str, name: str) -> list[Found]:
     return [Found(None, each.symptom, each, name) for each in seen]
 
 
-def text(found: Sequence[Found], *, colour: bool = False) -> str:
+def text(found: Sequence[Found]) -> Group:
     """What was found for a reader, a paragraph each."""
-    return "\n".join("".join(f"{line}\n" for line in _paragraph(each, colour)) for each in found)
+    items: list[RenderableType] = []
+    for each in found:
+        items += ["", *_paragraph(each)] if items else _paragraph(each)
+    return Group(*items)
 
 
-def _paragraph(found: Found, colour: bool) -> list[str]:
-    lines: list[str] = []
-    if found.code is not None:
-        lines += _row(found.code.code, found.code.means, colour)
+def _paragraph(found: Found) -> list[RenderableType]:
+    items: list[RenderableType] = []
+    code, symptom = found.code, found.symptom
+    if code is not None:
+        items += _row(code.code, code.means)
     if found.seen is not None:
         more = f" ({found.seen.count} lines)" if found.seen.count > 1 else ""
-        lines += _row("seen", f"{found.log}, line {found.seen.line}{more}: {found.seen.text[:160]}", colour)
-    if found.symptom is None:
-        lines += _row("cores", "it has nothing to do with core limits, as far as is known", colour)
-        causes, tries = (found.code.causes, found.code.try_) if found.code is not None else ((), ())
-        sources = tuple(source.url for source in found.code.sources) if found.code is not None else ()
+        items += _row("seen", f"{found.log}, line {found.seen.line}{more}: {found.seen.text[:160]}")
+    if symptom is None:
+        items += _row("cores", "it has nothing to do with core limits, as far as is known")
+        causes, tries = (code.causes, code.try_) if code is not None else ((), ())
+        sources = tuple(source.url for source in code.sources) if code is not None else ()
     else:
-        symptom = found.symptom
-        label = "cores" if found.code is not None or found.seen is not None else " ".join(symptom.codes) or "a log says"
-        if len(label) >= _LABEL:
-            lines += [_bold(label, colour), *_row("", symptom.means, colour)]
-        else:
-            lines += _row(label, symptom.means, colour)
+        label = "cores" if items else " ".join(symptom.codes) or "a log says"
+        items += _row(label, symptom.means)
         causes, tries, sources = symptom.causes, symptom.try_, symptom.sources
-    for label, texts in (("causes", causes), ("try", tries)):
-        for number, each in enumerate(texts):
-            lines += _row("" if number else label, each, colour)
-    lines += [f"{'' if number else 'source':<{_LABEL}}{url}" for number, url in enumerate(sources)]
-    return lines
+    return [*items, *_row("causes", *causes), *_row("try", *tries), *_row("source", *sources)]
 
 
-def _row(label: str, text: str, colour: bool) -> list[str]:
-    first, *rest = textwrap.wrap(
-        text, _WIDTH, initial_indent=" " * _LABEL, subsequent_indent=" " * _LABEL,
-        break_long_words=False, break_on_hyphens=False,
-    ) or [""]  # fmt: skip
-    return [_bold(label, colour) + " " * (_LABEL - len(label)) + first[_LABEL:], *rest]
-
-
-def _bold(text: str, colour: bool) -> str:
-    return f"\x1b[{_BOLD}m{text}\x1b[0m" if colour and text else text
+def _row(label: str, *texts: str) -> list[RenderableType]:
+    return field(Text(label, "bold"), *texts, width=WIDTH)
 
 
 def as_dicts(found: Sequence[Found]) -> list[dict[str, Any]]:

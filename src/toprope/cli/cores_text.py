@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Discipline, OpId, Program
 from toprope.cores.words import cores_text, holds_text, kinds_used, wait_text
+from toprope.terminal import field, table, unbroken
 
 if TYPE_CHECKING:
     from toprope.cores.check import Mend, Result
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_dict", "exit_status", "place", "plan_text", "program_text", "report"]
 
-_RED, _GREEN, _YELLOW, _BOLD = "31;1", "32;1", "33;1", "1"
+_RED, _GREEN, _YELLOW = "bold red", "bold green", "bold yellow"
 _CARDS = 4
 """Cards whose waits are told one by one; of others only how many there are."""
 
@@ -38,27 +42,17 @@ def exit_status(result: Result, *, strict: bool = False) -> int:
     return 3 if result.verdict == "unknown" else 0
 
 
-def report(program: Program, result: Result, *, colour: bool = False) -> str:
-    """The verdict and the findings for a reader.
-
-    Args:
-        program: what was checked.
-        result: what was found.
-        colour: whether escape codes for a terminal are put in.
-    """
-    lines = list(_verdict(program, result, colour))
+def report(program: Program, result: Result) -> Group:
+    """The verdict and the findings."""
+    items = list(_verdict(program, result))
     if result.findings:
-        lines.append("")
+        items.append("")
         for finding in result.findings:
-            lines += _finding(program, finding, colour)
-    return "".join(f"{line}\n" for line in lines)
+            items += _finding(program, finding)
+    return Group(*items)
 
 
-def _paint(text: str, code: str, colour: bool) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
-
-
-def _verdict(program: Program, result: Result, colour: bool) -> Iterator[str]:
+def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
     what, how = program_text(program), _HANDED_OUT[result.discipline]
     if result.verdict == "safe":
         known = not any(each.rule == "unknown-cores" for each in result.findings)
@@ -66,18 +60,18 @@ def _verdict(program: Program, result: Result, colour: bool) -> Iterator[str]:
         others = {name: verdict for name, verdict in result.weaker.items() if verdict != "safe"}
         if others:  # an operator that lacks one kind of core may keep idle ones of the other kind from the rest
             how = f"where cores are handed out one by one ({result.discipline})"
-        yield f"{_paint(f'safe {how}{far}', _GREEN if known else _YELLOW, colour)}: {what}"
+        yield Text.assemble((f"safe {how}{far}", _GREEN if known else _YELLOW), f": {what}")
         yield f"proven by: {result.proof}"
         if others:
             told = ", ".join(f"{name} {verdict}" for name, verdict in sorted(others.items()))
             yield f"with other ways to hand out cores: {told}"
         return
     if result.verdict == "unknown":
-        yield f"{_paint('not decided', _YELLOW, colour)}: {what}"
+        yield Text.assemble(("not decided", _YELLOW), f": {what}")
         yield f"  {result.proof}"
         return
     always = "" if result.discipline is Discipline.D0 else f" {how}"
-    yield f"{_paint('deadlock possible', _RED, colour)}{always} on {what}"
+    yield Text.assemble(("deadlock possible", _RED), f"{always} on {what}")
     if result.witness is not None:
         yield ""
         yield from _moment(result.witness)
@@ -117,7 +111,7 @@ def program_text(program: Program) -> str:
     return ", ".join([f"{count} card{'' if count == 1 else 's'}", *parts])
 
 
-def _moment(state: State) -> Iterator[str]:
+def _moment(state: State) -> Iterator[RenderableType]:
     """Who holds how much and waits for what, card by card; of many cards those in the cycle."""
     program = state.program
     waits = list(state.waits())
@@ -133,10 +127,8 @@ def _moment(state: State) -> Iterator[str]:
             held = holds_text(state, wait.op)
             op = program.op(wait.op)
             rows.append((label, op.name, f"holds {held}" if held else "", wait_text(state, wait)))
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  " + "   ".join(cells).rstrip()
+    if rows:
+        yield table(rows, indent=2, gap=3, wrapped=(1, 3))
     if len(shown) < len(cards):
         yield f"  on {len(cards) - len(shown)} other cards operators wait too"
 
@@ -166,7 +158,7 @@ def _mend(program: Program, mend: Mend | None) -> Iterator[str]:
     where = "" if everywhere else f" on card{'' if len(mend.cards) == 1 else 's'} {', '.join(mend.cards)}"
     yield f"what makes it safe under every dispatch order: limit {mend.op}{where} to {what}{also}"
     arguments = ", ".join(f"{kind}_num={number}" for kind, number in limits.items())
-    yield f"  torch.npu.set_stream_limit(stream, {arguments})"
+    yield unbroken(f"  torch.npu.set_stream_limit(stream, {arguments})")
     sums = _sums(with_limit(program, mend.op, (mend.cube, mend.vector)), tuple(limits))
     if sums:
         yield f"proven by: {sums}"
@@ -198,16 +190,15 @@ def _sums(program: Program, kinds: tuple[str, ...]) -> str:
     return f"sum of the streams' cores {' + '.join(parts)}{total}{within}"
 
 
-def _finding(program: Program, finding: Finding, colour: bool) -> Iterator[str]:
+def _finding(program: Program, finding: Finding) -> Iterator[RenderableType]:
     code = _RED if finding.level is Level.ERROR else _YELLOW
-    yield f"{_paint(f'{finding.level.value:<7}', code, colour)}  {finding.rule}  {finding.text}"
     places = [place(program, id) for id in finding.ops[:2]]
     if len(places) == 2:  # the file is named once
         file, colon, _ = places[0].rpartition(": ")
         places[1] = places[1].removeprefix(f"{file}{colon}")
     more = f" and {len(finding.ops) - 2} more" if len(finding.ops) > 2 else ""
-    if places:
-        yield f"         {', '.join(places)}{more}"
+    text = [f"{finding.rule}  {finding.text}"] + ([f"{', '.join(places)}{more}"] if places else [])
+    yield from field(Text(finding.level.value, code), *text, label_width=9)
 
 
 def place(program: Program, id: OpId) -> str:
@@ -274,22 +265,16 @@ def _witness(state: State) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan) -> Group:
     """Limits of streams as a table, with their proof."""
-    rows = [("stream", "cards", "cube", "vector", "time")]
+    rows = []
     for each in plan.limits:
         cards = ", ".join(each.cards) if len(each.cards) <= 4 else f"{len(each.cards)} cards"
         cube, vector = ("-" if number is None else str(number) for number in (each.cube, each.vector))
         rows.append((each.stream, cards, cube, vector, f"{each.microseconds:.1f} us ({each.timing})"))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column in (2, 3) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.append(f"all done after {plan.makespan:.1f} us ({plan.timing}); {plan.bound}")
-    lines += [f"proven by {plan.method}: {line}" for line in plan.proof]
-    lines += [f"note: {line}" for line in plan.notes]
-    return "".join(f"{line}\n" for line in lines)
+    return Group(
+        table(rows, ("stream", "cards", "cube", "vector", "time"), right=(2, 3), wrapped=(0, 4)),
+        f"all done after {plan.makespan:.1f} us ({plan.timing}); {plan.bound}",
+        *(f"proven by {plan.method}: {line}" for line in plan.proof),
+        *(f"note: {line}" for line in plan.notes),
+    )

@@ -23,16 +23,18 @@ def devices(
 
     The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
     """
-    from toprope.cli.doctor import look, say, wants_colour
+    from toprope.cli.doctor import LOOKING
     from toprope.cli.doctor_text import devices_as_dict, devices_text
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
+    from toprope.terminal import Display, say, show
 
-    with look():
+    with Display() as display:
+        display.stage(LOOKING)
         facts = gather(wait=wait, memory=True)
     findings = diagnose(facts)
     if as_json:
         say(json.dumps(devices_as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")
     else:
-        say(devices_text(facts, findings, colour=wants_colour()))
+        show(devices_text(facts, findings))
     raise typer.Exit(int(any(finding.problem for finding in findings)))

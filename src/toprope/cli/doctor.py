@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Annotated
 
@@ -11,7 +10,9 @@ import typer
 
 from toprope.errors import UsageError
 
-__all__ = ["app", "look", "say", "wants_colour"]
+__all__ = ["LOOKING", "app"]
+
+LOOKING = "looking: torch and the devices are tried in a process of their own"
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -46,9 +47,11 @@ def doctor(
     from toprope.cli.doctor_text import as_dict, report
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
+    from toprope.terminal import Display, say, show
 
     more, beside = {}, []
-    with look():
+    with Display() as display:
+        display.stage(LOOKING)
         if images:
             from toprope.images import doctor as of_images
 
@@ -63,40 +66,14 @@ def doctor(
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
     else:
-        say(report(facts, findings, colour=wants_colour(), beside=beside))
+        show(report(facts, findings, beside=beside))
     raise typer.Exit(int(any(finding.problem for finding in findings)))
-
-
-class look:  # noqa: N801 - a context that reads as a verb
-    """A context that says on a terminal what is waited for, and takes it away again."""
-
-    _TEXT = "looking: torch and the devices are tried in a process of their own ..."
-
-    def __enter__(self) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(self._TEXT)
-            sys.stderr.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r" + " " * len(self._TEXT) + "\r")
-            sys.stderr.flush()
-
-
-def say(text: str) -> None:
-    """Write a text to stdout; what its encoding does not have, such as a dot in the middle, becomes a question mark."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-
-
-def wants_colour() -> bool:
-    """Whether output goes to a terminal that may have colour (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:
     from toprope.cli.doctor_text import codes_as_dict, codes_text
     from toprope.codes import explain, in_text
+    from toprope.terminal import say, show
 
     found = {}
     for word in words:
@@ -116,4 +93,4 @@ def _explain(words: list[str], *, as_json: bool) -> None:
     if as_json:
         say(json.dumps(codes_as_dict(explanations), ensure_ascii=False, indent=2) + "\n")
     else:
-        say(codes_text(explanations, colour=wants_colour()))
+        show(codes_text(explanations))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 import toprope
 from toprope.codes import Explanation
@@ -14,55 +16,35 @@ from toprope.device.finding import Finding
 from toprope.device.machine import DeviceResult, Facts
 from toprope.device.ratings import ratings
 from toprope.sizes import gibibytes
+from toprope.terminal import WIDTH, field, table, unbroken
 from toprope.visible import VARIABLE, explain
 
 __all__ = ["as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices_text", "report", "verdict"]
 
-_LABEL = 10
-_WIDTH = 100
-_UNBROKEN = "\x1f"
 _MAIN = ("torch", "torch-npu")
-_RED, _YELLOW, _BOLD = "31;1", "33;1", "1"
-Paint = Callable[[str, str], str]
 
 
-def painter(colour: bool) -> Paint:
-    """A function that gives a text a colour, or leaves it as it is."""
-    return (lambda text, code: f"\x1b[{code}m{text}\x1b[0m") if colour else (lambda text, code: text)
-
-
-def report(
-    facts: Facts,
-    findings: Sequence[Finding],
-    *,
-    colour: bool = False,
-    beside: Sequence[tuple[str, Sequence[str]]] = (),
-) -> str:
-    """Everything that was found, as text.
+def report(facts: Facts, findings: Sequence[Finding], *, beside: Sequence[tuple[str, Sequence[str]]] = ()) -> Group:
+    """Everything that was found.
 
     Args:
         facts: what was looked at.
         findings: what is to be said about it.
-        colour: whether escape codes for a terminal are put in.
         beside: further rows: a label, and parts.
     """
-    paint = painter(colour)
-    lines = _row("found", _joined(_found(facts)))
+    items = _row("found", _joined(_found(facts)))
     libraries = [f"{name} {version}" for name, version in facts.packages.items() if name in _BESIDE]
     if libraries:
-        lines += _row("beside", _joined(libraries))
+        items += _row("beside", _joined(libraries))
     for finding in findings:
-        lines += _finding(finding, paint)
-    lines += _devices(facts)
-    lines += _tried(facts)
+        items += _finding(finding)
+    items += _row("devices", *_devices(facts))
+    items += _tried(facts)
     for label, parts in beside:
-        lines += _row(label, _joined(parts) if len(parts) > 1 else parts[0])
-    shown = [f"{name}={value}" for name, value in facts.environment.items() if name not in _PATHS]
-    lines += [
-        line for number, text in enumerate(shown) for line in _row("" if number else "variables", text, wrap=False)
-    ]
-    lines.append(paint(verdict(findings), _BOLD))
-    return "".join(f"{line}\n" for line in lines)
+        items += _row(label, _joined(parts) if len(parts) > 1 else parts[0])
+    shown = (f"{name}={value}" for name, value in facts.environment.items() if name not in _PATHS)
+    items += _row("variables", *map(unbroken, shown))
+    return Group(*items, Text(verdict(findings), "bold"))
 
 
 _BESIDE = (
@@ -111,45 +93,33 @@ def _found(facts: Facts) -> Iterator[str]:
 
 def _joined(parts: Iterable[str]) -> str:
     """The parts with dots between them; a line is never broken inside of one."""
-    return " · ".join(part.replace(" ", _UNBROKEN) for part in parts)
+    return " · ".join(map(unbroken, parts))
 
 
-def _row(label: str, text: str, *, wrap: bool = True) -> list[str]:
-    """A label and a text, continued below itself."""
-    indent = " " * _LABEL
-    if not wrap:
-        return [f"{label:<{_LABEL}}{text}"]
-    lines = textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{label:<{_LABEL}}", subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return [line.replace(_UNBROKEN, " ") for line in lines]
+def _row(label: str | Text, *texts: str | Text) -> list[RenderableType]:
+    return field(label, *texts, width=WIDTH)
 
 
-def _finding(finding: Finding, paint: Paint) -> Iterator[str]:
-    label = "problem" if finding.problem else "note"
-    first, *rest = _row(label, finding.what)
-    yield paint(label, _RED if finding.problem else _YELLOW) + first[len(label) :]
-    yield from rest
+def _finding(finding: Finding) -> list[RenderableType]:
+    label = Text("problem", "bold red") if finding.problem else Text("note", "bold yellow")
+    texts: list[str | Text] = [finding.what]
     if finding.looked_at:
-        yield from _row("", f"looked at: {finding.looked_at}")
+        texts.append(f"looked at: {finding.looked_at}")
     for number, what in enumerate(finding.do):
         # a command must stay on one line, to be copied
-        yield " " * _LABEL + paint("do:" if not number else "   ", _BOLD) + f" {what}"
-    if finding.sources:
-        yield " " * _LABEL + f"see {finding.sources[0]}"
+        texts.append(Text.assemble(("   " if number else "do:", "bold"), unbroken(f" {what}")))
+    texts += [unbroken(f"see {source}") for source in finding.sources[:1]]
+    return _row(label, *texts)
 
 
-def _devices(facts: Facts) -> list[str]:
+def _devices(facts: Facts) -> Iterator[str]:
     examination = facts.examination
-    lines = []
-    for kind in dict.fromkeys(device.kind for device in examination.devices) if examination is not None else {}:
-        assert examination is not None
-        lines.append(_of_kind(facts, kind, examination.of(kind)))
+    if examination is not None:
+        for kind in dict.fromkeys(device.kind for device in examination.devices):
+            yield _of_kind(facts, kind, examination.of(kind))
     absent = {"npu": "not looked for"} if examination is None else examination.absent
     for kind, why in absent.items():
-        lines.append(f"no {kind}: {why}" + (f" ({facts.ascend.text})" if kind == "npu" else ""))
-    return [line for number, text in enumerate(lines) for line in _row("" if number else "devices", text)]
+        yield f"no {kind}: {why}" + (f" ({facts.ascend.text})" if kind == "npu" else "")
 
 
 def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
@@ -165,14 +135,11 @@ def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
     return text
 
 
-def _tried(facts: Facts) -> Iterator[str]:
+def _tried(facts: Facts) -> list[RenderableType]:
     tried = [device for device in facts.examination.devices if device.dtypes] if facts.examination is not None else []
-    for number, device in enumerate(tried):
-        text = f"{device.name}: {_joined(each.text for each in ratings(device))}"
-        yield from _row("" if number else "dtypes", text)
+    dtypes = (f"{device.name}: {_joined(each.text for each in ratings(device))}" for device in tried)
     steps = [f"{each.name} {_step(each)}" for each in tried if each.step is not None]
-    if steps:
-        yield from _row("training", _joined(steps))
+    return _row("dtypes", *dtypes) + (_row("training", _joined(steps)) if steps else [])
 
 
 def _step(device: DeviceResult) -> str:
@@ -182,10 +149,9 @@ def _step(device: DeviceResult) -> str:
     return "ok (simulated)" if device.simulated else f"ok ({step.milliseconds:.0f} ms)"
 
 
-def devices_text(facts: Facts, findings: Sequence[Finding], *, colour: bool = False) -> str:
+def devices_text(facts: Facts, findings: Sequence[Finding]) -> Group:
     """A table of the devices that a program would see, and a line for each kind of which there is none."""
-    paint = painter(colour)
-    rows = [("device", "name", "card", "memory free", "dtype")]
+    rows = []
     for entry in devices_as_dict(facts, findings)["devices"]:
         free, total = entry["free"], entry["total"]
         memory = (
@@ -194,20 +160,18 @@ def devices_text(facts: Facts, findings: Sequence[Finding], *, colour: bool = Fa
         name = entry["name"] + (" (simulated)" if entry["simulated"] else "")
         card = "" if entry["card"] is None else str(entry["card"])
         rows.append((entry["device"], name, card, memory, entry["dtype"] or ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines[0] = paint(lines[0], _BOLD)
+    items = [table(rows, ("device", "name", "card", "memory free", "dtype"), wrapped=(1,))]
     absent = facts.examination.absent if facts.examination is not None else {}
-    lines += [f"no {kind}: {why}" for kind, why in absent.items()]
+    items += [f"no {kind}: {why}" for kind, why in absent.items()]
     mask, cards = facts.environment.get(VARIABLE), card_numbers(facts)
     if mask is not None and cards:
-        lines.append(explain(mask, len(cards)))
-    for finding in findings:
-        if finding.problem:
-            lines += _finding(finding, paint)
-    if any(finding.problem for finding in findings):
-        lines.append(paint(f"{verdict(findings)}; toprope doctor tells more", _BOLD))
-    return "".join(f"{line}\n" for line in lines)
+        items.append(explain(mask, len(cards)))
+    problems = [finding for finding in findings if finding.problem]
+    for finding in problems:
+        items += _finding(finding)
+    if problems:
+        items.append(Text(f"{verdict(findings)}; toprope doctor tells more", "bold"))
+    return Group(*items)
 
 
 def devices_as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -241,24 +205,19 @@ def devices_as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]
     }
 
 
-def codes_text(explanations: Sequence[Explanation], *, colour: bool = False) -> str:
+def codes_text(explanations: Sequence[Explanation]) -> Group:
     """What codes mean, one paragraph each."""
-    paint = painter(colour)
-    paragraphs = []
+    items: list[RenderableType] = []
     for each in explanations:
-        name = f" ({each.name})" if each.name else ""
-        first, *rest = (
-            _row(each.code, f"{each.means}{name}") if len(each.code) < _LABEL else [each.code, *_row("", each.means)]
-        )
-        lines = [paint(first[: len(each.code)], _BOLD) + first[len(each.code) :], *rest]
+        means = [f"{each.means} ({each.name})" if each.name else each.means]
         if not each.of_its_own:
-            lines += _row("", "there is no entry for this code itself: this is what its family means")
-        for label, texts in (("causes", each.causes), ("try", each.try_)):
-            lines += [line for number, text in enumerate(texts) for line in _row("" if number else label, text)]
-        lines += _row("source", each.sources[0].url, wrap=False)
-        lines += [f"{' ' * _LABEL}{source.url}" for source in each.sources[1:]]
-        paragraphs.append("".join(f"{line}\n" for line in lines))
-    return "\n".join(paragraphs)
+            means.append("there is no entry for this code itself: this is what its family means")
+        items += [""] if items else []
+        items += _row(Text(each.code, "bold"), *means)
+        items += _row("causes", *each.causes)
+        items += _row("try", *each.try_)
+        items += _row("source", *(source.url for source in each.sources))
+    return Group(*items)
 
 
 def codes_as_dict(explanations: Sequence[Explanation]) -> list[dict[str, Any]]:

@@ -164,7 +164,7 @@ def edit(
     with console, stopping:
         try:
             if left and cards > 1:
-                console.tell(f"loading {folder} on {cards} cards")
+                console.stage(f"loading {folder} on {cards} cards")
                 run_on_cards(
                     folder, options, left, output, console, cards=min(cards, len(left)), summary=summary,
                     stopped=stopping.why, ready=stopping.safely, at_once=at_once,

@@ -1,33 +1,30 @@
-"""What `toprope edit` prints: a bar that moves, results, failures, and the same for machines."""
+"""What `toprope edit` prints: progress, results, failures, and the same for machines."""
 
 from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from toprope.sizes import gibibytes
+from toprope.terminal import Display, columns, field, render
 
 if TYPE_CHECKING:
     from toprope.images.jobs import Job
-    from toprope.images.results import Step
     from toprope.images.run_jobs import Event
+    from toprope.progress import Step
 
-__all__ = ["Console", "bar", "failure_text"]
+__all__ = ["Console", "details", "failure_text"]
 
-_WIDE = 24
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_BETWEEN = 0.1
 
 
 class Console(logging.Handler):
-    """Tells on stderr how a run goes and on stdout what came of it. A context: notices in the log come here meanwhile.
+    """Progress of a run on stderr, its results on stdout. A context: the log's warnings are shown here meanwhile.
 
     Args:
         jobs: how many there are in the run.
@@ -41,29 +38,15 @@ class Console(logging.Handler):
         self._jobs, self._quiet, self._as_json, self._cards = jobs, quiet, as_json, cards
         self._running: dict[int, str] = {}
         self._ended = 0
-        self._lively = sys.stderr.isatty() and not quiet
-        self._shown = ""
-        self._names = ""
-        self._drawn = 0.0
-        self._facts: Callable[[], Mapping[str, Any]] | None = None
-        self._numbers: Callable[[], Mapping[str, Any]] | None = None
+        self._display = Display(quiet=quiet)
+        self.say, self.stage = self._display.say, self._display.stage
 
     def watch(self, facts: Callable[[], Mapping[str, Any]], memory: Callable[[], Mapping[str, Any]]) -> None:
-        """From now on the bar says what is in use: `Engine.describe` and `Engine.memory`."""
-        self._facts, self._numbers = facts, memory
-
-    def tell(self, text: str) -> None:
-        """Show on a terminal what is done now, until something else is."""
-        self._draw(f"{text} ...")
-
-    def say(self, text: str) -> None:
-        """Write lines to stderr that stay."""
-        self._draw("")
-        sys.stderr.write(f"toprope: {text}\n")
-        sys.stderr.flush()
+        """Show from now on what is in use: `Engine.describe` and `Engine.memory`."""
+        self._display.details = lambda: details(facts(), memory())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A notice in the log."""
+        """Show a warning of the log."""
         if not self._quiet:
             self.say(record.getMessage())
 
@@ -71,25 +54,21 @@ class Console(logging.Handler):
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """These jobs are begun."""
-        self._names = ", ".join(Path(job.request.image).name for job in jobs)
+        name = ", ".join(Path(job.request.image).name for job in jobs)
         if self._jobs > 1:
             numbers = f"{jobs[0].number}" if len(jobs) == 1 else f"{jobs[0].number}-{jobs[-1].number}"
-            self._names += f" ({numbers} of {self._jobs})"
+            name += f" ({numbers} of {self._jobs})"
+        self._display.name = name
         self._running |= {job.number: Path(job.request.image).name for job in jobs}
-        self._draw(self._spread() if self._cards > 1 else f"{self._names}  ...")
+        self.stage(self._spread() if self._cards > 1 else name)
 
     def step(self, step: Step) -> None:
         """A step is done."""
-        now = time.monotonic()
-        if self._lively and (now - self._drawn >= _BETWEEN or step.number == step.of):
-            facts = self._facts() if self._facts is not None else {}
-            memory = self._numbers() if self._numbers is not None else {}
-            self._draw(bar(self._names, step, facts, memory))
-            self._drawn = now
+        self._display.step(step)
 
     def end(self, event: Event) -> None:
         """A job is done, or has failed."""
-        self._draw("")
+        self._display.clear()
         if self._as_json:
             sys.stdout.write(json.dumps(_as_dict(event), ensure_ascii=False) + "\n")
         elif event.problem is None:
@@ -104,29 +83,16 @@ class Console(logging.Handler):
             else:
                 self.say(f"{name}: the instruction was used as it is, {words['reason']}")
         if event.problem is not None:
-            self.say(failure_text(event, self._jobs))
+            self.say(_failure(event, self._jobs))
         sys.stdout.flush()
         self._ended += 1
         self._running.pop(event.job.number, None)
         if self._running and self._cards > 1:
-            self._draw(self._spread())
-
-    # Inside
+            self.stage(self._spread())
 
     def _spread(self) -> str:
         """What runs on several cards; their steps are not known here."""
-        return f"{self._ended} of {self._jobs} ended  on {self._cards} cards: {', '.join(self._running.values())} ..."
-
-    def _draw(self, text: str) -> None:
-        """Put a text in place of the one that is on the terminal's last line."""
-        if not self._lively:
-            return
-        text = text[: shutil.get_terminal_size().columns - 1]
-        if text == self._shown:
-            return
-        sys.stderr.write("\r" + text + " " * (len(self._shown) - len(text)) + ("" if text else "\r"))
-        sys.stderr.flush()
-        self._shown = text
+        return f"{self._ended} of {self._jobs} ended  on {self._cards} cards: {', '.join(self._running.values())}"
 
     def __enter__(self) -> Console:
         logging.getLogger("toprope").addHandler(self)
@@ -136,52 +102,48 @@ class Console(logging.Handler):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         logging.getLogger("toprope").removeHandler(self)
-        self._draw("")
+        self._display.clear()
 
 
-def bar(name: str, step: Step, facts: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    """One line about a step: how far it is, how fast it goes, what is in use.
+def details(facts: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
+    """What an edit uses: device, dtype, attention, rung of the memory ladder, memory.
 
     Args:
-        name: of what is edited.
-        step: that is done.
-        facts: of `Engine.describe`; empty where they are not known.
+        facts: of `Engine.describe`.
         memory: of `Engine.memory`, in bytes.
     """
-    full = _WIDE * step.number // step.of
-    seconds = step.seconds / max(1, step.number)
-    rate = f"{seconds:.1f} s/step" if seconds >= 0.1 else f"{seconds * 1000:.0f} ms/step"
-    parts = [name, f"[{'#' * full}{'.' * (_WIDE - full)}]", f"{step.number:>{len(str(step.of))}}/{step.of}", rate]
-    if step.stage != "edit":
-        parts.append(step.stage)
-    if facts:
-        rung = (facts.get("memory") or {}).get("rung")
-        words = [
-            str(facts.get("device", "")),
-            _SHORT.get(str(facts.get("dtype")), str(facts.get("dtype", ""))),
-            str((facts.get("attention") or {}).get("path") or ""),
-            "" if rung in (None, "none") else f"memory {rung}",
-        ]
-        parts.append(" ".join(word for word in words if word))
+    rung = (facts.get("memory") or {}).get("rung")
+    words = [
+        str(facts.get("device", "")),
+        _SHORT.get(str(facts.get("dtype")), str(facts.get("dtype", ""))),
+        str((facts.get("attention") or {}).get("path") or ""),
+        "" if rung in (None, "none") else f"memory {rung}",
+    ]
+    parts = [" ".join(word for word in words if word)]
     if memory.get("total"):
-        used = memory.get("allocated") or 0
-        total = gibibytes(memory["total"])
-        parts.append(f"{gibibytes(used).removesuffix(' GiB')} of {total}")
-    return "  ".join(parts)
+        used = gibibytes(memory.get("allocated") or 0).removesuffix(" GiB")
+        parts.append(f"{used} of {gibibytes(memory['total'])}")
+    return "  ".join(part for part in parts if part)
 
 
-def failure_text(event: Event, jobs: int) -> str:
-    """A job that failed, in lines: which, why, and what to do."""
+def failure_text(what: str, problem: Mapping[str, Any], *more: tuple[str, object]) -> str:
+    """A failure in lines: what failed, the facts, and what to do.
+
+    Args:
+        what: failed, and why.
+        problem: with "looked_at" and "do".
+        more: further labels and texts.
+    """
+    rows = [("looked at", problem.get("looked_at")), ("do", problem.get("do")), *more]
+    items = (item for label, text in rows if text for item in field(label, str(text), label_width=11, indent=2))
+    return render(what, *items, width=columns(sys.stderr)).rstrip("\n")
+
+
+def _failure(event: Event, jobs: int) -> str:
     problem = event.problem or {}
-    name = Path(event.job.request.image).name
-    where = event.job.where or f"{event.job.number} of {jobs}"
-    lines = [f"{name} ({where}) failed: {problem.get('what')}" if jobs > 1 else f"{name} failed: {problem.get('what')}"]
-    for key, label in (("looked_at", "looked at"), ("do", "do")):
-        if problem.get(key):
-            lines.append(f"  {label:<9}  {problem[key]}")
-    if event.kept is not None:
-        lines.append(f"  {'kept in':<9}  {event.kept}")
-    return "\n".join(lines)
+    where = f" ({event.job.where or f'{event.job.number} of {jobs}'})" if jobs > 1 else ""
+    what = f"{Path(event.job.request.image).name}{where} failed: {problem.get('what')}"
+    return failure_text(what, problem, ("kept in", event.kept))
 
 
 def _as_dict(event: Event) -> dict[str, Any]:

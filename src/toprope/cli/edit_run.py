@@ -34,7 +34,7 @@ def run_here(
         options: of `Engine.open`.
         jobs: those that are to be done.
         output: where to.
-        console: told of all.
+        console: shows progress and results.
         summary: counts.
         stopping: asked between steps.
         at_once: pictures that go through the model at once.
@@ -43,7 +43,7 @@ def run_here(
     from toprope.images.engine import Engine
     from toprope.images.run_jobs import run_jobs
 
-    with Engine.open(model, progress=console.tell, **options) as engine:
+    with Engine.open(model, progress=console.stage, **options) as engine:
         console.watch(engine.describe, engine.memory)
         stopping.safely()
         if record is not None:

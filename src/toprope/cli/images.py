@@ -42,13 +42,13 @@ def tiny(
     The weights are random; layout, loading and everything that is done with it are those of real models. DIR also gets
     a picture to edit, example.png.
     """
-    from toprope.cli.doctor import say
     from toprope.cli.libraries import hush
 
     hush()
     from toprope.images.example import picture
     from toprope.images.tiny import write
     from toprope.sizes import decimal
+    from toprope.terminal import say
 
     write(family, folder, seed=seed)
     example = folder / _EXAMPLE

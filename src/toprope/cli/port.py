@@ -15,8 +15,6 @@ from typer.core import TyperCommand
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from toprope.port.finding import Ported
 
 __all__ = ["app"]
@@ -37,9 +35,6 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_PROGRESS_FROM = 100
-"""Number of files from which progress is shown on a terminal."""
 
 
 class Format(StrEnum):
@@ -100,12 +95,15 @@ def port(
     from toprope.port.scan import Choice, find, port_files
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
+    from toprope.progress import Progress
+    from toprope.terminal import Display
 
     if diff + write + check > 1:
         raise UsageError("--diff, --write and --check exclude each other.", do="give one of them")
     if baseline is not None and write_baseline is not None:
         raise UsageError("--baseline and --write-baseline exclude each other.", do="give one of them")
     begun = time.perf_counter()
+    name = ", ".join(map(str, paths))
     choice = Choice(_codes(select), _codes(ignore))
     sites = None if with_trace is None else trace.read(with_trace)
     if baseline is not None:
@@ -113,7 +111,9 @@ def port(
     files = find(paths)
     file = vendoring.where(paths, vendor) if vendor is not None else vendoring.present(files)
     runtime = RUNTIME if file is None else file.module
-    done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, progress=_progress(len(files))))
+    with Display(name) as display:
+        progress = Progress(display.step, total=len(files), unit="file", after=1.0)
+        done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, progress=progress.step))
     notes = []
     if sites is not None:
         elsewhere = trace.mark(done, sites, choice.leaves)
@@ -131,7 +131,6 @@ def port(
             notes.append(f"{file.path} written: what ported code calls, and the program's own from now on")
         for each in done:
             write_file(each, backup=backup)
-    name = ", ".join(map(str, paths))
     _say(_report(form, name, done, diff, write, notes, time.perf_counter() - begun), output)
     raise typer.Exit(_status(done, check))
 
@@ -165,19 +164,6 @@ def _status(done: list[Ported], check: bool) -> int:
     if check and any(not finding.known for each in done for finding in each.findings):
         return 1
     return 3 if any(each.skipped for each in done) else 0
-
-
-def _progress(total: int) -> Callable[[int], None] | None:
-    """Shows on a terminal how far it is."""
-    if total < _PROGRESS_FROM or not sys.stderr.isatty():
-        return None
-
-    def show(number: int) -> None:
-        if number % 25 == 0 or number == total:
-            sys.stderr.write(f"\r{number} of {total} files" + ("\r\x1b[K" if number == total else ""))
-            sys.stderr.flush()
-
-    return show
 
 
 def _say(said: str, output: Path | None) -> None:

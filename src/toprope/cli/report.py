@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
 from toprope.cli.choose import Choice
@@ -13,6 +13,10 @@ from toprope.cli.run_cores import CoresCheck
 from toprope.cli.totals import Totals, merge
 from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import Counters
+from toprope.terminal import field, render
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["Outcome", "as_dict", "as_json_line", "as_text"]
 
@@ -42,10 +46,11 @@ class Outcome:
     cores: CoresCheck | None = None
 
 
-def as_text(outcome: Outcome) -> str:
-    """The report for a reader, a few lines."""
-    lines = (*_lines(outcome), *(_line("note", text) for text in outcome.notes))
-    return "".join(f"{line}\n" for line in lines) + ("" if outcome.cores is None else outcome.cores.text)
+def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
+    """The report for a reader, a few lines; width and colour as of `toprope.terminal.render`."""
+    notes = (row for text in outcome.notes for row in _row("note", text))
+    cores = () if outcome.cores is None else outcome.cores.text
+    return render(*_items(outcome), *notes, *cores, width=width, colour=colour)
 
 
 def as_json_line(outcome: Outcome) -> str:
@@ -126,14 +131,14 @@ def _chip_figures(name: str) -> dict[str, int | None]:
     return {"cube_cores": chip.cube_cores, "vector_cores": chip.vector_cores}
 
 
-def _lines(outcome: Outcome) -> Iterable[str]:
+def _items(outcome: Outcome) -> Iterator[RenderableType]:
     choice = outcome.choice
     if choice.device != "sim":
         yield _without_simulated_card(outcome)
-        if choice.automatic and choice.probe is not None:
-            yield _line("chosen", f"by itself: {choice.probe.text}")
+        yield from _chosen(choice)
         return
     groups = _groups(outcome)
+    origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")]
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)
@@ -141,26 +146,22 @@ def _lines(outcome: Outcome) -> Iterable[str]:
             "toprope: the program did not touch the card: "
             "none of its processes loaded it (it comes with `import torch`)"
         )
-        yield _line(
-            "card", f"{_chip_text(choice.spec.chip, size, choice.spec.hbm is not None)}, {choice.spec.count} of it"
-        )
+        card = _chip_text(choice.spec.chip, size, choice.spec.hbm is not None)
+        yield from _row("card", f"{card}, {choice.spec.count} of it")
+        yield from origin
     for place, totals in enumerate(groups):
         yield _headline(totals)
         if place == 0:
-            yield from _origin(outcome)
-        for mask in totals.masks:
-            yield _line("visible", mask)
-        yield from _figures(totals)
-    if not groups:
-        yield from _origin(outcome)
+            yield from origin
+        yield from (row for mask in totals.masks for row in _row("visible", mask))
+        if totals.used:
+            yield from _figures(totals)
     if outcome.trace is not None:
-        yield _line("trace", _trace(outcome.trace))
+        yield from _row("trace", _trace(outcome.trace))
 
 
-def _origin(outcome: Outcome) -> Iterable[str]:
-    if outcome.choice.automatic and outcome.choice.probe is not None:
-        yield _line("chosen", f"by itself: {outcome.choice.probe.text}")
-    yield _line("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")
+def _chosen(choice: Choice) -> list[RenderableType]:
+    return _row("chosen", f"by itself: {choice.probe.text}") if choice.automatic and choice.probe is not None else []
 
 
 def _without_simulated_card(outcome: Outcome) -> str:
@@ -198,32 +199,30 @@ def _chip_text(name: str, size: str, by_user: bool) -> str:
     return f"{name} ({', '.join(parts)})"
 
 
-def _figures(totals: Totals) -> Iterable[str]:
-    if not totals.used:
-        return
-    for place, card in enumerate(totals.cards):
+def _figures(totals: Totals) -> Iterator[RenderableType]:
+    memory = []
+    for card in totals.cards:
         text = (
             f"peak {sizes.gibibytes(card.peak_allocated)} of {sizes.gibibytes(card.capacity)}, "
             f"{_number(card.oom_retries)} out-of-memory retries"
         )
         if card.ooms:
             text += f", {_number(card.ooms)} allocation{'s' if card.ooms != 1 else ''} failed"
-        if len(totals.cards) > 1:
-            text = f"{card.name} {text}"
-        yield _line("memory" if place == 0 else "", text)
+        memory.append(f"{card.name} {text}" if len(totals.cards) > 1 else text)
     if totals.processes > 1:
-        yield _line("", f"each peak is the largest of any one of the {totals.processes} processes")
+        memory.append(f"each peak is the largest of any one of the {totals.processes} processes")
+    yield from _row("memory", *memory)
     (to, to_bytes), (back, back_bytes), (between, between_bytes) = totals.copies.values()
-    yield _line(
+    yield from _row(
         "copies",
         f"{_number(to)} to the card ({sizes.decimal(to_bytes)}), {_number(back)} back ({sizes.decimal(back_bytes)}), "
         f"{_number(between)} between cards" + (f" ({sizes.decimal(between_bytes)})" if between else ""),
     )
-    yield _line("operators", _operators(totals))
+    yield from _row("operators", _operators(totals))
     if kernels := sum(card.kernels for card in totals.cards):
-        yield _line("kernels", f"{_number(kernels)} launched by the program")
+        yield from _row("kernels", f"{_number(kernels)} launched by the program")
     waits = totals.synchronisations
-    yield _line("waits", f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}")
+    yield from _row("waits", f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}")
 
 
 def _operators(totals: Totals) -> str:
@@ -248,8 +247,8 @@ def _trace(trace: TraceFile) -> str:
     return f"{trace.path} holds {_number(trace.records)} records{several}{lost}; ui.perfetto.dev opens it"
 
 
-def _line(name: str, text: str) -> str:
-    return f"  {name:<12}  {text}"
+def _row(name: str, *texts: str) -> list[RenderableType]:
+    return field(name, *texts, label_width=14, indent=2)
 
 
 def _number(value: int) -> str:

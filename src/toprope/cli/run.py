@@ -169,6 +169,7 @@ def _run(
     from toprope.compat.cuda_sites import merge
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
+    from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
     folder = tempfile.mkdtemp(prefix="toprope-")
@@ -207,4 +208,6 @@ def _run(
         shutil.rmtree(folder, ignore_errors=True)
     if cores is not None and not status:
         status = cores.exit_status
-    return status, as_json_line(outcome) if as_json else as_text(outcome)
+    return status, as_json_line(outcome) if as_json else as_text(
+        outcome, width=columns(sys.stderr), colour=wants_colour(sys.stderr)
+    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toprope.cli.choose import Choice
 from toprope.errors import ScheduleError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["CoresCheck", "check", "of_run"]
 
@@ -21,12 +24,12 @@ class CoresCheck:
 
     Attributes:
         exit_status: as that of `toprope cores check`.
-        text: for a reader, whole lines.
+        text: for a reader.
         facts: the same as plain data.
     """
 
     exit_status: int
-    text: str
+    text: tuple[RenderableType, ...]
     facts: dict[str, Any]
 
 
@@ -46,6 +49,8 @@ def check(choice: Choice) -> None:
 
 def of_run(folder: Path, choice: Choice) -> CoresCheck:
     """Checks what the processes of a run recorded in its folder."""
+    from rich.text import Text
+
     from toprope.cli.cores_text import as_dict, exit_status, report
     from toprope.cores import record
     from toprope.cores.check import check as check_program
@@ -55,11 +60,14 @@ def of_run(folder: Path, choice: Choice) -> CoresCheck:
     try:
         program = record.from_traces(read_run(folder), choice.spec.chip, _WORLD, "the run")
     except ScheduleError as error:
-        return CoresCheck(
-            _UNDECIDED, f"toprope: the cores were not checked: {error}\n", {"verdict": "unknown", "proof": error.what}
-        )
+        text = (f"toprope: the cores were not checked: {error}",)
+        return CoresCheck(_UNDECIDED, text, {"verdict": "unknown", "proof": error.what})
     result = check_program(program)
-    text = "toprope: " + report(program, result)
+    first, *rest = report(program, result).renderables
+    assert isinstance(first, Text)
+    items = [Text("toprope: ").append_text(first), *rest]
     if any(group.name == _WORLD for group in program.communicators):
-        text += "note: the record does not name communicators: all collectives are taken to be of one, of all cards\n"
-    return CoresCheck(exit_status(result), text, as_dict(program, result, ["the run"]))
+        items.append(
+            "note: the record does not name communicators: all collectives are taken to be of one, of all cards"
+        )
+    return CoresCheck(exit_status(result), tuple(items), as_dict(program, result, ["the run"]))

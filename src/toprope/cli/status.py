@@ -31,9 +31,10 @@ def status(
     elif found is None:
         typer.echo("System Status: STOPPED")
     else:
-        typer.echo("System Status: RUNNING")
-        for name, value in _rows(found):
-            typer.echo(f"  {name:<10}{value}")
+        from toprope.terminal import field, show
+
+        rows = (item for name, value in _rows(found) for item in field(name, value, label_width=12, indent=2))
+        show("System Status: RUNNING", *rows)
         if found.address:
             typer.echo(deployed.cluster().status(found))
 

@@ -81,8 +81,8 @@ def plan(
     seconds; the rest is a chip's figures or an estimate, and is called so. The exit status is 2 where the model cannot
     fit; the message has the sizes that would do.
     """
-    from toprope.cli.doctor import say
     from toprope.sizes import parse_size
+    from toprope.terminal import say, show
     from toprope.tiers.layout import read_layout
     from toprope.tiers.links import measure
     from toprope.tiers.plan import plan as made_of
@@ -123,7 +123,7 @@ def plan(
         }
         say(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif str(svg) != "-":
-        say(table(made, "estimate" if compute is None else "given", f"{layout.said}; nothing was moved"))
+        show(table(made, "estimate" if compute is None else "given", f"{layout.said}; nothing was moved"))
 
 
 def _device(name: str | None) -> Device:

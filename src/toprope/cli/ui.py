@@ -129,15 +129,13 @@ def _opener(model: Path, **options: Any) -> Callable[[Callable[[str], None]], En
 
 
 def _loaded(facts: dict[str, Any]) -> str:
+    from toprope.cli.edit_console import failure_text
+
     model = facts["model"]
     if model["problem"] is None:
         return f"{model['name']} is ready on {facts.get('device')} in {model['seconds']:.0f} s"
     problem = model["problem"]
-    lines = [f"the model could not be loaded: {problem['what']}"]
-    lines += [
-        f"  {name:<10} {problem[key]}" for key, name in (("looked_at", "looked at"), ("do", "do")) if problem[key]
-    ]
-    return "\n".join(lines)
+    return failure_text(f"the model could not be loaded: {problem['what']}", problem)
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from toprope.images.request import EditRequest
-from toprope.images.results import EditResult, Step
+from toprope.images.results import EditResult
+from toprope.progress import Step
 
 if TYPE_CHECKING:
     from toprope.images.engine import Engine

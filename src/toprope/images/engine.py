@@ -17,20 +17,20 @@ from toprope import device as devices
 from toprope.errors import EditError, UsageError
 from toprope.images.attention import AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
+from toprope.images.callbacks import Notices, StepCallback
 from toprope.images.dtypes import read_dtype
 from toprope.images.families import find
 from toprope.images.families.base import Family, Prompt, stack_prompts
 from toprope.images.guard import check_pictures
 from toprope.images.holding import Holding
 from toprope.images.host_operators import HostOperators
-from toprope.images.notices import Notices
 from toprope.images.pictures import fit_back, fit_in, to_pictures
 from toprope.images.placement import Loaded
 from toprope.images.prompts import PromptCache
 from toprope.images.request import KNOBS, EditRequest
-from toprope.images.results import EditResult, Step, files_of, make_record
+from toprope.images.results import EditResult, files_of, make_record
 from toprope.images.settling import settle
-from toprope.images.watching import Watch
+from toprope.progress import Step
 
 if TYPE_CHECKING:
     import torch
@@ -207,13 +207,13 @@ class Engine:
             rows = rows_of(settled)
             groups = list(batches(rows, at_once if self.family.batches else 1))
             pictures: dict[int, list[Image]] = {at: [] for at in range(len(settled))}
-            watch = Watch(len(groups), on_step, cancelled)
+            progress = StepCallback(len(groups), on_step, cancelled)
             for group in groups:
-                watch.check()
-                for row, picture in zip(group, self._safely(group, watch), strict=True):
+                progress.check()
+                for row, picture in zip(group, self._safely(group, progress), strict=True):
                     pictures[row.at].append(fit_back(picture, row.settled.frame))
-                watch.group_done()
-            return [EditResult(pictures[at], self._record(each, watch.seconds)) for at, each in enumerate(settled)]
+                progress.batch_done()
+            return [EditResult(pictures[at], self._record(each, progress.seconds)) for at, each in enumerate(settled)]
 
     # LoRAs
 
@@ -271,34 +271,34 @@ class Engine:
         if self.loaded.pipeline is None:
             raise EditError("the model could not be loaded anew after an error.", do="open another engine")
 
-    def _safely(self, group: Sequence[Row], watch: Watch) -> list[Image]:
+    def _safely(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         """The pictures of a batch; where memory runs out or numbers go wrong, they are done anew another way."""
         while True:
             try:
-                return self._run(group, watch)
+                return self._run(group, progress)
             except Exception as error:
                 failed = error
             if len(group) > 1 and self.device.is_out_of_memory(failed):
                 del failed
-                return self._in_halves(group, watch)
+                return self._in_halves(group, progress)
             try:
                 self._holding.answer(failed)
             finally:
                 del failed  # its frames hold this one, which would hold it
             self._prompts.clear()
             self._attention.clear()
-            watch.again()
+            progress.restart()
 
-    def _in_halves(self, group: Sequence[Row], watch: Watch) -> list[Image]:
+    def _in_halves(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         half = len(group) // 2
         self._notices.notice(f"memory ran out with {len(group)} pictures at once, going on with {len(group) - half}")
         self._holding.collect()
-        watch.split()
-        first = self._safely(group[:half], watch)
-        watch.group_done()
-        return first + self._safely(group[half:], watch)
+        progress.restart(batches=2)
+        first = self._safely(group[:half], progress)
+        progress.batch_done()
+        return first + self._safely(group[half:], progress)
 
-    def _run(self, group: Sequence[Row], watch: Watch) -> list[Image]:
+    def _run(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         """The pictures of a batch."""
         import torch
 
@@ -310,7 +310,7 @@ class Engine:
             prompt = self._prompt([row.settled.request for row in group], shown)
             generators = [loaded.device.generator(row.seed, on=where) for row in group]
             with self._holding.placement.running(loaded), self._attention_seen((shown[0].size, len(group))):
-                images = loaded.family.run(loaded.pipeline, shown, first, prompt, generators, watch.step)
+                images = loaded.family.run(loaded.pipeline, shown, first, prompt, generators, progress)
         images = images.float().cpu()
         check_pictures(images, shown)
         return to_pictures(images)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.errors import EditError, EditGuardError
+from toprope.images.callbacks import Notices
 from toprope.images.dtypes import safer_dtype
 from toprope.images.guard import NoPicture
 from toprope.images.ladder import below
-from toprope.images.notices import Notices
 from toprope.images.placement import Loaded, OnDevice, Placement
 
 __all__ = ["Holding"]
@@ -49,7 +49,7 @@ class Holding:
     def load(self) -> None:
         """Load the pipeline and its LoRAs, and place it; on a lower rung where memory runs out."""
         loaded = self.loaded
-        self._notices.tell(f"loading {loaded.folder} in {loaded.dtype_name} for {loaded.device}")
+        self._notices.stage(f"loading {loaded.folder} in {loaded.dtype_name} for {loaded.device}")
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
             if self._loras:

@@ -1,4 +1,4 @@
-"""What an edit gives back: steps on the way, pictures, and the record with everything needed to repeat it."""
+"""What an edit gives back: pictures, and the record with everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,7 @@ if TYPE_CHECKING:
 
     from toprope.images.batching import Settled
 
-__all__ = ["EditResult", "Step", "files_of", "make_record", "versions"]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of denoising that is done.
-
-    Attributes:
-        number: from 1.
-        of: how many there are.
-        seconds: since the edit began.
-        stage: "edit", or "refine" for the steps of the base model at the end.
-    """
-
-    number: int
-    of: int
-    seconds: float
-    stage: str = "edit"
+__all__ = ["EditResult", "files_of", "make_record", "versions"]
 
 
 @dataclass(frozen=True)

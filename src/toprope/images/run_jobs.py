@@ -11,7 +11,8 @@ from toprope.errors import EditCancelled
 from toprope.images.jobs import Job, Summary
 from toprope.images.output import Output, problem_of
 from toprope.images.request import EditRequest
-from toprope.images.results import EditResult, Step, versions
+from toprope.images.results import EditResult, versions
+from toprope.progress import Step
 
 __all__ = ["Attempt", "Editor", "Event", "Listener", "Problem", "attempts", "keep", "run_jobs"]
 

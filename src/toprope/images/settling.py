@@ -8,8 +8,8 @@ from typing import Any
 from toprope import device
 from toprope.errors import UsageError
 from toprope.images.batching import Settled
+from toprope.images.callbacks import Notices
 from toprope.images.geometry import plan_frame
-from toprope.images.notices import Notices
 from toprope.images.pictures import open_picture
 from toprope.images.placement import Loaded
 from toprope.images.request import EditRequest
@@ -54,7 +54,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     family.check(loaded.pipeline, replace(request, **closed))
     refinement = None
     if refiner is not None and request.refine is not False:
-        notices.tell("wording the instruction anew")
+        notices.stage("wording the instruction anew")
         found = refiner.refine(opened.picture, request.instruction)
         if found.refined:
             closed["instruction"] = family.worded(loaded.pipeline, found.instruction, found.description)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,16 @@ from torch import nn
 from toprope import device as devices
 from toprope.device import Device
 from toprope.errors import PlanError, SizeError, TierCapacityError, UsageError, WeightsError
+from toprope.progress import Progress
 from toprope.sizes import gibibytes, parse_size
+from toprope.terminal import Display
 from toprope.tiers.automatic import Automatic
 from toprope.tiers.engine import DIRECT, Engine
 from toprope.tiers.groups import Model, Weight, read_model
 from toprope.tiers.handle import Handle
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
-from toprope.tiers.load import Files, Progress, fill_buffers
+from toprope.tiers.load import Files, fill_buffers
 from toprope.tiers.memory import placeholder
 from toprope.tiers.places import Activated, Placed, check_places
 from toprope.tiers.placing import Placing, set_data
@@ -39,6 +42,9 @@ __all__ = ["ATTACHED", "attach"]
 
 _WORTH = 256 * 2**20
 """Models of fewer bytes are planned with estimates of the links: measuring takes a second."""
+
+_QUIET_SECONDS = 2.0
+"""Time before progress is shown."""
 
 
 def attach(
@@ -212,11 +218,13 @@ class _Attaching:
         moving = self.device if self.device.capabilities.separate_memory else None
         transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
         total = sum(each.nbytes for each in self.model.weights.values())
-        told = Progress(total, progress)
+        display = Display("weights", quiet=not sys.stderr.isatty())
+        show = display.step if progress is None else (lambda step: progress(step.number, step.of))
+        moved = Progress(show, total=total, unit="B", after=_QUIET_SECONDS, every=0.2)
         store = HostStore(budgets.host, transfers, moving)
         homes = {} if self.files is None else self.files.homes
         where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
-        placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, told)
+        placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
         placing.limit = limit
         engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
@@ -237,7 +245,9 @@ class _Attaching:
                     do='give it less: attach(model, device="...")',
                 ) from error
             raise
-        told.end()
+        finally:
+            placing.on_moved = None
+            display.clear()
         for weight in self.model.weights.values():
             weight.version = weight.parameters[0]._version
         if automatic is not None:

@@ -1,26 +1,22 @@
-"""Models without memory: built on meta, matched with the files of a folder; and progress of what takes long."""
+"""Models without memory: built on meta, matched with the files of a folder."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from toprope.errors import WeightsError
-from toprope.sizes import decimal
 from toprope.tiers.disk import Buffer, DiskFile
 from toprope.tiers.groups import Model
 from toprope.tiers.headers import Stored, read_folder
 from toprope.tiers.homes import DiskHome
 from toprope.tiers.memory import Memory
 
-__all__ = ["Files", "Progress", "skeleton"]
+__all__ = ["Files", "skeleton"]
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
@@ -153,40 +149,3 @@ def fill_buffers(module: nn.Module, files: Files | None) -> None:
             looked_at=f"such as {missing[0]}, which is computed when the model is built",
             do="build the model in `with toprope.tiers.skeleton():`, where buffers get their values",
         )
-
-
-class Progress:
-    """Tells how far something is that takes long.
-
-    Args:
-        total: bytes.
-        call: called with bytes done and in all; None for a line on stderr where that is a terminal.
-        after: seconds before anything is told.
-    """
-
-    def __init__(self, total: int, call: Callable[[int, int], Any] | None = None, after: float = 2.0) -> None:
-        self.total, self.call, self.after = total, call, after
-        self.done = 0
-        self._since = self._told = time.perf_counter()
-        self._line = False
-
-    def __call__(self, nbytes: int) -> None:
-        """So many bytes more."""
-        self.done += nbytes
-        now = time.perf_counter()
-        if now - self._since < self.after or (now - self._told < 0.2 and self.done < self.total):
-            return
-        self._told = now
-        if self.call is not None:
-            self.call(self.done, self.total)
-        elif sys.stderr.isatty():
-            share = self.done / max(self.total, 1)
-            bar = "#" * int(24 * share)
-            sys.stderr.write(f"\rweights  [{bar:.<24}]  {decimal(self.done)} of {decimal(self.total)} ")
-            self._line = True
-
-    def end(self) -> None:
-        """It is over."""
-        if self._line:
-            sys.stderr.write("\n")
-            self._line = False

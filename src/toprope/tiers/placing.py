@@ -54,7 +54,7 @@ class Placing:
         folder: where a file for weights can be made; None for none.
         disk: bytes that it may have.
         in_place: weights that lie in files already, by name.
-        told: called with the bytes of each weight that has moved.
+        on_moved: called with the bytes of each weight that has moved; None for nobody.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Placing:
         folder: Path | None,
         disk: int,
         in_place: Mapping[str, DiskHome],
-        told: Callable[[int], None],
+        on_moved: Callable[[int], None] | None,
     ) -> None:
         self.device, self.transfers, self.host, self.folder, self.disk = device, transfers, host, folder, disk
-        self.in_place, self.told = dict(in_place), told
+        self.in_place, self.on_moved = dict(in_place), on_moved
         self.limit = LIMIT
         """Seconds that a transfer may take."""
         self._spill: SpillFile | None = None
@@ -106,7 +106,8 @@ class Placing:
             self._to_host(weight)
         else:
             self._to_disk(weight)
-        self.told(weight.nbytes)
+        if self.on_moved is not None:
+            self.on_moved(weight.nbytes)
 
     def _data(self, weight: Weight) -> torch.Tensor:
         return weight.parameters[0].data

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from toprope import terminal
 from toprope.sizes import decimal
 from toprope.tiers.plan_model import Link, Plan, Tier
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 __all__ = ["as_dict", "seconds_text", "table"]
 
@@ -25,7 +29,7 @@ def seconds_text(seconds: float) -> str:
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
-def table(plan: Plan, compute: Literal["given", "measured", "estimate"] = "given", said: str = "") -> str:
+def table(plan: Plan, compute: Literal["given", "measured", "estimate"] = "given", said: str = "") -> Group:
     """The plan for a person.
 
     Args:
@@ -33,25 +37,20 @@ def table(plan: Plan, compute: Literal["given", "measured", "estimate"] = "given
         compute: where the seconds of computing come from.
         said: how groups and order were found; empty where a step was traced.
     """
+    from rich.console import Group
+
     word = "step" if plan.training else "pass"
     size = sum({each.key: each.bytes for group in plan.groups for each in group.members}.values())
-    rows = [("tier", "holds", "link", f"per {word}"), *_rows(plan)]
-    widths = [max(len(row[column]) for row in rows[:1] + rows[2:]) for column in range(3)]
-    widths[0] = max(widths[0], len("device"))
-    lines = [f"{decimal(size)} of weights in {_count(len(plan.groups), 'group')}"]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        lines.append(("  " + "   ".join((*cells, row[3]))).rstrip())
     how = {"given": "", "measured": " (measured)", "estimate": " (estimate; --compute SECONDS to give it)"}[compute]
-    lines.append(
+    return Group(
+        f"{decimal(size)} of weights in {_count(len(plan.groups), 'group')}",
+        terminal.table(_rows(plan), ("tier", "holds", "link", f"per {word}"), indent=2, gap=3, wrapped=(1,)),
         f"compute {seconds_text(plan.compute_seconds)} a {word}{how}   "
         f"limit {seconds_text(plan.limit_seconds)} a {word}, set by {plan.limited_by}   "
-        f"expected {seconds_text(plan.predicted_seconds)} ({_weakest(plan, compute)}, {plan.ratio:.2f} x the limit)"
+        f"expected {seconds_text(plan.predicted_seconds)} ({_weakest(plan, compute)}, {plan.ratio:.2f} x the limit)",
+        *(f"  {each}" for each in plan.reasons),
+        *([said] if said else []),
     )
-    lines += [f"  {each}" for each in plan.reasons]
-    if said:
-        lines.append(said)
-    return "\n".join(lines) + "\n"
 
 
 def _rows(plan: Plan) -> list[tuple[str, str, str, str]]:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from toprope.errors import EditCancelled, TopropeError, UsageError
-from toprope.images.results import Step
+from toprope.progress import Step
 
 __all__ = ["Desk", "Job", "Problem", "State", "View", "follow"]
 

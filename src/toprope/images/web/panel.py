@@ -125,13 +125,11 @@ def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = ()) 
         if step is None:
             words.append(view.note or "beginning")
         else:
-            rate = step.seconds / step.number
-            words += [f"step {step.number} of {step.of}", f"{rate:.2g} s/step"]
-            if step.stage != "edit":
+            words += [f"step {step.number} of {step.of}", f"{step.seconds_each:.2g} s/step"]
+            if step.stage not in ("", "edit"):
                 words.append(step.stage)
-            left = rate * (step.of - step.number)
-            if left >= 1:
-                words.append(f"{left:.0f} s left")
+            if step.left >= 1:
+                words.append(f"{step.left:.0f} s left")
             done = step.number / step.of
         if parts:
             done = (view.parts + done) / parts
