@@ -23,11 +23,13 @@ def devices(
 
     The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
     """
+    from toprope.cli import card_build
     from toprope.cli.doctor import look, say, wants_colour
     from toprope.cli.doctor_text import devices_as_dict, devices_text
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
 
+    card_build.ensure_for_environment()
     with look():
         facts = gather(wait=wait, memory=True)
     findings = diagnose(facts)
