@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import typer
 
@@ -45,8 +46,9 @@ def ensure(*, quiet: bool = False) -> None:
     Raises:
         typer.Exit: it cannot be built, and the reason has been printed.
     """
-    if importlib.util.find_spec("torch") is None or is_ready():
-        return
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None or not Path(torch.origin).with_name("include").is_dir() or is_ready():
+        return  # where there is no torch, or no whole one, the process that imports it says so
     if not quiet:
         tell("the simulated card is being built, once for this torch")
     done = subprocess.run(

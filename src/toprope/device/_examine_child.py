@@ -64,7 +64,7 @@ class Examiner:
                 os.environ[AUTOLOAD] = before
             elif alone:
                 del os.environ[AUTOLOAD]
-        self.say("torch", version=str(torch.__version__))
+        self.say("torch", version=str(getattr(torch, "__version__", "not known")))
         return True
 
     def load_backends(self) -> None:
