@@ -13,6 +13,8 @@ from device_stand_ins import in_python
 from toprope.cli.child import SITE
 from toprope.cli.choose import Asked, Probe, choose
 from toprope.cli.probe import probe
+from toprope.device.doctor import diagnose
+from toprope.device.machine import Examination, Facts
 from toprope.errors import CardError
 from toprope.settings import Settings
 
@@ -137,6 +139,9 @@ def test_a_module_that_was_removed_and_left_its_metadata(machine, tmp_path: Path
     assert found.reason == "torch_npu 2.13.0 was imported, but gives torch no npu"
     shutil.rmtree(tmp_path / "torch_npu")
     assert probe(os.environ | {"PYTHONPATH": str(tmp_path)}).reason == "there is no module of this name"
+    gone = Examination(torch="2.13.0", absent={"npu": "torch_npu is not installed"})
+    said, *_ = diagnose(Facts(packages={"torch": "2.13.0", "torch-npu": "2.13.0"}, examination=gone))
+    assert "there is no module of this name" in said.what
 
 
 def test_run_and_doctor_agree(machine, tmp_path: Path) -> None:
