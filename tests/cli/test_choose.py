@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import chips
-from toprope.cli.choose import Asked, Choice, choose
-from toprope.cli.probe import Probe
+from toprope.cli.choose import Asked, Choice, Probe, choose
 from toprope.errors import CardError, SettingError, SizeError, TopropeError, UnknownChipError, UsageError
 from toprope.settings import Settings
 

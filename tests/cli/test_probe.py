@@ -1,22 +1,28 @@
-"""The search for a real card, with stubs for torch and torch_npu on the child's module path."""
+"""The search for a real card, with a stub for torch_npu on the child's module path, and one for torch where it does."""
 
+import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from device_stand_ins import in_python
 from toprope.cli.child import SITE
-from toprope.cli.probe import Probe, probe
+from toprope.cli.choose import Asked, Probe, choose
+from toprope.cli.probe import probe
+from toprope.device.doctor import diagnose
+from toprope.device.machine import Examination, Facts
+from toprope.errors import CardError
+from toprope.settings import Settings
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
-WORKS = """
-import torch, types
-print("torch_npu prints a banner, without a line end", end="")
-torch.npu = types.SimpleNamespace(
-    is_available=lambda: COUNT > 0, device_count=lambda: COUNT, get_device_name=lambda index: "Ascend910B3"
-)
+BANNER = "print('torch_npu prints a banner, without a line end', end='')\n"
+PROPERTIES = """
+npu.get_device_properties = lambda index: types.SimpleNamespace(name="Ascend910B3", total_memory=2**36)
 """
 
 
@@ -24,8 +30,11 @@ torch.npu = types.SimpleNamespace(
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function that installs a stub torch_npu 2.13.0 with this code and searches for a card."""
 
-    def search(code: str, time_limit: float = 60.0) -> Probe:
-        for name, text in (("torch", ""), ("torch_npu", code)):
+    def search(code: str, time_limit: float = 60.0, torch: str | None = "__version__ = '2.13.0'") -> Probe:
+        """With a stub of torch, or the real one: None."""
+        for name, text in (("torch", torch), ("torch_npu", code)):
+            if text is None:
+                continue
             (tmp_path / name).mkdir()
             (tmp_path / name / "__init__.py").write_text(text)
         info = tmp_path / "torch_npu-2.13.0.dist-info"
@@ -38,16 +47,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_is_started_where_torch_npu_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     assert probe() == Probe("not installed")
 
 
 def test_a_card_that_works(machine) -> None:
-    assert machine(f"COUNT = 2\n{WORKS}") == Probe("works", "2.13.0", 2, "Ascend910B3")
+    assert machine(f"{BANNER}{in_python(2)}{PROPERTIES}", torch=None) == Probe("works", "2.13.0", 2, "Ascend910B3")
 
 
 def test_no_card(machine) -> None:
-    found = machine(f"COUNT = 0\n{WORKS}")
+    found = machine(f"{BANNER}{in_python(0)}", torch=None)
     assert found == Probe("no card", "2.13.0")
     assert found.text == "torch_npu 2.13.0 works but sees no card"
 
@@ -70,8 +79,8 @@ def test_any_other_error_is_one_line(machine) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it ended the process with SIGSEGV"),
-        ("import os; os._exit(3)", "it ended the process with exit status 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
+        ("import os; os._exit(3)", "it ended with exit status 3"),
         ("raise SystemExit(4)", "SystemExit: 4"),
     ],
 )
@@ -85,7 +94,8 @@ def test_a_driver_that_hangs(machine) -> None:
 
 
 def test_torchs_autoload_does_not_hide_the_reason(machine) -> None:
-    found = machine("import os; raise ImportError(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])")
+    torch = "import os\n__version__ = os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']"
+    found = machine("import torch; raise ImportError(torch.__version__)", torch=torch)
     assert found.reason == "ImportError: 0"
 
 
@@ -93,7 +103,7 @@ def test_a_facade_of_an_outer_run_does_not_answer(tmp_path: Path, monkeypatch: p
     """Inside `toprope run`, this process and its children have the facade; it is no real torch_npu."""
     from toprope.compat import install, uninstall
 
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     install(simulated_card="torch_npu" not in sys.modules)
     try:
         assert probe() == Probe("not installed")
@@ -108,3 +118,44 @@ def test_the_child_is_outside_an_outer_run(machine, monkeypatch: pytest.MonkeyPa
     assert machine(code).reason == "ValueError: []"
     found = probe(os.environ | {"PYTHONPATH": os.pathsep.join([SITE, str(Path(sys.path[0]))])})
     assert found.reason == "ValueError: []"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (in_python(2).replace("npu.device_count = lambda: npu.count", "npu.device_count = lambda: 1 / 0"),
+         "torch_npu cannot count the cards: ZeroDivisionError: division by zero"),
+        (in_python(2), "AttributeError: module 'torch_npu.npu' has no attribute 'get_device_properties'"),
+        (in_python(2) + "npu.get_device_properties = lambda index: __import__('os')._exit(3)",
+         "it ended with exit status 3, while it was to ask npu:0"),
+    ],
+)  # fmt: skip
+def test_one_that_can_be_imported_and_does_not_work(machine, code: str, reason: str) -> None:
+    found = machine(code, torch=None)
+    assert (found.state, found.reason) == ("broken", reason)
+    assert found.text == f"torch_npu 2.13.0 can be imported, and yet there is no NPU: {reason}"
+
+
+def test_a_module_that_was_removed_and_left_its_metadata(machine, tmp_path: Path) -> None:
+    found = machine("", torch=None)
+    assert found.reason == "torch_npu 2.13.0 was imported, but gives torch no npu"
+    shutil.rmtree(tmp_path / "torch_npu")
+    assert probe(os.environ | {"PYTHONPATH": str(tmp_path)}).reason == "there is no module of this name"
+    gone = Examination(torch="2.13.0", absent={"npu": "torch_npu is not installed"})
+    said, *_ = diagnose(Facts(packages={"torch": "2.13.0", "torch-npu": "2.13.0"}, examination=gone))
+    assert "there is no module of this name" in said.what
+
+
+def test_run_and_doctor_agree(machine, tmp_path: Path) -> None:
+    """They had a probe each, and could say different things about the same machine."""
+    found = machine("raise ImportError('libascend_hal.so: cannot open shared object file')")
+    done = subprocess.run(
+        [sys.executable, "-m", "toprope", "doctor", "--json"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == "driver-library"]
+    assert found.reason in finding["what"]
+    with pytest.raises(CardError) as caught:
+        choose(Asked.NPU, chip=None, count=None, hbm=None, settings=Settings(), probe=lambda: found)
+    assert "Ascend/driver/lib64" in finding["do"][0]
+    assert "the environment of the driver" in caught.value.do

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.cli.choose import Choice
-from toprope.cli.probe import Probe
+from toprope.cli.choose import Choice, Probe
 from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
 from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import CardCounters, Counters

@@ -1,4 +1,4 @@
-"""`toprope run` as its users meet it: real processes, none of which loads torch."""
+"""`toprope run` as its users meet it: real processes, one of which loads torch."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from device_stand_ins import in_python
 from toprope.cli.child import SITE, environment_for, without_run
 from toprope.cli.choose import Choice
 from toprope.sim.spec import SimSpec
@@ -392,17 +393,8 @@ def test_auto_with_a_torch_npu_that_cannot_be_loaded_explains(world: World) -> N
 
 
 def test_auto_with_a_real_card_takes_it(world: World) -> None:
-    world.stub("torch", "")
-    world.stub(
-        "torch_npu",
-        """
-        import torch, types
-        torch.npu = types.SimpleNamespace(
-            is_available=lambda: True, device_count=lambda: 2, get_device_name=lambda index: "Ascend910B3"
-        )
-        """,
-        "torch-npu",
-    )
+    properties = 'lambda index: types.SimpleNamespace(name="Ascend910B3", total_memory=2**36)'
+    world.stub("torch_npu", f"{in_python(2)}npu.get_device_properties = {properties}\n", "torch-npu")
     program = world.program(
         "import os, torch_npu; print(torch_npu.torch.npu.device_count(), os.environ['TOPROPE_DEVICE'])"
     )

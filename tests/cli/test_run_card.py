@@ -117,15 +117,24 @@ def test_who_switches_autoload_off_gets_the_card_with_torch_npu(tmp_path: Path) 
 def test_a_card_that_cannot_be_installed_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "program.py").write_text("import torch\n")
+    cache = f"TOPROPE_CACHE_DIR={tmp_path / 'file'}"  # the program's alone: else it would not be started, see below
     done = subprocess.run(
-        [sys.executable, "-m", "toprope", "run", "-q", "--chip", "910B3", "program.py"], cwd=tmp_path, text=True,
-        env={**os.environ, "TOPROPE_CACHE_DIR": str(tmp_path / "file")}, capture_output=True, timeout=280,
+        [sys.executable, "-m", "toprope", "run", "-q", "--chip", "910B3", "env", cache, sys.executable, "program.py"],
+        cwd=tmp_path, text=True, capture_output=True, timeout=280,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert "BuildError: " in done.stderr
     assert "TOPROPE_CACHE_DIR" in done.stderr
     assert "/sim/" not in done.stderr.split("BuildError: ")[0]
     assert done.stderr.count("Traceback") == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "toprope", "run", "-q", "--chip", "910B3", "program.py"], cwd=tmp_path, text=True,
+        env={**os.environ, "TOPROPE_CACHE_DIR": str(tmp_path / "file")}, capture_output=True, timeout=280,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("toprope: the simulated card has to be built once, and the cache directory cannot")
+    assert "TOPROPE_CACHE_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 LIBRARIES = """

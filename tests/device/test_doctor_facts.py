@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 
 from toprope.device import smi, software, versions
+from toprope.device.child_process import ended_by
 from toprope.device.doctor import diagnose
-from toprope.device.examine import ended_by, examination
-from toprope.device.facts import gather, installed
+from toprope.device.examine import examination
+from toprope.device.facts import gather
 from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, SmiCard, Step
 from toprope.device.ratings import ratings
 
@@ -218,7 +219,7 @@ def test_gathering_looks_at_another_root_and_starts_nothing_when_told(
 
 def test_installed_packages_are_those_in_folders(tmp_path: Path) -> None:
     install(tmp_path, "torch_npu-2.12.0.dist-info/METADATA: Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.12.0\n")
-    assert installed(("torch-npu", "torch"), [str(tmp_path)]) == {"torch-npu": "2.12.0"}
+    assert software.installed(("torch-npu", "torch"), [str(tmp_path)]) == {"torch-npu": "2.12.0"}
 
 
 def test_npu_smi_on_the_path_is_asked(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_findings_about_the_edit() -> None:
     (note,) = diagnose(black)
     assert (note.name, note.problem) == ("images-dtype", False)
     assert "none in float16, and is one in float32" in note.what
-    (died,) = diagnose(ImageFacts(ALL, ended="it ended with the signal SIGSEGV"))
+    (died,) = diagnose(ImageFacts(ALL, ended="it was ended by SIGSEGV"))
     assert (died.name, died.problem) == ("images-unfinished", True)
     assert "SIGSEGV" in died.what
 
@@ -133,7 +133,7 @@ def test_a_process_that_hangs_or_dies_is_given_up(monkeypatch, tmp_path) -> None
         def __enter__(self):
             real = subprocess.Popen
             monkeypatch.setattr(
-                "toprope.images.doctor.subprocess.Popen",
+                "toprope.device.child_process.subprocess.Popen",
                 lambda words, **options: real([sys.executable, "-c", self.code, words[-1]], **options),
             )
             self.trial = Trial(wait=self.wait)
@@ -144,11 +144,11 @@ def test_a_process_that_hangs_or_dies_is_given_up(monkeypatch, tmp_path) -> None
             self.trial.__exit__(*arguments)
 
     with Other("import time; time.sleep(600)", wait=1.5) as trial:
-        assert trial.facts().ended == "it did not end within 2 s"
+        assert trial.facts().ended == "it did not answer within 2 s"
         child = trial._child
-    assert child.returncode is not None
+    assert child.process.returncode is not None
     with Other("import os; os.kill(os.getpid(), 9)") as trial:
-        assert trial.facts().ended == "it ended with the signal SIGKILL"
+        assert trial.facts().ended == "it was ended by SIGKILL"
     with Other("raise SystemExit(3)") as trial:
         assert trial.facts().ended == "it ended with exit status 3"
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from toprope.cli.probe import Probe
 from toprope.errors import CardError, SettingError, UsageError
 from toprope.settings import Settings
 from toprope.sim.spec import SimSpec
 
-__all__ = ["Asked", "Choice", "choose"]
+__all__ = ["Asked", "Choice", "Probe", "choose"]
 
 
 class Asked(StrEnum):
@@ -22,6 +21,42 @@ class Asked(StrEnum):
     SIM = "sim"
     CUDA = "cuda"
     CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a search for a real card found.
+
+    Attributes:
+        state: "works"; "no card" (torch_npu loads and sees none); "broken" (installed, cannot be used);
+            "not installed".
+        version: version of torch_npu; empty when it is not known.
+        count: number of cards.
+        name: name of the first card.
+        reason: why torch_npu is broken, in one line.
+        loads: whether one that is broken can be imported.
+    """
+
+    state: str
+    version: str = ""
+    count: int = 0
+    name: str = ""
+    reason: str = ""
+    loads: bool = False
+
+    @property
+    def text(self) -> str:
+        """The finding as one sentence without a full stop."""
+        name = f"torch_npu {self.version}".strip()
+        if self.state == "works":
+            return f"{name} works and sees {self.count} x {self.name}"
+        if self.state == "no card":
+            return f"{name} works but sees no card"
+        if self.state == "broken" and self.loads:
+            return f"{name} can be imported, and yet there is no NPU: {self.reason}"
+        if self.state == "broken":
+            return f"{name} is installed but cannot be loaded: {self.reason}"
+        return "torch_npu is not installed"
 
 
 @dataclass(frozen=True)
@@ -149,10 +184,10 @@ def _spec(chip: str | None, count: int | None, hbm: str | None, settings: Settin
 
 
 def _advice(found: Probe, otherwise: str) -> str:
-    if found.state == "broken" and "libatb" in found.reason:
-        return f"load NNAL's environment (source .../nnal/atb/set_env.sh), or {otherwise}"
-    if found.state == "broken" and "is missing" in found.reason:
-        return f"load CANN's environment (source .../ascend-toolkit/set_env.sh), or {otherwise}"
+    if found.state == "broken":
+        from toprope.device.libraries import advice  # `toprope run --help` needs none of it
+
+        return f"{advice(found.reason)}, or {otherwise}"
     if found.state == "no card":
         return f"check npu-smi info, the driver, /dev/davinci* and ASCEND_RT_VISIBLE_DEVICES, or {otherwise}"
     return otherwise

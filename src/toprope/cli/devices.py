@@ -23,12 +23,14 @@ def devices(
 
     The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
     """
+    from toprope.cli import card_build
     from toprope.cli.doctor import LOOKING
     from toprope.cli.doctor_text import devices_as_dict, devices_text
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
     from toprope.terminal import Display, say, show
 
+    card_build.ensure_for_environment()
     with Display() as display:
         display.stage(LOOKING)
         facts = gather(wait=wait, memory=True)

@@ -44,11 +44,13 @@ def doctor(
             raise UsageError("--images and a code are two questions.", do="ask one of them")
         _explain(codes, as_json=as_json)
         return
+    from toprope.cli import card_build
     from toprope.cli.doctor_text import as_dict, report
     from toprope.device.doctor import diagnose
     from toprope.device.facts import gather
     from toprope.terminal import Display, say, show
 
+    card_build.ensure_for_environment()
     more, beside = {}, []
     with Display() as display:
         display.stage(LOOKING)

@@ -114,7 +114,7 @@ def run(
     if written_for not in (None, "cuda"):
         raise UsageError(f"--from {written_for} is not known.", do="--from cuda is what there is")
     # imported here: `toprope run --help` needs none of it
-    from toprope.cli import run_cores, trace_file
+    from toprope.cli import card_build, run_cores, trace_file
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
@@ -134,6 +134,8 @@ def run(
         trace_file.check(trace, choice)
     if check_cores:
         run_cores.check(choice)
+    if choice.spec is not None:
+        card_build.ensure(quiet=quiet)
     status, report = _run(
         command, choice, trace, begun if choice.begun else None, written_for == "cuda", trace_cuda,
         log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
@@ -163,10 +165,10 @@ def _run(
     """Run the program, and give the exit status and the report."""
     from toprope.cli import npu_smi, run_cores, trace_file, yr
     from toprope.cli.child import environment_for, run_program
-    from toprope.cli.probe import installed_version
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, notes
     from toprope.compat.cuda_sites import merge
+    from toprope.device.software import installed_version
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
     from toprope.terminal import columns, wants_colour

@@ -15,6 +15,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
+from toprope.device.child_process import say
+
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -28,35 +30,42 @@ class Examiner:
 
     def say(self, fact: str, **details: object) -> None:
         """Write one fact."""
-        os.write(self.channel, (json.dumps({"fact": fact, **details}) + "\n").encode())
+        say(self.channel, fact, **details)
 
     def doing(self, what: str) -> None:
         """Say what comes next: where the process ends in it, this is what it died of."""
         self.say("doing", what=what)
 
     def run(self) -> None:
-        """Find everything out."""
+        """Find everything out, or only what the options ask for."""
+        plain, only_npu = self.options.get("plain", False), self.options.get("only_npu", False)
+        if self.import_torch(alone=not plain) and not plain:
+            if not only_npu:
+                self.load_backends()
+            if self.load_torch_npu() or not only_npu:
+                self.look_at_devices()
+            if not only_npu:
+                self.choose()
+        self.say("end")
+
+    def import_torch(self, *, alone: bool) -> bool:
+        """Import torch; alone, it loads no backends: one that fails would end torch's own import."""
         self.doing("import torch")
-        # a backend that fails must not end torch's own import: they are loaded one by one below
         before = os.environ.get(AUTOLOAD)
-        os.environ[AUTOLOAD] = "0"
+        if alone:
+            os.environ[AUTOLOAD] = "0"
         try:
             import torch
         except BaseException as error:
             self.say("torch", error=reason(error))
-            self.say("end")
-            return
+            return False
         finally:
-            if before is None:
-                del os.environ[AUTOLOAD]
-            else:
+            if before is not None:
                 os.environ[AUTOLOAD] = before
-        self.say("torch", version=str(torch.__version__))
-        self.load_backends()
-        self.load_torch_npu()
-        self.look_at_devices()
-        self.choose()
-        self.say("end")
+            elif alone:
+                del os.environ[AUTOLOAD]
+        self.say("torch", version=str(getattr(torch, "__version__", "not known")))
+        return True
 
     def load_backends(self) -> None:
         """Load what `import torch` would load, each for itself."""
@@ -72,30 +81,32 @@ class Examiner:
             else:
                 self.say("backend", name=entry.name, module=name)
 
-    def load_torch_npu(self) -> None:
-        """Import torch_npu by name: its own reason is the exact one."""
+    def load_torch_npu(self) -> bool:
+        """Import torch_npu by name, for its own reason is the exact one; False where that failed."""
         try:
             spec = find_spec("torch_npu")
         except (ImportError, ValueError):
             spec = None
         if spec is None or spec.origin is None:
-            return  # without an origin it is a mere folder of that name
+            return True  # without an origin it is a mere folder of that name
         place = spec.origin
         self.doing("import torch_npu")
         try:
             module = import_module("torch_npu")
         except Exception as error:
             self.say("torch_npu", file=place, error=reason(error))
-        else:
-            version = str(getattr(module, "__version__", "not known"))
-            self.say("torch_npu", file=place, version=version, facade=is_facade("torch_npu"))
+            return False
+        version = str(getattr(module, "__version__", "not known"))
+        self.say("torch_npu", file=place, version=version, facade=is_facade("torch_npu"))
+        return True
 
     def look_at_devices(self) -> None:
         """Ask every kind of device, and try dtypes and training on the first of each."""
         from toprope import device as room
         from toprope.device.kinds import look
 
-        for kind in room.kinds():
+        only_npu = self.options.get("only_npu", False)
+        for kind in ("npu",) if only_npu else room.kinds():
             self.doing(f"ask which devices of the kind {kind} there are")
             try:
                 stand = look(kind)
@@ -107,11 +118,14 @@ class Examiner:
                 broken = stand.do if stand.state is room.State.BROKEN else ""
                 self.say("absent", kind=kind, reason=stand.reason, broken=broken)
             for device in devices:
-                self.doing(f"ask {device}")
                 first = device.index == 0
+                if only_npu and not first:
+                    self.say("device", name=str(device), kind=device.kind)
+                    continue
+                self.doing(f"ask {device}")
                 try:
                     self.describe(device, first)
-                    if first and self.options.get("try", True):
+                    if first and not only_npu:
                         self.try_dtypes(device)
                         self.try_step(device)
                 except Exception as error:
@@ -136,7 +150,8 @@ class Examiner:
         """Name and memory; free memory of further cards only when asked, since it takes a little of each card."""
         properties = device.properties()
         simulated = bool(device.capabilities.simulated)
-        free = device.memory_info()[0] if first or simulated or self.options.get("memory") else None
+        asked = (first or simulated or self.options.get("memory")) and not self.options.get("only_npu")
+        free = device.memory_info()[0] if asked else None
         self.say(
             "device", name=str(device), kind=device.kind, title=properties.name,
             total=properties.total_memory, free=free, simulated=simulated,
@@ -229,7 +244,7 @@ def reason(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    examiner = Examiner(int(sys.argv[1]), json.loads(sys.argv[2]))
+    examiner = Examiner(int(sys.argv[2]), json.loads(sys.argv[1]))
     try:
         examiner.run()
     except BaseException as error:

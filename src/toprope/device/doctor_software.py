@@ -43,6 +43,8 @@ def torch_npu(facts: Facts) -> Iterator[Finding]:
         )
     elif "torch-npu" not in facts.packages and not (examination is not None and examination.torch_npu_file):
         yield from _no_torch_npu(facts)
+    elif examination is not None and examination.absent.get("npu") == "torch_npu is not installed":
+        yield explain_torch_npu("there is no module of this name, only what pip noted of it", facts)
 
 
 def explain_torch_npu(error: str, facts: Facts) -> Finding:

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from toprope.device.child_process import Child, facts_in
 from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Step
 
-__all__ = ["WAIT", "ended_by", "examination", "examine"]
+__all__ = ["WAIT", "examination", "examine"]
 
 WAIT = 60.0
 """Seconds that the children have: loading torch_npu and CANN takes 5 to 20, a driver that hangs takes for ever."""
 
-_GRACE = 1.0
 _CHILD = Path(__file__).with_name("_examine_child.py")
 # run_path and not the file itself: the folder of a script would come first on sys.path, and it has a select.py.
 # toprope comes last, for a Python in which it is not installed.
@@ -37,28 +32,27 @@ _BOOT = (
 
 
 def examine(
-    environment: Mapping[str, str] | None = None, *, wait: float = WAIT, trying: bool = True, memory: bool = False
+    environment: Mapping[str, str] | None = None, *, wait: float = WAIT, memory: bool = False, only_npu: bool = False
 ) -> Examination:
     """What child processes of this Python find.
 
     Args:
         environment: their variables; this process's own when left out.
         wait: seconds that they have.
-        trying: whether dtypes and a step of training are tried.
         memory: whether the free memory of every card is asked for, which takes a little of each.
+        only_npu: whether only torch_npu is loaded and its cards are counted, and the first one asked for its name.
     """
     variables = dict(os.environ if environment is None else environment)
-    plain = (
-        _start_plain(variables) if _has_backends() and variables.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" else None
-    )
-    deadline = time.monotonic() + wait
-    try:
-        lines, ended = _run_child(variables, {"try": trying, "memory": memory}, deadline, wait)
-        import_error = None if plain is None else _end_of_plain(*plain, deadline, wait)
-    finally:
-        if plain is not None:
-            _kill(plain[0])
-            plain[1].close()
+    plain = not only_npu and _has_backends() and variables.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0"
+
+    def start(**options: bool) -> Child:
+        words = ["-c", _BOOT, str(_CHILD), str(Path(__file__).parents[2]), json.dumps(options)]
+        return children.enter_context(Child(words, variables, wait=wait))
+
+    with ExitStack() as children:
+        importing = start(plain=True) if plain else None
+        lines, ended = start(memory=memory, only_npu=only_npu).lines()
+        import_error = None if importing is None else _import_error(*importing.lines())
     return examination(lines, ended=ended, import_error=import_error)
 
 
@@ -76,8 +70,7 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
     broken: dict[str, str] = {}
     devices: dict[str, dict[str, Any]] = {}
     done = False
-    for line in lines:
-        fact = _fact(line)
+    for fact in facts_in(lines):
         match fact.pop("fact", ""):
             case "doing":
                 values["doing"] = fact["what"]
@@ -121,102 +114,13 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
     )
 
 
-def ended_by(status: int) -> str:
-    """How a process ended, in words."""
-    if status >= 0:
-        return f"it ended with exit status {status}"
-    try:
-        return f"it was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"it was ended by signal {-status}"
-
-
-def _fact(line: str) -> dict[str, Any]:
-    try:
-        fact = json.loads(line)
-    except ValueError:
-        return {}
-    return fact if isinstance(fact, dict) else {}
+def _import_error(lines: Iterable[str], ended: str) -> str:
+    """What a plain `import torch` ended with; what the error came from is a finding about the backend itself."""
+    said = [fact for fact in facts_in(lines) if fact.get("fact") == "torch"]
+    return str(said[0].get("error", "")).partition(" (from ")[0] if said else ended
 
 
 def _has_backends() -> bool:
     """Whether `import torch` loads anything besides what toprope itself has there."""
     own = bool(os.environ.get("TOPROPE_SIM"))
     return any(own or not entry.value.startswith("toprope.") for entry in entry_points(group="torch.backends"))
-
-
-def _start_plain(variables: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    said = tempfile.TemporaryFile()  # noqa: SIM115  closed by whoever waits for the child
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import torch"],
-        env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-    )  # fmt: skip
-    return child, said
-
-
-def _end_of_plain(child: subprocess.Popen[bytes], said: IO[bytes], deadline: float, wait: float) -> str:
-    try:
-        status = child.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return f"it did not end within {wait:.0f} s"
-    if status == 0:
-        return ""
-    said.seek(0)
-    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ended_by(status)
-
-
-def _run_child(
-    variables: Mapping[str, str], options: Mapping[str, object], deadline: float, wait: float
-) -> tuple[list[str], str]:
-    """The lines of the child, and how it ended where it was not done."""
-    reader, writer = os.pipe()
-    command = [sys.executable, "-c", _BOOT, str(_CHILD), str(Path(__file__).parents[2])]
-    try:
-        child = subprocess.Popen(
-            [*command, str(writer), json.dumps(options)],
-            env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=(writer,), start_new_session=True,
-        )  # fmt: skip
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
-        text, in_time = _read(reader, deadline)
-        if not in_time:
-            return text.splitlines(), f"it did not answer within {wait:.0f} s"
-        try:
-            status = child.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            return text.splitlines(), "it did not end"
-        return text.splitlines(), ended_by(status)
-    finally:
-        _kill(child)
-        os.close(reader)
-
-
-def _read(channel: int, deadline: float) -> tuple[str, bool]:
-    """What is said until the child says that it is done, or closes; False where the time was over first."""
-    data = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        while not data.endswith(b'{"fact": "end"}\n'):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return data.decode(errors="replace"), False
-            piece = os.read(channel, 65536)
-            if not piece:
-                break
-            data += piece
-    return data.decode(errors="replace"), True
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child and its own children, if it still runs."""
-    if child.poll() is None:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()

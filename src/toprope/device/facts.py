@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import distributions
 from pathlib import Path
 
 from toprope.device import smi, software
@@ -19,7 +18,7 @@ from toprope.device.ascend import look_at_machine
 from toprope.device.examine import WAIT, examine
 from toprope.device.machine import Facts, SmiCard
 
-__all__ = ["MASKS", "SHOWN", "gather", "installed"]
+__all__ = ["MASKS", "SHOWN", "gather"]
 
 MASKS = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """The variables that say which cards a process, or a container, may see."""
@@ -47,7 +46,6 @@ def gather(
     path: list[str] | None = None,
     examining: bool = True,
     wait: float = WAIT,
-    trying: bool = True,
     memory: bool = False,
 ) -> Facts:
     """Look at this machine and at the Python that runs this.
@@ -58,7 +56,6 @@ def gather(
         path: the folders in which Python packages are looked for; sys.path when left out.
         examining: whether child processes import torch and use the devices.
         wait: seconds that they have.
-        trying: whether they try dtypes and training.
         memory: whether they ask every card for its free memory.
     """
     variables = dict(os.environ if environment is None else environment)
@@ -67,7 +64,7 @@ def gather(
         python=platform.python_version(),
         executable=sys.executable,
         machine=platform.machine(),
-        packages=installed((*_LIBRARIES, *needed, *listed), sys.path if path is None else path),
+        packages=software.installed((*_LIBRARIES, *needed, *listed), sys.path if path is None else path),
         environment=_variables(variables),
         ascend=look_at_machine(root, variables),
         missing_nodes=tuple(name for name in software.node_names()[1] if not (root / "dev" / name).exists()),
@@ -78,21 +75,11 @@ def gather(
     npu_smi = shutil.which("npu-smi", path=variables.get("PATH"))
     smi_child = None if npu_smi is None else _start_smi(npu_smi, variables)
     if examining:
-        facts = replace(facts, examination=examine(variables, wait=wait, trying=trying, memory=memory))
+        facts = replace(facts, examination=examine(variables, wait=wait, memory=memory))
     if smi_child is None:
         return facts
     cards, error = _end_of_smi(smi_child)
     return replace(facts, npu_smi=npu_smi or "", smi_cards=cards, npu_smi_error=error)
-
-
-def installed(names: tuple[str, ...], path: list[str]) -> dict[str, str]:
-    """The versions of those of these distributions that lie in these folders. toprope's stand-ins lie in none."""
-    found = {}
-    for name in names:
-        distribution = next(iter(distributions(name=name, path=path)), None)
-        if distribution is not None:
-            found[name] = distribution.version or "not known"
-    return found
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:

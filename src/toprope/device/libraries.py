@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["advice", "codes", "missing_library", "missing_module", "reason"]
 
-_MISSING = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
+_MISSING = re.compile(r"(\S+\.so[.\d]*)(?:: cannot open shared object file| is missing)")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _USUAL = {
     "CANN": ".../Ascend/ascend-toolkit/set_env.sh",
@@ -28,20 +28,22 @@ def missing_library(error: BaseException | str) -> str:
     return found[1].rpartition("/")[2] if found else ""
 
 
-def reason(error: BaseException) -> str:
-    """One line, without a full stop, that says why; a missing library is named first."""
+def reason(error: BaseException | str) -> str:
+    """One line, without a full stop, that says why; a missing library is named first. A text begins with the type."""
     library = missing_library(error)
     if library:
         return f"{library} is missing"
     text = " ".join(str(error).split()).partition(" [ERROR] ")[0].rstrip(".")
+    if isinstance(error, str):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def advice(error: BaseException, root: Path = Path("/")) -> str:
+def advice(error: BaseException | str, root: Path = Path("/")) -> str:
     """What to do about it, as a sentence without capital and full stop.
 
     Args:
-        error: what was raised.
+        error: what was raised, or its text.
         root: where the machine's files begin; another folder in tests.
     """
     from toprope.device import software
@@ -78,7 +80,7 @@ def codes(error: BaseException | str) -> tuple[str, ...]:
     return tuple(code for code in found if code[0].isdigit() or code[0].isupper())
 
 
-def _advice_without_library(error: BaseException) -> str:
+def _advice_without_library(error: BaseException | str) -> str:
     module = missing_module(error)
     if module:
         return f"install the Python package that has the module {module}"

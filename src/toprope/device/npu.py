@@ -10,7 +10,6 @@ import os
 import sys
 from contextlib import AbstractContextManager
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from toprope.device.ascend import look_at_machine, mask_text
 from toprope.device.base import Availability, Capabilities, Device, Properties, State
 from toprope.device.libraries import advice, reason
 from toprope.device.seeds import draws_random_numbers
+from toprope.device.software import installed_version
 from toprope.visible import VARIABLE
 
 __all__ = ["NpuDevice"]
@@ -111,7 +111,7 @@ class NpuDevice(Device):
 
     def software_version(self) -> str | None:
         """torch_npu's version. The simulated card goes by torch's, as torch_npu is numbered by it."""
-        return torch.__version__.partition("+")[0] if self.capabilities.simulated else _installed_version()
+        return torch.__version__.partition("+")[0] if self.capabilities.simulated else installed_version()
 
     def set_current(self) -> None:
         """Make it the current card of this thread."""
@@ -297,16 +297,8 @@ def _not_installed() -> Availability:
     )
 
 
-def _installed_version() -> str | None:
-    try:
-        return version("torch-npu")
-    except PackageNotFoundError:
-        found = getattr(sys.modules.get("torch_npu"), "__version__", None)
-        return None if found is None else str(found)
-
-
 def _torch_npu_version() -> str:
-    return f"torch_npu {_installed_version() or ''}".strip()
+    return f"torch_npu {installed_version() or ''}".strip()
 
 
 def _is_simulated(npu: ModuleType) -> bool:

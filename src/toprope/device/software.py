@@ -1,23 +1,59 @@
-"""The vendor's packages beside torch_npu: which library belongs to which, where they lie, what loads them."""
+"""Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts."""
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from toprope.device.machine import Package
 
-__all__ = ["find", "needed_python", "node_names", "package_of", "variables_of"]
+__all__ = [
+    "find",
+    "installed",
+    "installed_version",
+    "needed_python",
+    "node_names",
+    "package_of",
+    "variables_of",
+]
 
 DEFAULT = "usr/local/Ascend"
 """Where the vendor installs, below the root."""
 
 _VERSION = re.compile(r"^\s*version\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 _RUNNING = re.compile(r"^\w*running_version\s*=\s*\[[^:\]]*:([^\]]+)\]", re.MULTILINE)
+
+
+def installed(names: tuple[str, ...], path: list[str]) -> dict[str, str]:
+    """The versions of those of these distributions that lie in these folders. toprope's stand-ins lie in none."""
+    found = {}
+    for name in names:
+        distribution = next(iter(distributions(name=name, path=path)), None)
+        if distribution is not None:
+            found[name] = distribution.version or "not known"
+    return found
+
+
+def installed_version() -> str | None:
+    """Version of the installed torch_npu, "" where it does not say; None where there is none.
+
+    toprope's stand-in of this name does not count, and neither does a mere folder.
+    """
+    found = next(iter(distributions(name="torch-npu", path=sys.path)), None)
+    if found is not None:
+        return found.version or ""
+    loaded = sys.modules.get("torch_npu")
+    if loaded is not None and not hasattr(loaded, "__toprope__"):
+        return str(getattr(loaded, "__version__", ""))
+    spec = PathFinder.find_spec("torch_npu")
+    return None if spec is None or spec.origin is None else ""
 
 
 def package_of(library: str) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
 
+from toprope.device.child_process import Child, facts_in
 from toprope.device.finding import Finding
 
 __all__ = ["NEEDED", "ImageFacts", "Trial", "diagnose", "rows"]
@@ -62,24 +57,12 @@ class Trial:
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, wait: float = 60.0) -> None:
         self._packages = {name: found for name in (*NEEDED, *BESIDE) if (found := _version(name))}
-        self._wait, self._deadline = wait, time.monotonic() + wait
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         if any(name not in self._packages for name in NEEDED if name != "peft"):
             return
         variables = dict(os.environ if environment is None else environment)
         variables |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1"}
-        self._reader, writer = os.pipe()
-        try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "toprope.images.trying", str(writer)],
-                env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(writer,), start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            os.close(self._reader)
-            raise
-        finally:
-            os.close(writer)
+        self._child = Child(["-m", "toprope.images.trying"], variables, wait=wait)
 
     def __enter__(self) -> Trial:
         return self
@@ -87,34 +70,16 @@ class Trial:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._child is None:
-            return
-        if self._child.poll() is None:
-            try:
-                os.killpg(self._child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            self._child.wait()
-        os.close(self._reader)
+        if self._child is not None:
+            self._child.__exit__(kind, error, trace)
 
     def facts(self) -> ImageFacts:
         """What came of it."""
         if self._child is None:
             return ImageFacts(self._packages)
-        data = bytearray()
-        while select.select([self._reader], [], [], max(0.0, self._deadline - time.monotonic()))[0]:
-            piece = os.read(self._reader, 65536)
-            if not piece:
-                break
-            data += piece
-        else:
-            return ImageFacts(self._packages, ended=f"it did not end within {self._wait:.0f} s")
-        try:
-            return ImageFacts(self._packages, json.loads(data))
-        except ValueError:
-            status = self._child.wait()
-            said = f"exit status {status}" if status >= 0 else f"the signal {signal.Signals(-status).name}"
-            return ImageFacts(self._packages, ended=f"it ended with {said}")
+        lines, ended = self._child.lines()
+        trial = next((fact["found"] for fact in facts_in(lines) if "found" in fact), None)
+        return ImageFacts(self._packages, trial, ended)
 
 
 def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:

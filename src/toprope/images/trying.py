@@ -1,17 +1,17 @@
 """The child process of `toprope doctor --images`: one tiny edit on the device that would be chosen, offline.
 
-Run by `toprope.images.doctor` with a file descriptor, on which it writes what it found as JSON.
+Run by `toprope.images.doctor` with a file descriptor, on which it says what it found.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from toprope.device.child_process import say
 
 __all__ = ["main", "try_edit"]
 
@@ -63,9 +63,8 @@ def main(channel: int) -> None:
     """Write what was found to a file descriptor."""
     with tempfile.TemporaryDirectory(prefix="toprope-doctor-") as folder:
         found = try_edit(Path(folder))
-    data = json.dumps(found).encode()
-    while data:
-        data = data[os.write(channel, data) :]
+    say(channel, "trial", found=found)
+    say(channel, "end")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from toprope import compiling
 from toprope.errors import BuildError
 from toprope.settings import Settings
 
-__all__ = ["CORE", "GLUE", "Build", "check", "ensure"]
+__all__ = ["CORE", "GLUE", "Build", "check", "ensure", "is_ready", "main"]
 
 CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
@@ -61,6 +64,17 @@ class Torch:
         import torch
 
         return cls(torch.__version__, str(torch.version.git_version), Path(torch.__file__).parent)
+
+    @classmethod
+    def installed(cls) -> Torch | None:
+        """The torch that this Python would import; None where it does not say its version."""
+        spec = find_spec("torch")
+        folder = Path(spec.origin or "").parent if spec is not None else Path()
+        try:
+            version = runpy.run_path(str(folder / "version.py"))
+            return cls(version["__version__"], str(version["git_version"]), folder)
+        except (OSError, KeyError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,30 @@ def ensure() -> Build:
             if not _is_whole(folder):
                 _build(folder, torch, compiler)
     return check(folder, torch)
+
+
+def is_ready() -> bool:
+    """Whether there is a build for the installed torch. Imports no torch."""
+    torch = Torch.installed()
+    if torch is None:
+        return False
+    stem = f"torch-{torch.version}-{compiling.digest(torch.version, torch.revision, *_source_texts())}"
+    try:
+        compiler = compiling.compiler()
+        name = "*" if compiler is None else compiling.digest(*compiling.identity(compiler))
+        return any(_is_whole(folder) for folder in (Settings.load().cache_dir / "sim").glob(f"{stem}-{name}"))
+    except BuildError:
+        return False
+
+
+def main() -> int:
+    """Make the build if there is none; the exit status of the process."""
+    try:
+        ensure()
+    except BuildError as error:
+        sys.stderr.write(f"toprope: {error}\n")
+        return error.exit_status
+    return 0
 
 
 def _is_whole(folder: Path) -> bool:
@@ -205,3 +243,7 @@ def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
     )  # fmt: skip
     for path in objects:
         os.unlink(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
