@@ -79,8 +79,8 @@ class Host:
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
-        if "toprope.sim.installation" in sys.modules:
-            sys.modules["toprope.sim.installation"].trace_fork()
+        if "toprope.sim.run_record" in sys.modules:
+            sys.modules["toprope.sim.run_record"].trace_fork()
         self._place = begin(plan)
         folder = self._place.folder
         self._hub = hub_of(plan, self._place, self._handle, self._lost)

@@ -23,8 +23,8 @@ __all__ = ["fail", "out_of_memory", "parse", "refuse", "slow_link", "unhealthy"]
 
 
 def _native() -> Any:
-    from toprope.sim.installation import installed
     from toprope.sim.native import native
+    from toprope.sim.state import installed
 
     if installed() is None:
         raise SimulatorError("there is no simulated card that could fail.", do="call toprope.sim.install() first")

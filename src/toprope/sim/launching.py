@@ -79,8 +79,8 @@ class KernelState:
 
 
 def _library() -> Native:
-    from toprope.sim.installation import installed
     from toprope.sim.native import native
+    from toprope.sim.state import installed
 
     if installed() is None:
         raise SimulatorError("there is no simulated card to run a kernel on.", do="call toprope.sim.install() first")
