@@ -16,8 +16,8 @@ from typing import Any
 
 from toprope.errors import SettingError, SimulatorError, UsageError
 from toprope.sim.dtypes import NUMBERS, bits
-from toprope.sim.refusals import VENDOR_NAMES
 from toprope.sizes import parse_size
+from toprope.support.refusals import VENDOR_NAMES
 
 __all__ = ["fail", "out_of_memory", "parse", "refuse", "slow_link", "unhealthy"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import SimulatorError, UsageError
-from toprope.sim.operator_kinds import Blocks, OperatorKind
+from toprope.support.operator_kinds import Blocks, OperatorKind
 
 if TYPE_CHECKING:
     import torch

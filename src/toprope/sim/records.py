@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from toprope.sim.dtypes import NUMBERS
-from toprope.sim.operator_kinds import kind_of
+from toprope.support.operator_kinds import kind_of
 
 __all__ = [
     "CHROME_FRAME",
