@@ -18,9 +18,22 @@ from toprope.flow.edge_codec import Codec
 from toprope.flow.edge_hub import Hub, Kind
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
 from toprope.flow.gather import Align, Order, Source
-from toprope.flow.graph import CountBatch, TimeBatch
 from toprope.flow.metrics import Pages
-from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, PICKLED, RAW, SEG, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage_spec import (
+    EMPTY,
+    EOS,
+    FAILURE,
+    PICKLED,
+    RAW,
+    SEG,
+    TENSOR,
+    TORCH,
+    CountBatch,
+    Failure,
+    Head,
+    Message,
+    TimeBatch,
+)
 from toprope.flow.trace import chrome
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)

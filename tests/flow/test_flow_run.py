@@ -22,9 +22,9 @@ from toprope.flow.exceptions import (
     USER_RAISE_EXCEPTION,
     DfException,
 )
-from toprope.flow.graph import CountBatch, plan
+from toprope.flow.graph import plan
 from toprope.flow.run import Runner
-from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, Deploy, Head, Message, StageFunction
+from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
 from toprope.functions.serial import dumps
 from toprope.sim import counters, tracing
 

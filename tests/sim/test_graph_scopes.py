@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.errors import SimulatorError
-from toprope.sim.graph import core_numbers, scopes
+from toprope.sim.air import scopes
+from toprope.sim.air.scopes import Enter, Exit, attributed, merged
+from toprope.sim.graph import core_numbers
 from toprope.sim.graph.core_numbers import CoreNumberError, Cores
-from toprope.sim.graph.scopes import Enter, Exit, attributed, merged
 
 KEYS = [scopes.AICORE, scopes.VECTORCORE, scopes.STREAM_LABEL, scopes.STREAM_PRIORITY, scopes.NEVER_TIMEOUT]
 SCOPE = st.dictionaries(st.sampled_from(KEYS), st.sampled_from("0123"), min_size=1)

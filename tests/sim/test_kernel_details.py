@@ -5,8 +5,7 @@ import io
 
 import pytest
 
-from toprope.sim.kernel_details import COLUMNS, write
-from toprope.sim.records import Record, Trace
+from toprope.sim.records import KERNEL_DETAILS, Record, Trace, write_kernel_details
 
 
 def record(act: str, name: str, begin: int, end: int, *, device: int = 0, cores=(0, 0), kind: str = "") -> Record:
@@ -15,16 +14,16 @@ def record(act: str, name: str, begin: int, end: int, *, device: int = 0, cores=
 
 def rows(*acts: Record) -> list[dict[str, str]]:
     file = io.StringIO()
-    write(file, [Trace(7, 1000, 10**18, acts, 0)])
+    write_kernel_details(file, [Trace(7, 1000, 10**18, acts, 0)])
     return list(csv.DictReader(io.StringIO(file.getvalue())))
 
 
 def test_the_columns_are_the_profilers() -> None:
-    assert COLUMNS[:12] == (
+    assert KERNEL_DETAILS[:12] == (
         "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core",
         "Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim",
     )  # fmt: skip
-    assert {"Mix Block Dim", "Block Num", "Mix Block Num", "Context ID"} <= set(COLUMNS)
+    assert {"Mix Block Dim", "Block Num", "Mix Block Num", "Context ID"} <= set(KERNEL_DETAILS)
     assert rows() == []
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from toprope.sim import counters, records
 from toprope.sim.dtypes import NUMBERS
-from toprope.sim.operator_kinds import kind_of
 from toprope.sim.records import Record, Trace, chrome, parse
 from toprope.sim.tracing import write_run
+from toprope.support.operator_kinds import kind_of
 
 NAMES = ["aten::add", "aten::mm", "allreduce"]
 ACTS = [act for act in records._ACTS if act]

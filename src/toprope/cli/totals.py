@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from toprope.sim import dtypes, operator_kinds
+from toprope.sim import dtypes
 from toprope.sim.counters import CardCounters, Counters
 from toprope.sim.spec import MAX_CARDS, SimSpec
+from toprope.support import operator_kinds
 from toprope.visible import explain, visible_cards
 
 __all__ = ["Card", "Totals", "merge"]

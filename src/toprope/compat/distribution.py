@@ -6,10 +6,6 @@ import os
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from toprope.compat.finder import Facade
 
 __all__ = ["FacadeDistribution", "distribution", "same_name"]
 
@@ -17,16 +13,16 @@ __all__ = ["FacadeDistribution", "distribution", "same_name"]
 class FacadeDistribution(Distribution):
     """A distribution that no one installed: its metadata says that the package is a facade."""
 
-    def __init__(self, facade: Facade, release: str) -> None:
-        self._facade = facade
+    def __init__(self, facade: str, path: str, name: str, release: str) -> None:
+        self._path = Path(path)
         self._files = {
             "METADATA": (
                 "Metadata-Version: 2.1\n"
-                f"Name: {facade.distribution}\n"
+                f"Name: {name}\n"
                 f"Version: {release}\n"
-                f"Summary: {facade.name} as toprope stands in for it; not the package of this name\n"
+                f"Summary: {facade} as toprope stands in for it; not the package of this name\n"
             ),
-            "top_level.txt": f"{facade.name}\n",
+            "top_level.txt": f"{facade}\n",
         }
 
     def read_text(self, filename: str) -> str | None:
@@ -35,16 +31,23 @@ class FacadeDistribution(Distribution):
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
         """Where a file of the distribution lies."""
-        return Path(self._facade.path).parent / path
+        return self._path.parent / path
 
 
-def distribution(facade: Facade) -> FacadeDistribution | None:
-    """The distribution of a facade; None when the one whose version it carries is not installed."""
+def distribution(facade: str, path: str, name: str, version_from: str) -> FacadeDistribution | None:
+    """The distribution of a facade; None when the one whose version it carries is not installed.
+
+    Args:
+        facade: the foreign top-level name.
+        path: its file or folder.
+        name: the distribution's name.
+        version_from: the distribution whose version it carries.
+    """
     try:
-        release = version(facade.version_from)
+        release = version(version_from)
     except PackageNotFoundError:
         return None
-    return FacadeDistribution(facade, release.partition("+")[0])
+    return FacadeDistribution(facade, path, name, release.partition("+")[0])
 
 
 def same_name(one: str, other: str) -> bool:

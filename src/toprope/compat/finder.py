@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from toprope.compat import parallel_import
 from toprope.compat.parallel_import import ParallelFinder
-from toprope.compat.torch_import import TorchFinder
+from toprope.compat.torch_import import CARD_NAMES, TorchFinder
 from toprope.errors import InstallError
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
 
-__all__ = ["CARD_NAMES", "FACADES", "CardFinder", "Facade", "FacadeFinder", "install", "real_spec", "uninstall"]
+__all__ = ["FACADES", "CardFinder", "Facade", "FacadeFinder", "install", "real_spec", "uninstall"]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -90,9 +90,6 @@ FACADES: dict[str, Facade] = {
     )
 }
 """Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""
-
-CARD_NAMES = ("torch_npu", "torchair")
-"""The names that `CardFinder` serves even where a real package is installed."""
 
 
 class FacadeFinder:
@@ -222,7 +219,7 @@ def _distributions(facades: Iterable[Facade], context: DistributionFinder.Contex
 
     for facade in facades:
         if facade.distribution and (context.name is None or same_name(context.name, facade.distribution)):
-            found = distribution(facade)
+            found = distribution(facade.name, facade.path, facade.distribution, facade.version_from)
             if found is not None:
                 yield found
 

@@ -8,10 +8,14 @@ from types import ModuleType
 
 from toprope.imports import ImportHook
 
-__all__ = ["AUTOLOAD", "TorchFinder"]
+__all__ = ["AUTOLOAD", "CARD_NAMES", "TorchFinder"]
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """torch's own switch: 1, or unset, loads the entry points `torch.backends` at the end of `import torch`."""
+
+
+CARD_NAMES = ("torch_npu", "torchair")
+"""The names that `CardFinder` serves even where a real package is installed."""
 
 
 class TorchFinder(ImportHook):
@@ -60,7 +64,6 @@ def _load_backends() -> None:
         TopropeError: the simulated card cannot be installed.
         RuntimeError: the entry point of another backend failed; torch's own words.
     """
-    from toprope.compat.finder import CARD_NAMES
     from toprope.errors import TopropeError
 
     # by name and not through its entry point: toprope need not be installed in this Python

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program, Stream
-from toprope.cores.operators import needs_all_blocks
 from toprope.cores.record_json import card_of_chip
 from toprope.errors import ScheduleError
+from toprope.support.all_blocks import needs_all_blocks
 
 __all__ = ["from_csv", "looks_like_csv"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program
-from toprope.cores.operators import needs_all_blocks
 from toprope.cores.record_queue import NO_CORES, Queue, streams_of
 from toprope.errors import ScheduleError
+from toprope.support.all_blocks import needs_all_blocks
 
 __all__ = ["from_graph"]
 

@@ -19,7 +19,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from toprope.device.probing import DtypeProbe, first_that_works, probe
-from toprope.device.seeds import make_generator
+from toprope.device.seeds import concrete_seed
+from toprope.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -190,9 +191,9 @@ class Device(ABC):
         return hash((self.kind, self.index))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from toprope.device.select import get
+        from toprope import device
 
-        return get, (str(self),)
+        return device.get, (str(self),)
 
     # The kind
 
@@ -353,7 +354,19 @@ class Device(ABC):
             SeedError: no such seed.
             UnsupportedError: the device draws no random numbers itself.
         """
-        return make_generator(self, seed, on)
+        import torch
+
+        if on not in ("device", "cpu"):
+            raise UsageError(f"a generator is on the 'device' or on the 'cpu', not on {on!r}.", do="give one of them")
+        number = concrete_seed(seed)
+        if on == "device" and not self.capabilities.generators:
+            raise UnsupportedError(
+                f"{self} draws no random numbers itself.",
+                looked_at=f"torch.Generator(device={str(self)!r})",
+                do="draw them on the CPU and move them: generator(seed, on='cpu')",
+            )
+        where = self.torch_device if on == "device" else torch.device("cpu")
+        return torch.Generator(device=where).manual_seed(number)
 
     @abstractmethod
     def manual_seed(self, seed: int) -> None:
@@ -400,4 +413,4 @@ class Device(ABC):
         """The contents of a file of weights, on this device. See `toprope.device.load`."""
         from toprope.device.weights import load_file
 
-        return load_file(path, self, dtype=dtype)
+        return load_file(path, self.torch_device, dtype=dtype)

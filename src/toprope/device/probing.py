@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from toprope.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import torch
-
-    from toprope.device.base import Device
 
 __all__ = ["PROBES", "DtypeProbe", "first_that_works", "probe"]
 
@@ -36,6 +34,22 @@ class DtypeProbe:
     failed: str = ""
     reason: str = ""
     seconds: float = 0.0
+
+
+class _Device(Protocol):
+    """The part of `toprope.device.Device` that is needed here."""
+
+    index: int
+    torch_device: torch.device
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def dtype_order(self) -> tuple[str, ...]: ...
+    def refuses(self, dtype: torch.dtype) -> str: ...
+    def is_out_of_memory(self, error: BaseException) -> bool: ...
+    def synchronize(self) -> None: ...
+    def as_current(self) -> AbstractContextManager[object]: ...
 
 
 # All numbers are whole and small, so that every dtype that works has exactly these results.
@@ -73,7 +87,7 @@ _lock = threading.Lock()
 _known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}
 
 
-def probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
+def probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
     """Whether a dtype works on a device; tried once a process.
 
     Raises:
@@ -91,7 +105,7 @@ def probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
         return found
 
 
-def first_that_works(device: Device, among: Sequence[torch.dtype]) -> torch.dtype:
+def first_that_works(device: _Device, among: Sequence[torch.dtype]) -> torch.dtype:
     """The first dtype that works on a device.
 
     Args:
@@ -128,7 +142,7 @@ def _without_autocast(kind: str) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-def _probe(device: Device, dtype: torch.dtype) -> DtypeProbe:
+def _probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
     import torch
 
     name = str(dtype).removeprefix("torch.")

@@ -5,16 +5,11 @@ from __future__ import annotations
 import random
 import secrets
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from toprope.errors import SeedError, UnsupportedError, UsageError
+from toprope.errors import SeedError
 
-if TYPE_CHECKING:
-    import torch
-
-    from toprope.device.base import Device
-
-__all__ = ["concrete_seed", "draws_random_numbers", "make_generator", "seed_all"]
+__all__ = ["concrete_seed", "draws_random_numbers", "seed_all"]
 
 _LARGEST = 2**64 - 1
 
@@ -60,25 +55,6 @@ def draws_random_numbers(kind: str) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def make_generator(
-    device: Device, seed: int | Literal["random"] | None, on: Literal["device", "cpu"]
-) -> torch.Generator:
-    """A generator of random numbers with a known seed; see `Device.generator`."""
-    import torch
-
-    if on not in ("device", "cpu"):
-        raise UsageError(f"a generator is on the 'device' or on the 'cpu', not on {on!r}.", do="give one of them")
-    number = seed if type(seed) is int and 0 <= seed <= _LARGEST else concrete_seed(seed)
-    if on == "device" and not device.capabilities.generators:
-        raise UnsupportedError(
-            f"{device} draws no random numbers itself.",
-            looked_at=f"torch.Generator(device={str(device)!r})",
-            do="draw them on the CPU and move them: generator(seed, on='cpu')",
-        )
-    where = device.torch_device if on == "device" else torch.device("cpu")
-    return torch.Generator(device=where).manual_seed(number)
 
 
 def seed_all(seed: int | Literal["random"] | None = None) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from toprope.device.base import Device
 from toprope.errors import UsageError, WeightsError
 
 __all__ = ["load_file"]
@@ -30,7 +29,7 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _GIVE_BACK = 4  # MADV_DONTNEED: pages of a file that nobody wrote to are read again when they are needed
 
 
-def load_file(path: str | os.PathLike[str], device: Device, *, dtype: torch.dtype | None = None) -> Any:
+def load_file(path: str | os.PathLike[str], device: torch.device, *, dtype: torch.dtype | None = None) -> Any:
     """The contents of a file of weights, on a device; see `toprope.device.load`."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise UsageError(f"{dtype!r} is no torch.dtype.", do="give one such as torch.bfloat16, or none")
@@ -88,8 +87,8 @@ def _first_sentence(error: Exception) -> str:
 class _Mover:
     """Moves the tensors of one file to a device."""
 
-    def __init__(self, device: Device, dtype: torch.dtype | None, *, mapped: bool) -> None:
-        self._to = device.torch_device
+    def __init__(self, device: torch.device, dtype: torch.dtype | None, *, mapped: bool) -> None:
+        self._to = device
         self._dtype = dtype
         self._mapped = mapped
         self._moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # storages of a checkpoint, by address

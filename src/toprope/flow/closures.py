@@ -12,24 +12,9 @@ from toprope.flow.session import logger
 from toprope.flow.stage_spec import TENSOR, TORCH, Head, Message, RunOptions, StageContext, StageSpec
 from toprope.flow.tensor import Tensor
 
-__all__ = ["GraphClosure", "ModelClosure", "closure"]
+__all__ = ["GraphClosure", "ModelClosure", "portable"]
 
 _TIMED_OUT = 564001
-
-
-def closure(point: Any) -> GraphClosure | ModelClosure:
-    """What the stage of a function is told of a process point that it may run.
-
-    Raises:
-        DfException: its files cannot be run.
-    """
-    from toprope.flow.process_points import Framework, GraphProcessPoint
-
-    if isinstance(point, GraphProcessPoint):
-        kind, *_ = point.maker()
-        is_onnx = kind == "python" and point.framework is Framework.ONNX
-        return ModelClosure(str(point.path), is_onnx)
-    return GraphClosure(_portable(point.plan), point.graph.run_options())
 
 
 @dataclass(frozen=True)
@@ -43,7 +28,7 @@ class _Ready:
         return self.spec
 
 
-def _portable(plan: Plan) -> Plan:
+def portable(plan: Plan) -> Plan:
     """A plan that can be sent to a stage."""
     copies = []
     for node in plan.nodes:

@@ -28,7 +28,7 @@ class Cards:
     """The device memory that this process lends and borrows."""
 
     def __init__(self) -> None:
-        from toprope.sim.installation import installed
+        from toprope.sim import installed
 
         self._is_simulated = installed() is not None
         self._out: deque[torch.Tensor] = deque()

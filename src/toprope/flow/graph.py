@@ -8,15 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toprope.flow.data_type import TensorDesc
 from toprope.flow.exceptions import DfException
+from toprope.flow.stage_spec import CountBatch, StageFunction, StageSpec, TimeBatch
 
-if TYPE_CHECKING:
-    from toprope.flow.stage_spec import StageSpec
-
-__all__ = ["CountBatch", "Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "TimeBatch", "forget_names", "plan"]
+__all__ = ["Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "forget_names", "plan"]
 
 DEPTH = 128
 """Messages that an edge holds, where the node does not say otherwise."""
@@ -44,38 +42,6 @@ def _name(wanted: str) -> str:
             name = f"{wanted}_{number}"
         _names.add(name)
     return name
-
-
-@dataclass(frozen=True, slots=True)
-class CountBatch:
-    """Stack so many messages of an input into one, on a new first axis.
-
-    Attributes:
-        batch_size: messages; more than 0.
-        slide_stride: messages that are dropped after each batch; 0 for all of them.
-        timeout: milliseconds after which a batch goes out as it is; 0 for never.
-        padding: whether such a batch is filled up with zeros.
-    """
-
-    batch_size: int = 0
-    slide_stride: int = 0
-    timeout: int = 0
-    padding: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TimeBatch:
-    """Gather the messages of a window of time into one.
-
-    Attributes:
-        time_window: milliseconds of the messages' own times; -1 for a segment, which SEG or EOS ends.
-        batch_dim: the axis along which they are joined; -1 for a new first one.
-        drop_remainder: whether a batch that ends early is dropped.
-    """
-
-    time_window: int = 0
-    batch_dim: int = -1
-    drop_remainder: bool = False
 
 
 class FlowData:
@@ -265,8 +231,6 @@ class FlowNode:
         Raises:
             DfException: the process point has other inputs or outputs than the node.
         """
-        from toprope.flow.stage_spec import StageFunction
-
         spec: StageSpec = self.point.stage_spec()
         functions = spec.functions or (
             StageFunction("run", tuple(range(self.input_num)), tuple(range(self.output_num))),

@@ -18,6 +18,7 @@ from toprope.flow.stage_spec import StageFunction, StageSpec
 from toprope.flow.workspace import snake, write
 
 if TYPE_CHECKING:
+    from toprope.flow.closures import GraphClosure, ModelClosure
     from toprope.flow.flow_graph import FlowGraph
 
 __all__ = ["FlowGraphProcessPoint", "Framework", "FuncProcessPoint", "GraphProcessPoint", "ProgramPoint"]
@@ -244,15 +245,29 @@ class FuncProcessPoint:
 
     def stage_spec(self) -> StageSpec:
         """What the stage is. Errors as of `GraphProcessPoint.stage_spec`, for closures."""
-        from toprope.flow.closures import closure
         from toprope.flow.flow_func import make_stage
 
-        closures = {key: closure(each) for key, each in self._closures.items()}
+        closures = {key: _closure(each) for key, each in self._closures.items()}
         code = functools.partial(make_stage, self._object, dict(self._params), closures)
         return StageSpec(
             self.name, "messages", _pickled(code), self._functions, self._resources(), None, self._is_visible(),
             str(self._workspace), msg_type_register.pickled(),
         )  # fmt: skip
+
+
+def _closure(point: GraphProcessPoint | FlowGraphProcessPoint) -> GraphClosure | ModelClosure:
+    """What the stage of a function is told of a process point that it may run.
+
+    Raises:
+        DfException: its files cannot be run.
+    """
+    from toprope.flow.closures import GraphClosure, ModelClosure, portable
+
+    if isinstance(point, GraphProcessPoint):
+        kind, *_ = point.maker()
+        is_onnx = kind == "python" and point.framework is Framework.ONNX
+        return ModelClosure(str(point.path), is_onnx)
+    return GraphClosure(portable(point.plan), point.graph.run_options())
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -7,67 +7,19 @@ import pickle
 import sys
 import threading
 from collections import deque
-from dataclasses import replace
-from typing import Any
 
 from toprope.flow.edge import InQueue, OutLink
 from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Hub, Kind, Peer
+from toprope.flow.edge_hub import Kind, Peer
 from toprope.flow.far_gate import Address
 from toprope.flow.far_hub import FarHub, Reporter, begin, hub_of, is_far
 from toprope.flow.far_link import in_link, out_link
 from toprope.flow.stage_calls import Stopped
-from toprope.flow.stage_loop import Loop, Outlet, Status
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan
-from toprope.flow.stage_spec import StageObject
+from toprope.flow.stage_loop import Loop, Outlet, Stage, Status
+from toprope.flow.stage_plan import DRIVER, HostPlan, Route
 from toprope.functions.wire import Closed, Message
 
-__all__ = ["Host", "Stage"]
-
-
-class Stage:
-    """An instance of a stage: its object, its inputs, its outputs.
-
-    Args:
-        plan: what it is.
-    """
-
-    def __init__(self, plan: StagePlan, hub: Hub, codec: Codec) -> None:
-        self.plan = plan
-        spec = plan.spec
-        if spec.workspace:
-            os.makedirs(spec.workspace, exist_ok=True)
-        _limit_threads(spec.resources.get("num_cpus", 0))
-        if spec.env_hook is not None:
-            pickle.loads(spec.env_hook)()
-        if spec.registry:
-            pickle.loads(spec.registry)
-        self.device = _device(plan) if spec.kind == "npu" else None
-        if self.device is not None:
-            self.device.set_current()
-        where = "" if self.device is None else str(self.device.torch_device)
-        made = pickle.loads(spec.code)(replace(plan.context, device=where))
-        self.made: StageObject = made
-        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
-        self.outlets: list[Outlet] = []
-
-
-def _limit_threads(cores: float) -> None:
-    """Have torch compute with as many threads as the stage has cores.
-
-    Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
-    user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
-    """
-    if cores and "torch" in sys.modules and not os.environ.get("OMP_NUM_THREADS"):
-        sys.modules["torch"].set_num_threads(max(1, int(cores)))
-
-
-def _device(plan: StagePlan) -> Any:
-    """The device of a stage: of the kind that toprope chooses, with the stage's own number."""
-    from toprope import device
-
-    kind = device.choose(quiet=True).device.kind
-    return device.get("cpu" if kind == "cpu" else f"{kind}:{plan.context.device_id}")
+__all__ = ["Host"]
 
 
 class Host:
@@ -79,8 +31,8 @@ class Host:
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
-        if "toprope.sim.installation" in sys.modules:
-            sys.modules["toprope.sim.installation"].trace_fork()
+        if "toprope.sim.run_record" in sys.modules:
+            sys.modules["toprope.sim.run_record"].trace_fork()
         self._place = begin(plan)
         folder = self._place.folder
         self._hub = hub_of(plan, self._place, self._handle, self._lost)

@@ -1,15 +1,18 @@
-"""The loop of one function of a stage: gather, run, send, again."""
+"""A stage of a process, and the loop of each of its functions: gather, run, send, again."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import pickle
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from toprope.flow.batch import batcher
 from toprope.flow.edge import InQueue, OutLink
@@ -18,13 +21,10 @@ from toprope.flow.edge_hub import Hub, Kind
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
 from toprope.flow.gather import Align, Gather, Group, Order, Source
 from toprope.flow.stage_calls import Activation, InputQueue, Python, Stopped, failure, passed_on
-from toprope.flow.stage_plan import DRIVER
-from toprope.flow.stage_spec import FAILURE, TORCH, Head, Message, StageFunction
+from toprope.flow.stage_plan import DRIVER, StagePlan
+from toprope.flow.stage_spec import FAILURE, TORCH, Head, Message, StageFunction, StageObject
 
-if TYPE_CHECKING:
-    from toprope.flow.stage import Stage
-
-__all__ = ["Loop", "Outlet", "Status"]
+__all__ = ["Loop", "Outlet", "Stage", "Status"]
 
 _REMEMBERED = 1024
 """Exceptions of functions whose transactions are known."""
@@ -99,6 +99,51 @@ class Outlet:
             self._hub.wait(lambda: not target.is_full, None)
             target.put(message)
             self._hub.wake()
+
+
+class Stage:
+    """An instance of a stage: its object, its inputs, its outputs.
+
+    Args:
+        plan: what it is.
+    """
+
+    def __init__(self, plan: StagePlan, hub: Hub, codec: Codec) -> None:
+        self.plan = plan
+        spec = plan.spec
+        if spec.workspace:
+            os.makedirs(spec.workspace, exist_ok=True)
+        _limit_threads(spec.resources.get("num_cpus", 0))
+        if spec.env_hook is not None:
+            pickle.loads(spec.env_hook)()
+        if spec.registry:
+            pickle.loads(spec.registry)
+        self.device = _device(plan) if spec.kind == "npu" else None
+        if self.device is not None:
+            self.device.set_current()
+        where = "" if self.device is None else str(self.device.torch_device)
+        made = pickle.loads(spec.code)(replace(plan.context, device=where))
+        self.made: StageObject = made
+        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
+        self.outlets: list[Outlet] = []
+
+
+def _limit_threads(cores: float) -> None:
+    """Have torch compute with as many threads as the stage has cores.
+
+    Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
+    user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
+    """
+    if cores and "torch" in sys.modules and not os.environ.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(max(1, int(cores)))
+
+
+def _device(plan: StagePlan) -> Any:
+    """The device of a stage: of the kind that toprope chooses, with the stage's own number."""
+    from toprope import device
+
+    kind = device.choose(quiet=True).device.kind
+    return device.get("cpu" if kind == "cpu" else f"{kind}:{plan.context.device_id}")
 
 
 class Loop:

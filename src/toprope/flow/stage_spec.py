@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toprope.flow.exceptions import FLOW_FUNC_FAILED
-from toprope.flow.graph import CountBatch, TimeBatch
 
 __all__ = [
     "EMPTY",
@@ -23,6 +22,7 @@ __all__ = [
     "SEG",
     "TENSOR",
     "TORCH",
+    "CountBatch",
     "Deploy",
     "Failure",
     "Head",
@@ -32,6 +32,7 @@ __all__ = [
     "StageFunction",
     "StageObject",
     "StageSpec",
+    "TimeBatch",
 ]
 
 # Kinds of messages: the reference's message types, and two of ours. Types of the user's are 1024 and more.
@@ -50,6 +51,38 @@ FAILURE = -2
 
 EOS, SEG = 1, 2
 """Flags of a message: the end of the sequence, the end of a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountBatch:
+    """Stack so many messages of an input into one, on a new first axis.
+
+    Attributes:
+        batch_size: messages; more than 0.
+        slide_stride: messages that are dropped after each batch; 0 for all of them.
+        timeout: milliseconds after which a batch goes out as it is; 0 for never.
+        padding: whether such a batch is filled up with zeros.
+    """
+
+    batch_size: int = 0
+    slide_stride: int = 0
+    timeout: int = 0
+    padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBatch:
+    """Gather the messages of a window of time into one.
+
+    Attributes:
+        time_window: milliseconds of the messages' own times; -1 for a segment, which SEG or EOS ends.
+        batch_dim: the axis along which they are joined; -1 for a new first one.
+        drop_remainder: whether a batch that ends early is dropped.
+    """
+
+    time_window: int = 0
+    batch_dim: int = -1
+    drop_remainder: bool = False
 
 
 @dataclass(slots=True)

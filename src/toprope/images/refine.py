@@ -14,12 +14,12 @@ Whatever goes wrong, the user's own instruction is used, and the record says why
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from toprope.errors import UsageError
+from toprope.images.refine_provider import NotRefined, Provider
 from toprope.images.wording import NoAnswer, read_answer, template
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ __all__ = ["NotRefined", "Provider", "Refinement", "Refiner", "open_refiner"]
 
 TARGET = "target image description:"
 """What HiDream-E1 is told the result by; who writes this has worded the instruction already."""
-
-
-class NotRefined(Exception):  # noqa: N818 - it never leaves the refiner
-    """A provider has no answer; the message says why, as a part of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +61,6 @@ class Refinement:
     def as_json(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         return dict(vars(self))
-
-
-class Provider(ABC):
-    """A model that answers."""
-
-    sees = True
-    """Whether it is shown the picture."""
-
-    @abstractmethod
-    def ask(self, picture: Image, text: str) -> str:
-        """Its answer.
-
-        Raises:
-            NotRefined: it has none.
-        """
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """What it is, ready for JSON: "provider", "model" and what it was told. No key is in it."""
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Give back what it holds."""
 
 
 class Refiner:

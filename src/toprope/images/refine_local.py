@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toprope import device as devices
 from toprope.errors import UsageError
 from toprope.images.families.loading import told_as_weights, without_bars
-from toprope.images.refine import NotRefined, Provider
+from toprope.images.refine_provider import NotRefined, Provider
 from toprope.images.wording import SYSTEM
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from toprope.errors import UsageError
-from toprope.images.refine import NotRefined, Provider
+from toprope.images.refine_provider import NotRefined, Provider
 from toprope.images.wording import SYSTEM
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@
 """
 
 from toprope.port.engine import port
+from toprope.port.family import Family
 from toprope.port.finding import Finding, Ported
 from toprope.port.registry import all_rules
-from toprope.port.rule import Example, Family, Kind, Rule
+from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["Example", "Family", "Finding", "Kind", "Ported", "Rule", "all_rules", "port"]

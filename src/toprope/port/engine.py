@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
+from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.no_import import why_no_import
 from toprope.port.registry import Table, table
-from toprope.port.rule import Handler
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 

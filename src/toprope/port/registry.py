@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import pkgutil
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+from toprope.port.family import Family, Handler
 from toprope.port.files import text_rules
-from toprope.port.rule import Family, Handler, Rule
+from toprope.port.rule import Rule
 from toprope.port.trace import AT_RUN_TIME
 
 __all__ = ["Table", "all_rules", "families", "python_rules", "table"]
@@ -36,6 +39,18 @@ def all_rules() -> dict[str, Rule]:
     """Every rule by its code, in the order of the codes: also those about other files, and about what a trace saw."""
     found = [*python_rules().values(), *text_rules().values(), AT_RUN_TIME]
     return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
+
+
+def rule_of(code: str) -> Rule:
+    """The rule of a code. Raises KeyError where there is none."""
+    return all_rules()[code]
+
+
+def _reduce_rule(rule: Rule) -> tuple[Callable[[str], Rule], tuple[str]]:
+    return rule_of, (rule.code,)
+
+
+copyreg.pickle(Rule, _reduce_rule)  # by its code: small, and the same object there
 
 
 class Table:

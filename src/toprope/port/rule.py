@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from toprope.port.file import File
-
-__all__ = ["Example", "Family", "Kind", "Rule", "rule_of"]
+__all__ = ["Example", "Kind", "Rule"]
 
 
 class Kind(StrEnum):
@@ -74,115 +68,7 @@ class Rule:
     examples: tuple[Example, ...]
     family: str
 
-    def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
-        """A rule travels between processes by its code."""
-        return rule_of, (self.code,)
-
     @property
     def page(self) -> str:
         """The rule's page in the documentation."""
         return f"docs/port/{self.code}.md"
-
-
-def rule_of(code: str) -> Rule:
-    """The rule of a code. Raises KeyError where there is none."""
-    from toprope.port.registry import all_rules
-
-    return all_rules()[code]
-
-
-Handler = Callable[["File", Any], bool | None]
-"""Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
-
-
-class Family:
-    """Rules that belong together, in one file of `toprope/port/rules`, and the functions that find their places.
-
-    A function is registered by what it looks at, so that the walk over a file asks only those that are concerned:
-    the full name of what is called (`call`) or named (`reference`), the name of a method (`method`) or attribute
-    (`attribute`), of a keyword in any call (`keyword`), of an imported package (`module`), the exact text of a string
-    (`string`), or the type of a node (`node`). Of several functions for one node those of `node` come first; the
-    first that returns True ends it.
-
-    Args:
-        name: the file's name.
-        title: what the rules are about.
-        words: byte strings of which at least one stands in every file that the family has something to say about. A
-            file without any family's word is not parsed.
-    """
-
-    def __init__(self, name: str, title: str, words: Iterable[bytes] = ()) -> None:
-        self.name = name
-        self.title = title
-        self.words = tuple(words)
-        self.rules: list[Rule] = []
-        self.handlers: list[tuple[str, Any, Handler]] = []
-        self.drop_ins: dict[str, tuple[Rule, str]] = {}
-
-    def rule(
-        self, code: str, kind: Kind, title: str, *, why: str, source: str = "", examples: Iterable[Example] = ()
-    ) -> Rule:
-        """Add a rule to the family."""
-        rule = Rule(code, kind, title, " ".join(why.split()), " ".join(source.split()), tuple(examples), self.name)
-        self.rules.append(rule)
-        return rule
-
-    def call(self, *names: str) -> Callable[[Handler], Handler]:
-        """For calls of these full names, such as "torch.cuda.set_device", under whatever name the file has them."""
-        return self._register("call", names)
-
-    def reference(self, *names: str) -> Callable[[Handler], Handler]:
-        """For these full names wherever they stand, called or not. One that ends in ".*" is for all below it."""
-        return self._register("reference", names)
-
-    def method(self, *names: str) -> Callable[[Handler], Handler]:
-        """For calls of a method of this name on whatever is not a module, such as "cuda" in `x.cuda()`."""
-        return self._register("method", names)
-
-    def attribute(self, *names: str) -> Callable[[Handler], Handler]:
-        """For attributes of this name, such as "is_cuda" in `x.is_cuda`."""
-        return self._register("attribute", names)
-
-    def keyword(self, *names: str) -> Callable[[Handler], Handler]:
-        """For keywords of this name in any call; the function is given the `ast.keyword`."""
-        return self._register("keyword", names)
-
-    def module(self, *names: str) -> Callable[[Handler], Handler]:
-        """For imports of this package or anything in it; the function is given the Import or ImportFrom."""
-        return self._register("module", names)
-
-    def string(self, *texts: str) -> Callable[[Handler], Handler]:
-        """For strings that are exactly this text, or begin with it where it ends in "*"."""
-        return self._register("string", texts)
-
-    def node(self, *types: type[ast.AST]) -> Callable[[Handler], Handler]:
-        """For all nodes of these types: `ast.Compare`, `ast.IfExp`, ... Keep it cheap: it is asked often."""
-        return self._register("node", types)
-
-    def drop_in(self, rule: Rule, names: dict[str, str] | Iterable[str], below: str = "torch.cuda") -> None:
-        """Names that the runtime module has with the same arguments: only what stands before them is rewritten.
-
-        `torch.cuda.synchronize` becomes `portable.synchronize` wherever it stands. Where the name itself was imported
-        (`from torch.cuda import synchronize`), the import is rewritten and what uses the name stays as it is.
-
-        Args:
-            rule: what to report.
-            names: the runtime's name by the full name, or names that are the same in both.
-            below: where the names are, if `names` is no dictionary.
-        """
-        table = names if isinstance(names, dict) else {f"{below}.{name}": name for name in names}
-        self.drop_ins |= {full: (rule, name) for full, name in table.items()}
-
-        def handler(file: File, node: ast.expr) -> bool:
-            if not isinstance(node, ast.Name):
-                file.report(rule, node, edits=file.replace(node, file.portable(table[file.dotted(node) or ""])))
-            return True
-
-        self._register("reference", table)(handler)
-
-    def _register(self, what: str, keys: Iterable[Any]) -> Callable[[Handler], Handler]:
-        def add(function: Handler) -> Handler:
-            self.handlers.extend((what, key, function) for key in keys)
-            return function
-
-        return add

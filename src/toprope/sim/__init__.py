@@ -2,10 +2,11 @@
 
 from toprope.sim import faults
 from toprope.sim.installation import autoload as _autoload
-from toprope.sim.installation import install, installed
+from toprope.sim.installation import install
 from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
 from toprope.sim.records import Record
 from toprope.sim.spec import SimSpec
+from toprope.sim.state import installed
 from toprope.sim.tracing import trace
 
 __all__ = [

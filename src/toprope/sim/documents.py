@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toprope.chips import Chip
-from toprope.sim import refusals
 from toprope.sim.dtypes import NUMBERS, bits
+from toprope.support import refusals
 
 __all__ = ["lines", "ready"]
 

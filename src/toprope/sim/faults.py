@@ -16,15 +16,15 @@ from typing import Any
 
 from toprope.errors import SettingError, SimulatorError, UsageError
 from toprope.sim.dtypes import NUMBERS, bits
-from toprope.sim.refusals import VENDOR_NAMES
 from toprope.sizes import parse_size
+from toprope.support.refusals import VENDOR_NAMES
 
 __all__ = ["fail", "out_of_memory", "parse", "refuse", "slow_link", "unhealthy"]
 
 
 def _native() -> Any:
-    from toprope.sim.installation import installed
     from toprope.sim.native import native
+    from toprope.sim.state import installed
 
     if installed() is None:
         raise SimulatorError("there is no simulated card that could fail.", do="call toprope.sim.install() first")

@@ -8,9 +8,7 @@ import os
 import resource
 import sys
 import threading
-import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -19,32 +17,24 @@ from typing import TYPE_CHECKING
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
-from toprope.sim import cards, documents, faults
+from toprope.sim import documents, faults, run_record, state
 from toprope.sim.spec import SimSpec
+from toprope.sim.state import installed
 from toprope.sizes import gibibytes
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["autoload", "install", "installed", "trace_fork"]
+__all__ = ["autoload", "install"]
 
 _log = logging.getLogger("toprope")
 _lock = threading.RLock()
-_state: list[SimSpec] = []
 
 _PADDING = 32
 """Bytes that torch_npu adds to a request before it rounds it."""
 
-_TRACED = 2**20
-"""Records (48 bytes each) that a process of a traced run keeps; older ones give way."""
-
 _FIRST_WITHOUT_PADDING = 260
 """The first SocVersion (Ascend 950) on which it adds none."""
-
-
-def installed() -> SimSpec | None:
-    """The simulated cards of this process, None where there are none."""
-    return _state[0] if _state else None
 
 
 def install(
@@ -91,15 +81,15 @@ def autoload() -> None:
 
 def _install(spec: SimSpec) -> None:
     with _lock:
-        if _state:
-            _refuse_other(spec)
+        if (now := installed()) is not None:
+            _refuse_other(now, spec)
             return
         capacity = spec.capacity
         _refuse_real(spec)
         import torch
 
-        if _state:  # that import has installed what TOPROPE_SIM asks for
-            _refuse_other(spec)
+        if (now := installed()) is not None:  # that import has installed what TOPROPE_SIM asks for
+            _refuse_other(now, spec)
             return
         name = torch._C._get_privateuse1_backend_name()
         if name != "privateuseone":
@@ -122,15 +112,14 @@ def _install(spec: SimSpec) -> None:
             library.set_error_text(code, text.encode())
         with documents.ready(made.folder, chip) as path:
             _load_documents(library, path, refuse=spec.refuse)
-        _join_run(library)
+        run_record.join_run(library)
         _register(torch)
-        _state.append(spec)
+        state.set_installed(spec)
         faults.enter_from_environment()
         _log.info("the simulated card is installed: %s", spec.format())
 
 
-def _refuse_other(spec: SimSpec) -> None:
-    now = _state[0]
+def _refuse_other(now: SimSpec, spec: SimSpec) -> None:
     if replace(now, force=False) != replace(spec, force=False):
         raise InstallError(
             f"this process already has {now.count} simulated {now.chip}; it cannot have {spec.count} {spec.chip} too.",
@@ -181,59 +170,6 @@ def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
         raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")
     library.check_composites()
     library.obey_documents(int(refuse))
-
-
-_joined = 0
-"""The process that has joined the run: a fork of it has not."""
-
-
-def trace_fork() -> None:
-    """Keeps a trace of this process too, where it is a fork of one that keeps one.
-
-    A fork keeps none by itself: most of them soon become another program, and a trace's file is large.
-    """
-    global _joined
-    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
-    if _joined in (0, os.getpid()) or not os.environ.get("TOPROPE_TRACE") or not folder.is_dir():
-        return
-    from toprope.sim.native import native
-
-    _joined = os.getpid()
-    stem = _stem(folder)
-    _keep(native().keep_counters_in, stem.with_suffix(".counters"))  # which has the names that the trace refers to
-    _keep(lambda path: int(native().start_trace(_TRACED, path)), stem.with_suffix(".trace"))
-
-
-def _stem(folder: Path) -> Path:
-    return folder / f"{os.getpid()}-{time.time_ns()}"
-
-
-def _keep(step: Callable[[bytes], int], path: Path) -> None:
-    error = step(str(path).encode())
-    if error:
-        raise EnvironmentProblem(
-            "the record of this run cannot be kept.",
-            f"{path}: {os.strerror(error)}",
-            "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
-        )
-
-
-def _join_run(library: Native) -> None:
-    """Keeps counters, and a trace where one is wanted, in the run's folder, and shares its cards with its processes.
-
-    The files outlive a process that is killed. A process that starts after its run has ended finds no folder, and
-    keeps all to itself.
-    """
-    global _joined
-    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
-    if not folder.name or not folder.is_dir():
-        return
-    _joined = os.getpid()
-    stem = _stem(folder)
-    _keep(library.keep_counters_in, stem.with_suffix(".counters"))
-    _keep(library.share_cards, folder / cards.FILE)
-    if os.environ.get("TOPROPE_TRACE"):
-        _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
 
 
 def _register(torch: ModuleType) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import SimulatorError, UsageError
-from toprope.sim.operator_kinds import Blocks, OperatorKind
+from toprope.support.operator_kinds import Blocks, OperatorKind
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +79,8 @@ class KernelState:
 
 
 def _library() -> Native:
-    from toprope.sim.installation import installed
     from toprope.sim.native import native
+    from toprope.sim.state import installed
 
     if installed() is None:
         raise SimulatorError("there is no simulated card to run a kernel on.", do="call toprope.sim.install() first")

@@ -5,18 +5,21 @@ The layout is that of csrc/core/trace.h.
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 from toprope.sim.dtypes import NUMBERS
-from toprope.sim.operator_kinds import kind_of
+from toprope.support.operator_kinds import kind_of
 
 __all__ = [
     "CHROME_FRAME",
     "HEADER_SIZE",
+    "KERNEL_DETAILS",
     "RECORD_SIZE",
     "Record",
     "Trace",
@@ -25,6 +28,7 @@ __all__ = [
     "parse",
     "parse_header",
     "read",
+    "write_kernel_details",
 ]
 
 MAGIC = b"TRTRACE\x01"
@@ -135,9 +139,8 @@ class Trace:
 
     def kernel_details(self, path: str | os.PathLike[str]) -> None:
         """Writes the operators, kernels and collectives as a kernel_details.csv, in the columns of the profiler."""
-        from toprope.sim import kernel_details
-
-        kernel_details.save(path, [self])
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            write_kernel_details(file, [self])
 
 
 def parse(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Trace | None:
@@ -297,3 +300,66 @@ def _arguments(record: Record) -> Iterator[tuple[str, object]]:
     yield from ((name, value) for name, value in facts.items() if value)
     if record.sequence >= 0:
         yield "sequence", record.sequence
+
+
+KERNEL_DETAILS = (
+    "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core", "Start Time(us)",
+    "Duration(us)", "Wait Time(us)", "Block Dim", "Mix Block Dim", "Block Num", "Mix Block Num", "HF32 Eligible",
+    "Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats",
+    "Context ID",
+)  # fmt: skip
+"""The header of the profiler's kernel_details.csv.
+
+Ascend/pytorch, torch_npu/profiler/analysis/prof_common_func/_csv_headers.py, and the vendor's pages about op_summary.
+"Block Num" and "Mix Block Num" were called "Block Dim" and "Mix Block Dim" before: both are written.
+"""
+
+_NO_MODEL = 2**32 - 1
+"""What the profiler writes for work that belongs to no model loaded as a whole."""
+
+_SHOWN = ("operator", "kernel", "collective")
+_NOTHING = "N/A"
+
+
+def write_kernel_details(file: TextIO, traces: Iterable[Trace]) -> None:
+    """Writes the operators, kernels and collectives of traces, by their begin; each trace has its own card numbers.
+
+    The times are the host's: they show order and overlap, not what a card would take.
+    """
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(KERNEL_DETAILS)
+    for trace in traces:
+        writer.writerows(_rows(trace))
+
+
+def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
+    shown = sorted((record for record in trace.records if record.act in _SHOWN), key=lambda record: record.begin_ns)
+    ends: dict[int, int] = {}
+    for number, record in enumerate(shown):
+        begin = trace.wall_ns + record.begin_ns - trace.began_ns
+        end = begin + record.end_ns - record.begin_ns
+        wait = max(begin - ends.get(record.device, begin), 0)
+        ends[record.device] = max(end, ends.get(record.device, end))
+        main, other = _blocks(record)
+        yield (
+            record.device, _NO_MODEL, number, record.stream, record.name, _type(record.name), "dynamic", record.kind,
+            _microseconds(begin), _microseconds(end - begin), _microseconds(wait), main, other, main, other, "NO",
+            _NOTHING, record.dtype.upper() or _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING,
+        )  # fmt: skip
+
+
+def _blocks(record: Record) -> tuple[int, int]:
+    """Blocks of the main engine and of the other one, as the profiler counts them."""
+    if record.kind == "MIX_AIC":
+        return record.cube_cores, record.vector_cores
+    return record.cube_cores + record.vector_cores, 0
+
+
+def _type(name: str) -> str:
+    """A name as a type of operator: "aten::add_" is Add, "aten::_log_softmax" is LogSoftmax."""
+    plain = name.rpartition("::")[2].strip("_")
+    return re.sub(r"(?:^|_)([a-z0-9])", lambda match: match[1].upper(), plain) or name
+
+
+def _microseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"

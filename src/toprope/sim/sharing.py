@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from toprope.sim.installation import install, installed
 from toprope.sim.native import native
 from toprope.sim.spec import SimSpec
+from toprope.sim.state import installed
 
 __all__ = ["collect", "register"]
 
@@ -98,8 +98,10 @@ def _rebuild(
     kind: type, cards: str, device: int, memory: tuple[Any, int, int, int] | None, meta: tuple[Any, ...]
 ) -> torch.Tensor:
     if installed() is None:  # the sender installed them itself, and left no TOPROPE_SIM for its children
+        import toprope.sim
+
         spec = SimSpec.parse(cards)
-        install(spec.chip, spec.count, spec.hbm, force=spec.force, refuse=spec.refuse)
+        toprope.sim.install(spec.chip, spec.count, spec.hbm, force=spec.force, refuse=spec.refuse)
     dtype, offset, size, stride, requires_grad = meta
     if memory is None:
         tensor = torch.empty_strided(size, stride, dtype=dtype, device=f"npu:{device}")

@@ -80,8 +80,8 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
         >>> [record.name for record in t.records if record.act == "operator"]
         ['aten::fill_', 'aten::add']
     """
-    from toprope.sim.installation import installed
     from toprope.sim.native import native
+    from toprope.sim.state import installed
 
     if installed() is None:
         raise SimulatorError("there is no simulated card to trace.", do="call toprope.sim.install() first")

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 
 import toprope.sim
+from toprope.sim.air import contexts
 from toprope.sim.graph import (
     CompilerConfig,
-    contexts,
     get_npu_backend,
     limit_core_num,
     npu_stream_switch,

@@ -1,7 +1,7 @@
 """torch's samples of operators on a card that obeys the vendor's documents: exactly what these refuse is refused.
 
-Each operator that torch runs on the card is seen on its way, and toprope.sim.refusals is asked what the chip says of
-it: a call raises EZ1001 if and only if a row refuses one of its dtypes, and with the words of that row. Samples in
+Each operator that torch runs on the card is seen on its way, and toprope.support.refusals is asked what the chip says
+of it: a call raises EZ1001 if and only if a row refuses one of its dtypes, and with the words of that row. Samples in
 which nothing is refused give what a card without documents gives. Every run takes a fixed draw, `make soak` takes all.
 
 Two things cannot be seen so closely. What the vendor has a kernel for and torch composes of other operators is checked
@@ -30,8 +30,8 @@ with warnings.catch_warnings():
     from test_samples import Outcome, draw, run, samples, to_card
 
 from toprope import chips
-from toprope.sim import refusals
 from toprope.sim.native import native
+from toprope.support import refusals
 
 SIM = "910B3x1"
 

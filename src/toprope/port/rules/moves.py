@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 
 from toprope.port.edits import Edit
+from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import said
-from toprope.port.rule import Example, Family, Kind
+from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import index_name
-from toprope.port.rule import Example, Family, Kind, Rule
+from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]
 

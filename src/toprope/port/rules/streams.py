@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.rule import Example, Family, Kind
+from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 

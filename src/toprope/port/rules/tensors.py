@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from toprope.port.edits import Edit
+from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.rule import Example, Family, Kind, Rule
+from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.rule import Example, Family, Kind, Rule
+from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import Binding
 
 __all__ = ["FAMILY"]

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from toprope.collectives import hccl_minimum
-from toprope.sim.installation import installed
 from toprope.sim.native import native
+from toprope.sim.state import installed
 from toprope.sim.tracing import is_tracing
 
 __all__ = ["Members", "begin", "check_cores", "on_vector_cores", "tell_differences"]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from toprope.sim.installation import installed
 from toprope.sim.npu._state import message
+from toprope.sim.state import installed
 
 __all__ = ["check", "reason"]
 

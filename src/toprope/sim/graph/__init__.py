@@ -1,9 +1,9 @@
 """Graph mode on the simulated card: torchair's scopes, and the backend of torch.compile that reads them."""
 
+from toprope.sim.air.contexts import limit_core_num, npu_stream_switch, op_never_timeout, super_kernel
 from toprope.sim.graph.backend import NpuBackend, get_npu_backend
 from toprope.sim.graph.compiled import CompiledGraph, Operator
 from toprope.sim.graph.config import CompilerConfig
-from toprope.sim.graph.contexts import limit_core_num, npu_stream_switch, op_never_timeout, super_kernel
 
 __all__ = [
     "CompiledGraph",

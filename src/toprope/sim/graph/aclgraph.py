@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from toprope.sim.graph import lowering, runtime, scopes
+from toprope.sim.air import scopes
+from toprope.sim.graph import lowering, runtime
 from toprope.sim.graph.cann import at_least
 from toprope.sim.graph.compiled import CompiledGraph
 from toprope.sim.graph.config import CompilerConfig

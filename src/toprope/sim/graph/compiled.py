@@ -10,9 +10,10 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.fx.node import Node
 
-from toprope.sim.graph import runtime, scopes
+from toprope.sim.air import scopes
+from toprope.sim.air.operators import mark
+from toprope.sim.graph import runtime
 from toprope.sim.graph.config import CompilerConfig
-from toprope.sim.graph.operators import mark
 
 __all__ = ["CompiledGraph", "Operator", "operators"]
 

@@ -10,7 +10,8 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.fx.node import Node
 
-from toprope.sim.graph import lowering, scopes
+from toprope.sim.air import scopes
+from toprope.sim.graph import lowering
 from toprope.sim.graph.cann import at_least
 from toprope.sim.graph.compiled import CompiledGraph
 from toprope.sim.graph.config import CompilerConfig

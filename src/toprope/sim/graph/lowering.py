@@ -16,10 +16,11 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.node import Node
 
-from toprope.sim.graph import runtime, scopes
+from toprope.sim.air import scopes
+from toprope.sim.air.operators import mark
+from toprope.sim.air.scopes import Enter, Exit
+from toprope.sim.graph import runtime
 from toprope.sim.graph.core_numbers import Cores
-from toprope.sim.graph.operators import mark
-from toprope.sim.graph.scopes import Enter, Exit
 
 __all__ = ["by_operator", "by_stream"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from toprope import chips
-from toprope.sim.installation import installed
 from toprope.sim.native import native
 from toprope.sim.spec import SimSpec
+from toprope.sim.state import installed
 
 __all__ = [
     "ACL",

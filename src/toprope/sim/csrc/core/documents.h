@@ -1,5 +1,5 @@
 // What the vendor's documents say about operators and dtypes on one chip. Written by ../../documents.py from
-// ../../refusals.toml into a file that can be read quickly at every start.
+// ../../../support/refusals.toml into a file that can be read quickly at every start.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from toprope.sim.graph import operators, scopes
-from toprope.sim.graph.contexts import Scope
+from toprope.sim.air import operators, scopes
+from toprope.sim.air.contexts import Scope
 from toprope.sim.npu.deterministic import _get_deterministic_level, set_deterministic_level
 from toprope.sim.npu.streams import current_stream
 

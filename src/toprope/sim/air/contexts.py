@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-import toprope.sim.graph.operators  # noqa: F401 - registers what Scope calls
-from toprope.sim.graph import scopes
+import toprope.sim.air.operators  # noqa: F401 - registers what Scope calls
+from toprope.sim.air import scopes
 
 __all__ = ["Scope", "limit_core_num", "npu_stream_switch", "op_never_timeout", "super_kernel"]
 

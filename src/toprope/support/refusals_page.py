@@ -1,4 +1,4 @@
-"""The refusals as Markdown: `python -m toprope.sim.refusals_page docs/refusals.md` renews the page."""
+"""The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from toprope import chips
-from toprope.sim.refusals import DTYPES, Row, rows, table
+from toprope.support.refusals import DTYPES, Row, rows, table
 
 __all__ = ["BEGIN", "END", "markdown", "renewed"]
 
-BEGIN = "<!-- begin: written by `python -m toprope.sim.refusals_page docs/refusals.md` -->"
+BEGIN = "<!-- begin: written by `python -m toprope.support.refusals_page docs/refusals.md` -->"
 END = "<!-- end -->"
 
 A2, A3, A5 = "910B3", "910C", "950PR"
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(markdown())
         return 0
     if len(arguments) > 1:
-        sys.stderr.write("usage: python -m toprope.sim.refusals_page [PAGE]\n")
+        sys.stderr.write("usage: python -m toprope.support.refusals_page [PAGE]\n")
         return 2
     page = Path(arguments[0])
     try:

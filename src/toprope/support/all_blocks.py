@@ -1,4 +1,4 @@
-"""What is known of kernels; the data with their sources are in operators.toml."""
+"""What is known of kernels; the data with their sources are in all_blocks.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needs_all_blocks"]
 
 
 def needs_all_blocks(kind: str, name: str = "") -> bool:
-    """Whether a kernel is known to need all of its blocks at the same time; operators.toml says of which it is known.
+    """Whether a kernel is known to need all of its blocks at the same time; all_blocks.toml says of which it is known.
 
     Args:
         kind: the operator's type, such as "NonZero".
@@ -19,7 +19,7 @@ def needs_all_blocks(kind: str, name: str = "") -> bool:
     """
     return any(
         row["sync_all"] and any(_is_kind(each, row["kind"]) for each in (kind, name) if each)
-        for row in _read("operators.toml")["operator"]
+        for row in _read("all_blocks.toml")["operator"]
     )
 
 
@@ -30,6 +30,6 @@ def _is_kind(name: str, kind: str) -> bool:
 
 @cache
 def _read(file: str) -> dict[str, Any]:
-    import tomllib  # not needed by those who only import the room
+    import tomllib  # not needed by those who only import the package
 
     return tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import chips
-from toprope.sim import refusals, refusals_page
+from toprope.support import refusals, refusals_page
 
 pytestmark = pytest.mark.process
 
@@ -273,7 +273,7 @@ def test_the_operators_and_their_arguments_are_torchs():
 
 def test_nothing_is_read_before_it_is_asked_and_torch_never():
     program = (
-        "import sys; from toprope.sim import refusals; assert refusals._data.cache_info().currsize == 0; "
+        "import sys; from toprope.support import refusals; assert refusals._data.cache_info().currsize == 0; "
         "from toprope import chips; assert refusals.table(chips.get('910B3')); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

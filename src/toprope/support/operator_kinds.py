@@ -101,7 +101,7 @@ def _has_vector_cores(chip: str) -> bool:
 @cache
 def _table() -> tuple[dict[str, OperatorKind], dict[str, OperatorKind]]:
     """Kinds by an operator's name, and by the beginning of one."""
-    data = tomllib.loads(resources.files("toprope.sim").joinpath("operator_kinds.toml").read_text(encoding="utf-8"))
+    data = tomllib.loads(resources.files("toprope.support").joinpath("operator_kinds.toml").read_text(encoding="utf-8"))
     names: dict[str, OperatorKind] = {}
     beginnings: dict[str, OperatorKind] = {}
     for row in data["row"]:

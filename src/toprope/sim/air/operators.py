@@ -13,7 +13,7 @@ from torch.fx import Graph
 from torch.fx.node import Node, has_side_effect
 
 from toprope.imports import after_import
-from toprope.sim.graph.scopes import STREAM_DEVICE, STREAM_ID, STREAM_KIND, Enter, Exit
+from toprope.sim.air.scopes import STREAM_DEVICE, STREAM_ID, STREAM_KIND, Enter, Exit
 
 __all__ = ["enter_on", "mark", "name_streams"]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import toprope
 from toprope.sim.distributed.members import Members
-from toprope.sim.operator_kinds import Blocks, OperatorKind, assumed, kind_of
+from toprope.support.operator_kinds import Blocks, OperatorKind, assumed, kind_of
 
-DATA = tomllib.loads((Path(toprope.__file__).parent / "sim" / "operator_kinds.toml").read_text(encoding="utf-8"))
+DATA = tomllib.loads((Path(toprope.__file__).parent / "support" / "operator_kinds.toml").read_text(encoding="utf-8"))
 CORES = st.integers(0, 50)
 LIMITS = st.tuples(CORES, CORES)
 RATIOS = {"cube": (1, 0), "vector": (0, 1), "mix": (1, 2), "mix_aiv": (0, 1), "aicpu": (0, 0)}

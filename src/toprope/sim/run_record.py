@@ -1,0 +1,72 @@
+"""Counters, trace and cards of this process in the folder of its run, TOPROPE_RUN_DIR."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toprope.errors import EnvironmentProblem
+from toprope.sim import cards
+
+if TYPE_CHECKING:
+    from toprope.sim.native import Native
+
+__all__ = ["join_run", "trace_fork"]
+
+_TRACED = 2**20
+"""Records (48 bytes each) that a process of a traced run keeps; older ones give way."""
+
+_joined = 0
+"""The process that has joined the run: a fork of it has not."""
+
+
+def trace_fork() -> None:
+    """Keeps a trace of this process too, where it is a fork of one that keeps one.
+
+    A fork keeps none by itself: most of them soon become another program, and a trace's file is large.
+    """
+    global _joined
+    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
+    if _joined in (0, os.getpid()) or not os.environ.get("TOPROPE_TRACE") or not folder.is_dir():
+        return
+    from toprope.sim.native import native
+
+    _joined = os.getpid()
+    stem = _stem(folder)
+    _keep(native().keep_counters_in, stem.with_suffix(".counters"))  # which has the names that the trace refers to
+    _keep(lambda path: int(native().start_trace(_TRACED, path)), stem.with_suffix(".trace"))
+
+
+def _stem(folder: Path) -> Path:
+    return folder / f"{os.getpid()}-{time.time_ns()}"
+
+
+def _keep(step: Callable[[bytes], int], path: Path) -> None:
+    error = step(str(path).encode())
+    if error:
+        raise EnvironmentProblem(
+            "the record of this run cannot be kept.",
+            f"{path}: {os.strerror(error)}",
+            "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
+        )
+
+
+def join_run(library: Native) -> None:
+    """Keeps counters, and a trace where one is wanted, in the run's folder, and shares its cards with its processes.
+
+    The files outlive a process that is killed. A process that starts after its run has ended finds no folder, and
+    keeps all to itself.
+    """
+    global _joined
+    folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
+    if not folder.name or not folder.is_dir():
+        return
+    _joined = os.getpid()
+    stem = _stem(folder)
+    _keep(library.keep_counters_in, stem.with_suffix(".counters"))
+    _keep(library.share_cards, folder / cards.FILE)
+    if os.environ.get("TOPROPE_TRACE"):
+        _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
