@@ -244,7 +244,7 @@ def page(title: str, *parts: Drawing | str, style: str = "", script: str = "") -
     Args:
         title: its headline.
         parts: figures and HTML, from top to bottom.
-        style: CSS after that of all pages.
+        style: CSS that follows the CSS of all pages.
         script: JavaScript at the end of the page.
     """
     body = "\n".join(

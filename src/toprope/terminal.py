@@ -154,7 +154,7 @@ def columns(stream: TextIO | None = None) -> int | None:
 
 
 def wants_colour(stream: TextIO | None = None) -> bool:
-    """Whether a stream, stdout if None, is a terminal that may have colour (https://no-color.org)."""
+    """Return True if a stream, stdout if None, is a terminal that may have colour (https://no-color.org)."""
     return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

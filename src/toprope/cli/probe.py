@@ -1,4 +1,4 @@
-"""Whether this machine has a real card that works: the examination of `toprope doctor`, in short."""
+"""Search for a real card that works: the examination of `toprope doctor`, in short."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def probe(environment: Mapping[str, str] | None = None, time_limit: float = TIME
 
 
 def _broken(found: Examination) -> str:
-    """Why torch_npu cannot be used; "" where it can."""
+    """Return the reason why torch_npu cannot be used, "" if it can."""
     if found.ended:
         ended = found.ended.removeprefix("it failed: ")
         return f"{ended}, while it was to {found.doing}" if found.torch_npu else ended

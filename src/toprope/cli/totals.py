@@ -1,4 +1,4 @@
-"""What all processes of a run did to the cards of one chip: sums of their counters. Pure."""
+"""Sums of the counters of all processes of a run, for the cards of one chip; pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the card supports, as data with a source for each row: dtypes by operator, and cores by operator."""
+"""Data on what the card supports, with a source for each row: dtypes by operator, and cores by operator."""

@@ -1,4 +1,4 @@
-"""What is known of kernels; the data with their sources are in all_blocks.toml."""
+"""Kernels that need all of their blocks at once; the data with their sources are in all_blocks.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needs_all_blocks"]
 
 
 def needs_all_blocks(kind: str, name: str = "") -> bool:
-    """Whether a kernel is known to need all of its blocks at the same time; all_blocks.toml says of which it is known.
+    """Return True if all_blocks.toml lists the kernel as one that needs all of its blocks at the same time.
 
     Args:
         kind: the operator's type, such as "NonZero".
@@ -24,7 +24,7 @@ def needs_all_blocks(kind: str, name: str = "") -> bool:
 
 
 def _is_kind(name: str, kind: str) -> bool:
-    """Whether a name means this kind: torch's "npu_moe_distribute_combine_v2" means MoeDistributeCombineV2."""
+    """Return True if a name means this kind: torch's "npu_moe_distribute_combine_v2" means MoeDistributeCombineV2."""
     return fnmatchcase(name, kind) or name.replace("_", "").casefold().removeprefix("npu") == kind.casefold()
 
 

@@ -1,4 +1,4 @@
-"""On which cores an operator runs, and what a limit of cores leaves it: pure, from operator_kinds.toml."""
+"""Cores that operators run on, and the blocks that a core limit leaves them; pure, from operator_kinds.toml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITH_BOTH_KINDS = "310P"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What an operator is launched on.
+    """Blocks of an operator under a core limit, and the cores that they take.
 
     Attributes:
         blocks: its blocks.
@@ -41,7 +41,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """On which cores an operator runs.
+    """Kind of an operator: the cores that it runs on.
 
     Attributes:
         engine: "cube", "mix", "vector", "mix_aiv" or "aicpu", as operator_kinds.toml explains them.
@@ -60,7 +60,7 @@ class OperatorKind:
 
     @property
     def sync_all(self) -> bool:
-        """Whether its blocks wait for each other, and so have to run at the same time."""
+        """True if its blocks wait for each other, and so have to run at the same time."""
         return self.engine == "mix_aiv"
 
     def blocks(self, limits: Cores, chip: str = "", wanted: int | None = None) -> Blocks:
@@ -118,7 +118,7 @@ def _table() -> tuple[dict[str, OperatorKind], dict[str, OperatorKind]]:
 
 @cache
 def kind_of(operator: str) -> OperatorKind:
-    """On which cores an operator runs; assumed to be the vector cores where no source says it.
+    """Return the kind of an operator; the vector cores are assumed if no source says it.
 
     Args:
         operator: its name without overload, such as "aten::mm"; "aten::add_" is "aten::add".
@@ -132,5 +132,5 @@ def kind_of(operator: str) -> OperatorKind:
 
 
 def assumed(operator: str) -> bool:
-    """Whether the cores of an operator are assumed, because no source says where it runs."""
+    """Return True if the cores of an operator are assumed, because no source names them."""
     return kind_of(operator).assumed

@@ -1,4 +1,4 @@
-"""Which dtypes a chip's kernels refuse, operator by operator, and the vendor's sentence: pure reading of refusals.toml.
+"""Dtypes that a chip's kernels refuse, by operator, with the vendor's error text; pure, from refusals.toml.
 
 Every row has a public source. What no source says is not there: such a pair runs, and counts as assumed. Nothing here
 imports torch, and the file is read when it is first asked.
@@ -21,10 +21,10 @@ __all__ = ["DTYPES", "Operand", "Refusal", "Row", "known", "refusal", "rows", "t
 FILE = Path(__file__).with_name("refusals.toml")
 
 CODE = 161002
-"""What aclnn returns for a dtype or shape that it does not take."""
+"""Status that aclnn returns for a dtype or shape that it does not take."""
 
 SENTENCE = "Tensor {parameter} not implemented for {dtype}, should be in dtype support list {list}."
-"""What CANN says where a row has no sentence of its own."""
+"""CANN's error text for rows that have none of their own."""
 
 VENDOR_NAMES = {
     "float64": "DT_DOUBLE",
@@ -80,7 +80,7 @@ class Row:
     """In the vendor's order."""
 
     supported: tuple[str, ...]
-    """What the vendor's sentence lists, in its order; empty where it lists nothing."""
+    """Dtypes that the vendor's error text lists, in its order; empty if it lists none."""
 
     refused: frozenset[str]
     """dtypes that are refused; empty where all that is decided is taken."""
@@ -96,7 +96,7 @@ class Row:
     """Address of a public thread in which a user met it; empty when none is known."""
 
     def decides(self, dtype: str) -> bool:
-        """Whether the source says of this dtype that it is refused, or that it is taken."""
+        """Return True if the source says that this dtype is refused, or that it is taken."""
         return dtype in self.refused or dtype in self.supported
 
     def kernel_of(self, operator: str) -> str:
@@ -134,7 +134,7 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """What a program sees as RuntimeError, without times and process numbers."""
+        """Text of the RuntimeError that a program sees, without times and process numbers."""
         return self._text("", "")
 
     def stamped(self, when: datetime, pid: int, device: int, rank: int = -1) -> str:
@@ -155,7 +155,7 @@ class Refusal:
 
 
 def refusal(operator: str, dtypes: Sequence[str | Sequence[str] | None], chip: Chip) -> Refusal | None:
-    """What the chip says to an operator with operands of these dtypes; None when no source says that it refuses.
+    """Return the chip's refusal of an operator with operands of these dtypes; None if no source says that it refuses.
 
     Args:
         operator: torch's name with its overload: "aten::repeat_interleave.self_int".
@@ -187,7 +187,7 @@ def table(chip: Chip) -> dict[str, dict[int, frozenset[str]]]:
 
 
 def known(operator: str, chip: Chip, dtype: str | None = None) -> bool:
-    """Whether a source says what this chip's kernel takes for the operator; else it is assumed to run.
+    """Return True if a source says which dtypes this chip's kernel takes; otherwise the operator is assumed to run.
 
     Args:
         operator: torch's name with its overload.
@@ -204,7 +204,7 @@ def rows(chip: Chip) -> tuple[Row, ...]:
 
 
 def _key(operator: str, family: str) -> str:
-    """The key under which an operator stands: its own name, or that of all its overloads."""
+    """Key of an operator in the table: its own name, or the name that covers all its overloads."""
     every = f"{operator.partition('.')[0]}.*"
     return every if every in _by_operator(family) else operator
 

@@ -37,7 +37,7 @@ def markdown() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the part between its two marks written anew.
+    """The page with the part between its two marks written again.
 
     Raises:
         ValueError: the page has no marks.
@@ -50,7 +50,7 @@ def renewed(page: str) -> str:
 
 
 def _refusing(chip: str) -> int:
-    """How many operators refuse at least one dtype."""
+    """Count the operators that refuse at least one dtype."""
     return sum(any(places.values()) for places in table(chips.get(chip)).values())
 
 
@@ -70,7 +70,7 @@ def _line(of_chip: dict[str, Row]) -> list[str]:
 
 
 def _taken(row: Row | None) -> str:
-    """What the source lists as supported, and apart from it what it leaves open."""
+    """Text on the dtypes that the source lists as supported, and on those that it leaves open."""
     if row is None:
         return "not known"
     left_open = [dtype for dtype in DTYPES if not row.decides(dtype)]
