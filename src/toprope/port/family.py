@@ -9,7 +9,7 @@ from typing import Any
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["Family", "Handler"]
+__all__ = ["Family"]
 
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
