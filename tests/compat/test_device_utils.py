@@ -114,7 +114,7 @@ tell(got, [(each.category.__name__, str(each.message), each.filename) for each i
     got, said = told(FACADE + code)
     assert got == ["cpu", "cpu"]
     text = "npu was asked for (argument) and cpu is used: there is no npu: torch_npu is not installed"
-    assert said == [["FallbackWarning", text, "<code>"]]
+    assert said == [["FallbackWarning", text, "<string>"]]
 
 
 def test_02_fallback_by_the_variable(monkeypatch):
