@@ -130,7 +130,7 @@ tell(by_torch, errors, [str(each) for each in (npu.device, cuda.device, again.de
     assert name == "CPU"
     assert [kind for kind, _, _ in caught] == ["FallbackWarning"] * 2  # one for each device, however often
     assert caught[0][1].startswith("npu:0 was asked for (argument) and cpu is used: there is no npu: torch_npu is not")
-    assert {file for _, _, file in caught} == {"<code>"}
+    assert {file for _, _, file in caught} == {"<string>"}
 
 
 def test_7_a_torch_npu_that_cannot_be_loaded_never_propagates(tmp_path):
