@@ -11,11 +11,11 @@ from pathlib import Path
 import typer
 
 from toprope.cli.child import without_run
-from toprope.compiling import tell
 from toprope.device.software import installed_version
 from toprope.errors import BuildError, TopropeError
 from toprope.sim.build import is_ready
 from toprope.sim.spec import SimSpec
+from toprope.terminal import Display
 
 __all__ = ["ensure", "ensure_for_environment"]
 
@@ -50,7 +50,7 @@ def ensure(*, quiet: bool = False) -> None:
     if torch is None or torch.origin is None or not Path(torch.origin).with_name("include").is_dir() or is_ready():
         return  # where there is no torch, or no whole one, the process that imports it says so
     if not quiet:
-        tell("the simulated card is being built, once for this torch")
+        Display().say("the simulated card is being built, once for this torch")
     done = subprocess.run(
         [sys.executable, "-m", "toprope.sim.build"],
         # a backend that cannot be loaded is not the build's matter

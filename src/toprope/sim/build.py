@@ -1,47 +1,31 @@
 """Builds the simulator's native part once for each torch, and keeps it in the user's cache directory.
 
 A build is two shared objects (the core without torch, and the torch glue), found again by a hash of the sources,
-torch's version and the compiler. It needs nothing but g++: no Python headers, no ninja.
+torch's version and the compiler. It needs nothing but g++: no Python headers, no ninja. `python -m toprope.sim.build`
+makes it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import runpy
-import shutil
+import re
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from toprope import compiling
 from toprope.errors import BuildError
+from toprope.native_build import NOTE, NativeLibrary, SharedObject, Unit
 from toprope.settings import Settings
 
-__all__ = ["CORE", "GLUE", "Build", "check", "ensure", "is_ready", "main"]
+__all__ = ["CORE", "GLUE", "Build", "check", "ensure", "is_being_built", "is_ready"]
 
 CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
-_WHAT = "the simulated card"
-_NOTE = compiling.NOTE
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = [
-    "-std=c++20",
-    "-O2",
-    "-g0",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    "-Wno-psabi",
-    "-Wno-interference-size",
-    "-Wno-unknown-warning-option",
-]
-_LOCK_LIMIT = compiling.LOCK_LIMIT
+_FLAGS = ("-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
+# Parsing torch's headers is most of the time, so the glue is two translation units, each with the headers it shares.
+_HOT = ("call", "device", "fallback", "memory", "ops_frequent", "ops_memory")
 
 
 @dataclass(frozen=True)
@@ -67,14 +51,19 @@ class Torch:
 
     @classmethod
     def installed(cls) -> Torch | None:
-        """The torch that this Python would import; None where it does not say its version."""
-        spec = find_spec("torch")
-        folder = Path(spec.origin or "").parent if spec is not None else Path()
-        try:
-            version = runpy.run_path(str(folder / "version.py"))
-            return cls(version["__version__"], str(version["git_version"]), folder)
-        except (OSError, KeyError):
+        """The torch that this process would import, found without importing it; None where there is none."""
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
             return None
+        folder = Path(spec.origin).parent
+        try:
+            text = (folder / "version.py").read_text()
+        except OSError:
+            return None
+        version, revision = (
+            re.search(rf"^{name} = '(.+)'$", text, re.MULTILINE) for name in ("__version__", "git_version")
+        )
+        return cls(version[1], revision[1], folder) if version and revision else None
 
 
 @dataclass(frozen=True)
@@ -99,69 +88,26 @@ def ensure() -> Build:
 
     Raises:
         BuildError: no compiler, a compiler that fails, a cache directory that cannot be written, or another
-            process that does not get done with the same build.
+            process that does not finish the same build.
     """
     torch = Torch.imported()
-    cache = Settings.load().cache_dir / "sim"
-    stem = f"torch-{torch.version}-{compiling.digest(torch.version, torch.revision, *_source_texts())}"
-    compiler = compiling.compiler()
-    if compiler is None:
-        # A finished build needs no compiler, whichever made it.
-        for folder in sorted(cache.glob(f"{stem}-*")):
-            if _is_whole(folder):
-                return check(folder, torch)
-        raise BuildError(
-            "the simulated card has to be built once, and there is no C++ compiler.",
-            f"the variable CXX ({os.environ.get('CXX') or 'not set'}), g++ and clang++ on PATH; no build for torch"
-            f" {torch.version} in {cache}",
-            "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
-        )
-    folder = cache / f"{stem}-{compiling.digest(*compiling.identity(compiler))}"
-    if not _is_whole(folder):
-        with compiling.locked(folder, _WHAT, _LOCK_LIMIT):
-            if not _is_whole(folder):
-                _build(folder, torch, compiler)
-    return check(folder, torch)
+    return check(_library(torch).ensure(), torch)
 
 
 def is_ready() -> bool:
-    """Whether there is a build for the installed torch. Imports no torch."""
-    torch = Torch.installed()
-    if torch is None:
-        return False
-    stem = f"torch-{torch.version}-{compiling.digest(torch.version, torch.revision, *_source_texts())}"
-    try:
-        compiler = compiling.compiler()
-        name = "*" if compiler is None else compiling.digest(*compiling.identity(compiler))
-        return any(_is_whole(folder) for folder in (Settings.load().cache_dir / "sim").glob(f"{stem}-{name}"))
-    except BuildError:
-        return False
-
-
-def main() -> int:
-    """Make the build if there is none; the exit status of the process."""
-    try:
-        ensure()
-    except BuildError as error:
-        sys.stderr.write(f"toprope: {error}\n")
-        return error.exit_status
-    return 0
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether all files of a build are there.
+    """Whether the build for the installed torch is there; imports no torch.
 
     Raises:
-        BuildError: this user may not look.
+        BuildError: CXX or the build cannot be read.
     """
-    try:
-        return all((folder / name).exists() for name in (_NOTE, CORE, GLUE))
-    except PermissionError as error:
-        raise BuildError(
-            "the simulator's build cannot be read.",
-            f"{error.filename}: {error.strerror}",
-            "make it readable, or name another cache directory in TOPROPE_CACHE_DIR",
-        ) from error
+    torch = Torch.installed()
+    return torch is not None and _library(torch).is_ready()
+
+
+def is_being_built() -> bool:
+    """Whether a process is making the build for the installed torch now; imports no torch."""
+    torch = Torch.installed()
+    return torch is not None and _library(torch).is_being_built()
 
 
 def check(folder: Path, torch: Torch | None = None) -> Build:
@@ -173,10 +119,10 @@ def check(folder: Path, torch: Torch | None = None) -> Build:
     """
     torch = torch or Torch.imported()
     try:
-        note = dict(json.loads((folder / _NOTE).read_text()))
+        note = dict(json.loads((folder / NOTE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise BuildError(
-            "the simulator's build cannot be read.", f"{folder / _NOTE}: {error}", f"remove {folder}; it is made anew"
+            "the simulator's build cannot be read.", f"{folder / NOTE}: {error}", f"remove {folder}; it is made anew"
         ) from error
     if (note.get("torch"), note.get("revision")) != (torch.version, torch.revision):
         raise BuildError(
@@ -188,62 +134,51 @@ def check(folder: Path, torch: Torch | None = None) -> Build:
     return Build(folder)
 
 
-def _source_files() -> list[Path]:
-    return sorted(path for path in _SOURCES.rglob("*") if path.suffix in (".cpp", ".h"))
-
-
-def _source_texts() -> Iterator[str]:
-    for path in _source_files():
-        yield path.name
-        yield path.read_text()
-    yield from _FLAGS
-
-
-def _build(folder: Path, torch: Torch, compiler: list[str]) -> None:
-    """Makes the build aside and moves it into place whole, so that nobody ever sees half of one."""
-    try:
-        aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise compiling.not_writable(folder.parent, error, _WHAT) from error
-    begin = time.monotonic()
-    compiling.tell(f"building the simulated card for torch {torch.version} with {compiler[0]}; once, about a minute")
-    try:
-        _compile(aside, torch, compiler)
-        compiling.put_in_place(
-            aside, folder, {"torch": torch.version, "revision": torch.revision, "compiler": compiler}, _WHAT
-        )
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    compiling.tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
-
-
-def _compile(folder: Path, torch: Torch, compiler: list[str]) -> None:
+def _library(torch: Torch) -> NativeLibrary:
     include = torch.folder / "include"
-    torch_flags = [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+    # First headers of our own that stand for torch's list of all operators, which takes long to parse.
+    headers = (_SOURCES / "torch" / "brief", include, include / "torch/csrc/api/include")
+    core, glue = (tuple(sorted((_SOURCES / room).glob("*.cpp"))) for room in ("core", "torch"))
+    flag = "-DAT_PER_OPERATOR_HEADERS"
+    hot = Unit("torch-hot", tuple(path for path in glue if path.stem in _HOT), ("-O2", flag), headers)
+    cold = Unit("torch-cold", tuple(path for path in glue if path.stem not in _HOT), ("-O1", flag), headers)
+    return NativeLibrary(
+        what="the simulated card",
+        target=f" for torch {torch.version}",
+        cache=Settings.load().cache_dir / "sim",
+        prefix=f"torch-{torch.version}-",
+        depends=(torch.version, torch.revision),
+        headers=tuple(_SOURCES.rglob("*.h")),
+        flags=_FLAGS,
+        objects=(
+            SharedObject(CORE, (Unit("core", core, ("-O2",)),), (f"-Wl,-soname,{CORE}",)),
+            SharedObject(
+                GLUE,
+                (hot, cold),
+                ("-ltoprope_core", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"),
+                (torch.folder / "lib",),
+            ),
+        ),
+        time="about half a minute",
+        note={"torch": torch.version, "revision": torch.revision},
+    )
 
-    def compile_one(source: Path) -> str:
-        target = folder / f"{source.parent.name}-{source.stem}.o"
-        flags = torch_flags if source.parent.name == "torch" else []
-        compiling.run([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], source.name)
-        return str(target)
 
-    # The largest first, so that no core idles at the end.
-    sources = sorted(_SOURCES.rglob("*.cpp"), key=lambda path: -path.stat().st_size)
-    workers = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        objects = list(pool.map(compile_one, sources))
-    core = [path for path in objects if Path(path).name.startswith("core-")]
-    glue = [path for path in objects if path not in core]
-    shared = [*compiler, "-shared", "-s", "-pthread"]
-    compiling.run([*shared, *core, "-o", str(folder / CORE), f"-Wl,-soname,{CORE}"], CORE)
-    compiling.run(
-        [*shared, *glue, "-o", str(folder / GLUE), f"-L{folder}", "-ltoprope_core", f"-L{torch.folder / 'lib'}",
-         "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
-        GLUE,
-    )  # fmt: skip
-    for path in objects:
-        os.unlink(path)
+def _main() -> int:
+    torch = Torch.installed()
+    try:
+        if torch is None:
+            raise BuildError(
+                "the simulated card is built for the installed torch, and there is none.",
+                sys.executable,
+                "install torch into this Python",
+            )
+        check(_library(torch).ensure(), torch)
+    except BuildError as error:
+        sys.stderr.write(f"toprope: {error}\n")
+        return error.exit_status
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

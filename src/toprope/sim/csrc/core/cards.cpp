@@ -15,14 +15,14 @@ namespace toprope::sim {
 
 namespace {
 
-Cards* in_memory() {
+Cards* cards_in_memory() {
   void* place = mmap(nullptr, sizeof(Cards), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return place == MAP_FAILED ? new Cards() : static_cast<Cards*>(place);
 }
 
-Cards* shared = in_memory();
+Cards* shared = cards_in_memory();
 ProcessSlot* mine = nullptr;
-std::mutex mutex;
+std::mutex processes_mutex;
 
 // State and start time from /proc/PID/stat; false where there is no such process.
 bool look_at(uint64_t pid, char* state, uint64_t* started) {
@@ -66,7 +66,7 @@ void drop_dead() {
 
 // The slot of this process; a forked child gets one of its own, should it ever take memory.
 ProcessSlot* my_slot() {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(processes_mutex);
   auto pid = static_cast<uint64_t>(getpid());
   if (mine != nullptr && mine->pid == pid) return mine;
   char state = 0;

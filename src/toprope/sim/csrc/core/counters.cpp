@@ -14,12 +14,12 @@
 
 namespace toprope::sim {
 
-static Counters* in_memory() {
+static Counters* counters_in_memory() {
   void* place = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return place == MAP_FAILED ? new Counters() : static_cast<Counters*>(place);
 }
 
-Counters* counters = in_memory();
+Counters* counters = counters_in_memory();
 
 static char folder[4096];  // of the counters' file; empty where there is none
 static uint64_t owner = 0;  // the process that the file is of

@@ -20,7 +20,7 @@ struct Failure {
   uint64_t left;
 };
 
-std::mutex mutex;
+std::mutex failures_mutex;
 std::map<const Kind*, Failure> failures;
 std::atomic<int64_t> allocations_left{-1};
 std::atomic<double> link_ns_per_byte{0.0};
@@ -31,7 +31,7 @@ void update_watch() { watch(kFaults, !failures.empty() || allocations_left >= 0)
 
 void fail_operator(const char* name, int code, uint64_t after) {
   Kind* of = kind(name);
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(failures_mutex);
   if (code == kOk) {
     failures.erase(of);
   } else {
@@ -41,7 +41,7 @@ void fail_operator(const char* name, int code, uint64_t after) {
 }
 
 void fail_allocation(int64_t after) {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(failures_mutex);
   allocations_left = after;
   update_watch();
 }
@@ -52,7 +52,7 @@ void slow_link(double ns_per_byte) {
 }
 
 int fault_of_operator(const Kind* kind) {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(failures_mutex);
   auto found = failures.find(kind);
   if (found == failures.end()) return kOk;
   if (found->second.left == 0) return found->second.code;
@@ -61,7 +61,7 @@ int fault_of_operator(const Kind* kind) {
 }
 
 bool fault_of_allocation() {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(failures_mutex);
   if (allocations_left < 0) return false;
   allocations_left--;
   update_watch();

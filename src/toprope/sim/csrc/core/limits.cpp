@@ -16,7 +16,7 @@ struct CardLimits {
   Limit of_stream[kStreams][kKindsOfCores];
 };
 
-CardLimits of_card[kMaxCards];
+CardLimits limits_of_cards[kMaxCards];
 Cores of_chip;
 
 }  // namespace
@@ -25,12 +25,12 @@ void set_cores(const Cores& cores) { of_chip = cores; }
 Cores cores() { return of_chip; }
 
 void set_limit(int device, int64_t stream, Core core, int limit) {
-  CardLimits& card = of_card[device];
+  CardLimits& card = limits_of_cards[device];
   (stream == kProcess ? card.of_process[core] : card.of_stream[stream][core]) = limit + 1;
 }
 
 Cores limits(int device, int64_t stream) {
-  const CardLimits& card = of_card[device];
+  const CardLimits& card = limits_of_cards[device];
   Cores found = of_chip;
   for (int core = 0; core < kKindsOfCores; core++) {
     int limit = stream == kProcess ? 0 : card.of_stream[stream][core].load(std::memory_order_relaxed);

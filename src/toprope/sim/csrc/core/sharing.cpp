@@ -29,7 +29,7 @@ struct Mapping {
 };
 
 // Pieces of other processes, by device and by the number of their file.
-std::mutex mutex;
+std::mutex shares_mutex;
 std::map<std::pair<int, ino_t>, Mapping> mappings;
 
 }  // namespace
@@ -104,7 +104,7 @@ void* map_share(int device, const Share& share) {
   }
   struct stat facts {};
   if (fstat(share.file, &facts) != 0) return nullptr;
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(shares_mutex);
   auto [place, is_new] = mappings.try_emplace({device, facts.st_ino});
   Mapping& mapping = place->second;
   if (is_new) {
@@ -127,7 +127,7 @@ void* map_share(int device, const Share& share) {
 }
 
 void let_go(int device, void* data) {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(shares_mutex);
   for (auto place = mappings.begin(); place != mappings.end(); ++place) {
     Mapping& mapping = place->second;
     auto offset = static_cast<size_t>(static_cast<char*>(data) - mapping.begin);

@@ -21,7 +21,7 @@ struct CardStreams {
 };
 
 // Never destroyed: threads of streams may outlive static destruction.
-CardStreams& of_card(int device) {
+CardStreams& streams_of(int device) {
   static auto* cards = new CardStreams[kMaxCards];
   return cards[device];
 }
@@ -29,15 +29,15 @@ CardStreams& of_card(int device) {
 std::atomic<bool> stopped[kMaxCards];
 
 thread_local bool is_stream_thread = false;
-thread_local int64_t chosen[kMaxCards] = {};
+thread_local int64_t chosen_streams[kMaxCards] = {};
 thread_local bool has_chosen[kMaxCards] = {};
 
-struct Failure {
+struct DelayedFailure {
   int code = kOk;
   std::string text;
 };
 
-thread_local Failure told;
+thread_local DelayedFailure told;
 thread_local std::string explained;
 
 }  // namespace
@@ -129,7 +129,7 @@ bool is_stream(int64_t id) { return id >= 0 && id < kStreams; }
 Stream& stream(int device, int64_t id) {
   static thread_local Stream* defaults[kMaxCards] = {};
   if (id == kDefaultStream && defaults[device] != nullptr) [[likely]] return *defaults[device];
-  CardStreams& card = of_card(device);
+  CardStreams& card = streams_of(device);
   std::lock_guard<std::mutex> guard(card.mutex);
   while (card.streams.size() <= static_cast<size_t>(id)) {
     card.streams.push_back(std::make_unique<Stream>(device, static_cast<int64_t>(card.streams.size())));
@@ -141,7 +141,7 @@ Stream& stream(int device, int64_t id) {
 std::vector<Stream*> all_streams() {
   std::vector<Stream*> all;
   for (int device = 0; device < device_count(); device++) {
-    CardStreams& card = of_card(device);
+    CardStreams& card = streams_of(device);
     std::lock_guard<std::mutex> guard(card.mutex);
     for (const auto& each : card.streams) all.push_back(each.get());
   }
@@ -163,17 +163,17 @@ void restart_device(int device) {
 int state_of_device(int device) { return stopped[device].load(std::memory_order_relaxed) ? kStopped : kOk; }
 
 int64_t stream_from_pool(int device, bool high_priority) {
-  CardStreams& card = of_card(device);
+  CardStreams& card = streams_of(device);
   std::lock_guard<std::mutex> guard(card.mutex);
   uint64_t turn = card.handed_out[high_priority]++ % kPool;
   return 1 + static_cast<int64_t>(2 * turn) + (high_priority ? 1 : 0);
 }
 
-int64_t current_stream(int device) { return chosen[device]; }
+int64_t current_stream(int device) { return chosen_streams[device]; }
 
 int64_t exchange_stream(int device, int64_t id) {
-  int64_t former = chosen[device];
-  chosen[device] = id;
+  int64_t former = chosen_streams[device];
+  chosen_streams[device] = id;
   has_chosen[device] = true;
   return former;
 }
@@ -181,14 +181,14 @@ int64_t exchange_stream(int device, int64_t id) {
 bool has_chosen_stream(int device) { return has_chosen[device]; }
 
 int wait_for_device(int device) {
-  CardStreams& card = of_card(device);
+  CardStreams& card = streams_of(device);
   size_t count;
   {
     std::lock_guard<std::mutex> guard(card.mutex);
     count = card.streams.size();
   }
   int status = kOk;
-  Failure first;
+  DelayedFailure first;
   for (size_t id = 0; id < count; id++) {
     int one = stream(device, static_cast<int64_t>(id)).wait();
     if (status != kOk || one == kOk) continue;

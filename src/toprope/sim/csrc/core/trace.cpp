@@ -21,7 +21,7 @@ std::atomic<uint32_t> watched{0};
 
 namespace {
 
-std::mutex mutex;
+std::mutex trace_mutex;
 std::atomic<Trace*> current{nullptr};
 Trace* retired = nullptr;  // the place of a past trace: kept, since a late writer may still reach it
 size_t retired_bytes = 0, current_bytes = 0;
@@ -46,7 +46,7 @@ void watch(uint32_t what, bool on) {
 }
 
 int start_trace(uint64_t capacity, const char* path) {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(trace_mutex);
   if (current != nullptr) return EBUSY;
   size_t bytes = sizeof(Trace) + capacity * sizeof(Record);
   void* place = MAP_FAILED;
@@ -89,7 +89,7 @@ const Trace* stop_trace() {
 }
 
 void forget_trace() {
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(trace_mutex);
   watch(kTracing, false);
   Trace* trace = current.exchange(nullptr);
   if (trace == nullptr || in_file) return;

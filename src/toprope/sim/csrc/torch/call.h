@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/MaybeOwned.h>
 
 #include "glue.h"
@@ -100,7 +101,7 @@ class Unchecked {
   static thread_local int depth;
 };
 
-// ---- Host<Op>::call: the kernel of an operator, from its schema alone.
+// ---- Host: the kernel of an operator, from its schema alone.
 
 namespace convert {
 
@@ -200,34 +201,61 @@ at::Tensor& returned(A&... arguments) {
 
 }  // namespace convert
 
-template <class Op, class Schema = typename Op::schema>
-struct Host;
+template <class Schema>
+class Host;
 
-template <class Op, class R, class... A>
-struct Host<Op, R(A...)> {
-  static R call(A... arguments) {
-    static sim::Kind* const kind = sim::kind(Op::name);
-    static const sim::Rules* const rules = sim::rules_of(full_name(Op::name, Op::overload_name));
-    Call call(kind, rules);
+// One class for all operators of a schema: one for each operator takes twice the time to compile.
+template <class R, class... A>
+class Host<R(A...)> final : public c10::OperatorKernel {
+ public:
+  Host(const char* name, const char* overload, R (*redispatch)(c10::DispatchKeySet, A...))
+      : name_(name), overload_(overload), redispatch_(redispatch) {}
+
+  R operator()(A... arguments) {
+    sim::Kind* kind = kind_.load(std::memory_order_acquire);
+    if (kind == nullptr) [[unlikely]] kind = describe();
+    Call call(kind, rules_.load(std::memory_order_relaxed));
     int position = -1;
-    std::tuple<typename convert::In<A>::type...> host{
-        (call.argument(++position, std::is_same_v<A, at::Tensor&>), convert::In<A>::make(call, std::forward<A>(arguments)))...};
-    call.begin();
-    sim::KernelScope scope(call.device());
-    auto run = [&host]() -> R {
-      return std::apply([](auto&... argument) -> R { return Op::redispatch(kHostKeys, argument...); }, host);
-    };
-    if constexpr (std::is_void_v<R>) {
-      run();
-      call.finish();
-    } else if constexpr (std::is_reference_v<R>) {
-      run();
+    // Braces, so that the operands are taken in in their order.
+    Run run{*this, call,
+            (call.argument(++position, std::is_same_v<A, at::Tensor&>),
+             convert::In<A>::make(call, std::forward<A>(arguments)))...};
+    if constexpr (std::is_reference_v<R>) {
       call.finish();
       return convert::returned(arguments...);
     } else {
-      return convert::Out<R>::make(call, run());
+      return convert::Out<R>::make(call, std::move(run.result));
     }
   }
+
+ private:
+  struct Run {
+    Run(const Host& self, Call& call, typename convert::In<A>::type... host) : result(run(self, call, host...)) {}
+    static R run(const Host& self, Call& call, typename convert::In<A>::type&... host) {
+      call.begin();
+      sim::KernelScope scope(call.device());
+      return self.redispatch_(kHostKeys, host...);
+    }
+    R result;
+  };
+
+  // At the first call: only operators that were used are counted. Two threads may both do it.
+  sim::Kind* describe() {
+    rules_.store(sim::rules_of(full_name(name_, overload_)), std::memory_order_relaxed);
+    sim::Kind* kind = sim::kind(name_);
+    kind_.store(kind, std::memory_order_release);
+    return kind;
+  }
+
+  const char* name_;
+  const char* overload_;
+  R (*redispatch_)(c10::DispatchKeySet, A...);
+  std::atomic<sim::Kind*> kind_{nullptr};
+  std::atomic<const sim::Rules*> rules_{nullptr};
 };
+
+// ---- fallback.cpp: every operator without a kernel of its own
+
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace toprope::glue

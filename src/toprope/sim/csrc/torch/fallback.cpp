@@ -1,6 +1,4 @@
 // Every operator without a kernel of its own: its host kernel runs over the card's bytes.
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/library.h>
 
@@ -113,6 +111,8 @@ void give(Call& call, c10::IValue& value) {
   }
 }
 
+}  // namespace
+
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
   TORCH_CHECK_NOT_IMPLEMENTED(handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
@@ -141,6 +141,8 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     if (static_cast<int>(i) != op.host_result) give(call, (*stack)[stack->size() - results + i]);
   }
 }
+
+namespace {
 
 // ---- operators that torch composes of others, and the vendor has kernels for
 
@@ -207,11 +209,16 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   }
 }
 
+bool is_compressed(c10::Layout layout) {
+  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
+         layout == c10::kSparseBsc;
+}
+
 // Copies from device to device with a new dtype or layout: torch's own way, but for compressed tensors.
 at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                    std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<c10::MemoryFormat> memory_format) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::sparse_csr::is_sparse_compressed(self),
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_compressed(self.layout()),
                               "aten::_to_copy: sparse tensors are not supported on npu.");
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }

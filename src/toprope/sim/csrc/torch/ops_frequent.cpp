@@ -88,51 +88,68 @@
 #include <ATen/ops/upsample_nearest2d_ops.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
-#include <torch/library.h>
 
 #include "call.h"
+
+// Boxed calls are rare and run as every other operator does; torch's own boxing and its inference of schemas would be
+// most of this file's time to compile.
+template <class Schema, bool legacy>
+struct c10::impl::make_boxed_from_unboxed_functor<toprope::glue::Host<Schema>, legacy> {
+  static void call(c10::OperatorKernel*, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+    toprope::glue::fallback(handle, keys, stack);
+  }
+};
 
 namespace toprope::glue {
 
 namespace {
 
+template <class R, class... A>
+c10::KernelFunction kernel(const char* name, const char* overload, R (*redispatch)(c10::DispatchKeySet, A...)) {
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Host<R(A...)>>(
+      std::make_unique<Host<R(A...)>>(name, overload, redispatch));
+}
+
+void add(const char* name, const char* overload, c10::KernelFunction kernel) {
+  static auto* kept = new std::vector<c10::RegistrationHandleRAII>();
+  kept->push_back(c10::Dispatcher::singleton().registerImpl({name, overload}, c10::DispatchKey::PrivateUse1,
+                                                            std::move(kernel), std::nullopt, nullptr, __FILE__));
+}
+
 template <class... Op>
-void use(torch::Library& library) {
-  auto one = [&library]<class Operator>(const Operator*) {
-    std::string name = std::string(Operator::name).substr(sizeof("aten::") - 1);
-    if (*Operator::overload_name) name += std::string(".") + Operator::overload_name;
-    library.impl(name.c_str(), &Host<Operator>::call);
-  };
-  (one(static_cast<const Op*>(nullptr)), ...);
+void use() {
+  (add(Op::name, Op::overload_name, kernel(Op::name, Op::overload_name, &Op::redispatch)), ...);
 }
 
 }  // namespace
 
 namespace op = at::_ops;
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+const bool registered_frequent = [] {
   use<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
       op::div_Tensor, op::div__Tensor, op::neg, op::rsub_Scalar, op::addcmul_, op::addcdiv_, op::lerp__Scalar,
-      op::maximum, op::minimum, op::clamp, op::abs, op::sign>(m);
-  use<op::mm, op::addmm, op::bmm, op::baddbmm, op::dot, op::mv, op::addmv>(m);
+      op::maximum, op::minimum, op::clamp, op::abs, op::sign>();
+  use<op::mm, op::addmm, op::bmm, op::baddbmm, op::dot, op::mv, op::addmv>();
   use<op::sum, op::sum_dim_IntList, op::mean, op::mean_dim, op::amax, op::max_dim, op::argmax, op::any,
-      op::all, op::cumsum>(m);
+      op::all, op::cumsum>();
   use<op::relu, op::relu_, op::threshold_backward, op::gelu, op::gelu_backward, op::silu, op::silu_backward,
-      op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward>(m);
-  use<op::exp, op::log, op::sqrt, op::rsqrt, op::reciprocal, op::sin, op::cos, op::pow_Tensor_Scalar>(m);
-  use<op::_softmax, op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data>(m);
+      op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward>();
+  use<op::exp, op::log, op::sqrt, op::rsqrt, op::reciprocal, op::sin, op::cos, op::pow_Tensor_Scalar>();
+  use<op::_softmax, op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data>();
   use<op::nll_loss_forward, op::nll_loss_backward, op::nll_loss2d_forward, op::nll_loss2d_backward,
-      op::mse_loss, op::mse_loss_backward>(m);
+      op::mse_loss, op::mse_loss_backward>();
   use<op::native_layer_norm, op::native_layer_norm_backward, op::native_group_norm,
-      op::native_group_norm_backward, op::native_batch_norm, op::native_batch_norm_backward>(m);
-  use<op::embedding, op::embedding_dense_backward, op::index_select, op::gather, op::cat, op::where_self>(m);
+      op::native_group_norm_backward, op::native_batch_norm, op::native_batch_norm_backward>();
+  use<op::embedding, op::embedding_dense_backward, op::index_select, op::gather, op::cat, op::where_self>();
   use<op::eq_Scalar, op::eq_Tensor, op::ne_Scalar, op::ne_Tensor, op::lt_Scalar, op::lt_Tensor, op::gt_Scalar,
       op::gt_Tensor, op::le_Scalar, op::le_Tensor, op::ge_Scalar, op::ge_Tensor, op::bitwise_and_Tensor,
       op::bitwise_or_Tensor, op::bitwise_not, op::logical_not, op::masked_fill__Scalar,
-      op::masked_fill_Scalar>(m);
-  use<op::zero_, op::fill__Scalar, op::arange_start_out, op::triu, op::tril>(m);
+      op::masked_fill_Scalar>();
+  use<op::zero_, op::fill__Scalar, op::arange_start_out, op::triu, op::tril>();
   use<op::max_pool2d_with_indices, op::max_pool2d_with_indices_backward, op::avg_pool2d,
-      op::avg_pool2d_backward, op::upsample_nearest2d>(m);
-}
+      op::avg_pool2d_backward, op::upsample_nearest2d>();
+  return true;
+}();
 
 }  // namespace toprope::glue

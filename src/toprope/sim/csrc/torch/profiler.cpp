@@ -33,12 +33,12 @@ struct Profiler final : torch::profiler::impl::ProfilerStubs {
   }
 };
 
-struct Registration {
-  Registration() {
+struct ProfilerRegistration {
+  ProfilerRegistration() {
     static Profiler profiler;
     torch::profiler::impl::registerPrivateUse1Methods(&profiler);
   }
-} registration;
+} profiler_registration;
 
 }  // namespace
 }  // namespace toprope::glue

@@ -1,0 +1,433 @@
+"""Builder of native libraries at first use, each kept in a folder of its own in the cache directory.
+
+A build is whole or not there. One process builds, others wait for it. Compilers end with the process that started
+them, and the next build removes what a killed one left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toprope.errors import BuildError
+
+__all__ = ["LOCK_LIMIT", "NOTE", "NativeLibrary", "Report", "SharedObject", "Unit"]
+
+NOTE = "build.json"
+"""The file that says what a build was made for and with; it is written last."""
+
+LOCK_LIMIT = 900.0
+"""Seconds to wait for another process that builds the same."""
+
+Report = Callable[[int, int], None]
+"""Called with the steps done and their number: at the beginning, each second, and after each step."""
+
+_UNFINISHED = ".building-"
+# Standard input is a pipe that only the builder can write to: it ends when the builder ends, however that happens, and
+# the compiler's whole process group with it.
+_SUPERVISE = 'exec 3<&0 </dev/null; ({ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &); exec "$@" 3<&-'
+_NOT_STARTED = (126, 127)  # exit statuses of a shell
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Sources that one call of the compiler compiles as one translation unit, with their flags and header folders."""
+
+    name: str
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class SharedObject:
+    """A shared object, linked from units; the linker looks for libraries among the objects before it and in folders."""
+
+    name: str
+    units: tuple[Unit, ...]
+    flags: tuple[str, ...] = ()
+    libraries: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """Shared objects that are built together.
+
+    Attributes:
+        what: the library's name in messages, singular or plural.
+        cache: the folder that holds its builds.
+        prefix: begin of the names of its builds.
+        depends: what a build depends on besides sources, flags and the compiler.
+        headers: files that the sources include.
+        flags: flags of all units.
+        objects: in the order in which they are linked.
+        time: for the message, "about a minute".
+        target: for the message, " for torch 2.13".
+        note: what NOTE says of a build, besides the compiler.
+    """
+
+    what: str
+    cache: Path
+    objects: tuple[SharedObject, ...]
+    flags: tuple[str, ...]
+    time: str
+    prefix: str = ""
+    depends: tuple[str, ...] = ()
+    headers: tuple[Path, ...] = ()
+    target: str = ""
+    note: dict[str, object] = field(default_factory=dict)
+
+    def ensure(self, report: Report | None = None) -> Path:
+        """The folder of a finished build, made now where there is none.
+
+        Raises:
+            BuildError: no compiler, a compiler that fails, a cache directory that cannot be written, or another
+                process that does not finish the same build.
+        """
+        compiler = _compiler()
+        folder = self._finished(compiler)
+        if folder is not None:
+            return folder
+        if compiler is None:
+            raise BuildError(
+                f"{self.what} {self._have} to be built once, and there is no C++ compiler.",
+                f"the variable CXX ({os.environ.get('CXX') or 'not set'}), g++ and clang++ on PATH;"
+                f" no build{self.target} in {self.cache}",
+                "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
+            )
+        folder = self._folder(compiler)
+        with self._locked(folder):
+            if not self._is_whole(folder):
+                self._build(folder, compiler, report)
+        return folder
+
+    def is_ready(self) -> bool:
+        """Whether `ensure` would return a finished build."""
+        return self._finished(_compiler()) is not None
+
+    def is_being_built(self) -> bool:
+        """Whether a process is building it now."""
+        compiler = _compiler()
+        return compiler is not None and _is_held(_lock_of(self._folder(compiler)))
+
+    @property
+    def _have(self) -> str:
+        return "have" if self.what.endswith("s") else "has"
+
+    @property
+    def _stem(self) -> str:
+        facts = [*self.depends, *self.flags]
+        for shared in self.objects:
+            facts += [shared.name, *shared.flags]
+            for unit in shared.units:
+                facts += [unit.name, *unit.flags, *(source.name for source in unit.sources)]
+        for path in sorted([*self.headers, *self._sources()], key=lambda path: path.name):
+            facts += [path.name, path.read_text()]
+        return self.prefix + _digest(facts)
+
+    def _sources(self) -> Iterator[Path]:
+        for shared in self.objects:
+            for unit in shared.units:
+                yield from unit.sources
+
+    def _folder(self, compiler: list[str]) -> Path:
+        program = Path(compiler[0]).resolve()
+        facts = program.stat()
+        identity = [str(program), str(facts.st_size), str(facts.st_mtime_ns), *compiler[1:]]
+        return self.cache / f"{self._stem}-{_digest(identity)}"
+
+    def _finished(self, compiler: list[str] | None) -> Path | None:
+        # A finished build needs no compiler, whichever made it.
+        folders = sorted(self.cache.glob(f"{self._stem}-*")) if compiler is None else [self._folder(compiler)]
+        return next((folder for folder in folders if self._is_whole(folder)), None)
+
+    def _is_whole(self, folder: Path) -> bool:
+        if _UNFINISHED in folder.name:
+            return False
+        try:
+            return all((folder / name).exists() for name in (NOTE, *(shared.name for shared in self.objects)))
+        except PermissionError as error:
+            raise BuildError(
+                f"the build of {self.what} cannot be read.",
+                f"{error.filename}: {error.strerror}",
+                "make it readable, or name another cache directory in TOPROPE_CACHE_DIR",
+            ) from error
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            self._wait_for(lock)
+            yield
+        finally:
+            os.close(lock)
+
+    def _wait_for(self, lock: int) -> None:
+        begin = time.monotonic()
+        attempts = 0
+        while not _try_lock(lock):
+            attempts += 1
+            if attempts == 2:  # the first may have met a process that only looked
+                _tell(f"waiting for another process that builds {self.what}")
+            if time.monotonic() > begin + LOCK_LIMIT:
+                raise BuildError(
+                    f"another process has been building {self.what} for {LOCK_LIMIT:.0f} s.",
+                    do="see whether it hangs and end it; the lock goes with it",
+                )
+            time.sleep(0.1)
+
+    def _not_writable(self, error: OSError) -> BuildError:
+        return BuildError(
+            f"{self.what} {self._have} to be built once, and the cache directory cannot be written.",
+            f"{self.cache}: {error.strerror}",
+            "make it writable, or name another one in TOPROPE_CACHE_DIR",
+        )
+
+    def _build(self, folder: Path, compiler: list[str], report: Report | None) -> None:
+        """Build in a temporary folder and move it into place, so that nobody sees an unfinished build."""
+        begin = time.monotonic()
+        _remove_unfinished(folder)
+        try:
+            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_UNFINISHED}", dir=self.cache))
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            with _Progress(f"building {self.what}{self.target} with {compiler[0]}; once, {self.time}") as progress:
+                self._compile(aside, compiler, report or progress)
+            self._put_in_place(aside, folder, compiler)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
+
+    def _compile(self, aside: Path, compiler: list[str], report: Report) -> None:
+        units = [unit for shared in self.objects for unit in shared.units]
+        steps = len(units) + len(self.objects)
+        report(0, steps)
+        objects = {unit.name: str(aside / f"{unit.name}.o") for unit in units}
+        with _Compilers() as compilers:
+            pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
+            compiling = {
+                pool.submit(
+                    compilers.run,
+                    [
+                        *compiler,
+                        *self.flags,
+                        *unit.flags,
+                        *(f"-I{folder}" for folder in unit.include),
+                        *_inputs(unit.sources),
+                        "-o",
+                        objects[unit.name],
+                    ],
+                    _named(unit.sources),
+                )
+                for unit in units
+            }
+            try:
+                waiting = compiling
+                while waiting:
+                    done, waiting = wait(waiting, timeout=1, return_when="FIRST_COMPLETED")
+                    for finished in done:
+                        finished.result()
+                    report(len(units) - len(waiting), steps)
+            finally:
+                compilers.end()
+                pool.shutdown(cancel_futures=True)
+        with _Compilers() as linkers:
+            for number, shared in enumerate(self.objects, len(units) + 1):
+                linked = [objects[unit.name] for unit in shared.units]
+                folders = [f"-L{folder}" for folder in (aside, *shared.libraries)]
+                linkers.run(
+                    [
+                        *compiler,
+                        "-shared",
+                        "-s",
+                        "-pthread",
+                        *linked,
+                        "-o",
+                        str(aside / shared.name),
+                        *folders,
+                        *shared.flags,
+                    ],
+                    shared.name,
+                )
+                report(number, steps)
+        for path in objects.values():
+            os.unlink(path)
+
+    def _put_in_place(self, aside: Path, folder: Path, compiler: list[str]) -> None:
+        try:
+            (aside / NOTE).write_text(json.dumps({**self.note, "compiler": compiler}))
+            mask = os.umask(0)
+            os.umask(mask)
+            aside.chmod(0o777 & ~mask)  # a cache may be shared; mkdtemp makes folders for one user alone
+            shutil.rmtree(folder, ignore_errors=True)  # what a crash may have left
+            aside.rename(folder)
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+
+class _Compilers:
+    """Compiler processes that end with this object, or with this process, however it ends."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def __enter__(self) -> _Compilers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        os.close(self._read)
+
+    def end(self) -> None:
+        """End those that run."""
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+    def run(self, command: list[str], what: str) -> None:
+        """Run the compiler on `what`; the command names its output after -o.
+
+        Raises:
+            BuildError: the compiler cannot be started, fails, or makes nothing.
+        """
+        done = subprocess.run(
+            ["/bin/sh", "-c", _SUPERVISE, "sh", *command],
+            stdin=self._read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            start_new_session=True,
+        )
+        output = Path(command[command.index("-o") + 1])
+        if done.returncode == 0 and output.exists():
+            return
+        if done.returncode == 0:
+            raise BuildError(
+                f"the C++ compiler made nothing of {what}.",
+                f"{command[0]} ended without an error and without {output.name}",
+                "name another compiler in CXX; g++ 11 or newer is known to work",
+            )
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        facts = f"{command[0]}, exit status {done.returncode}: " + "; ".join(lines[:3])
+        if done.returncode in _NOT_STARTED:
+            raise BuildError(
+                "the C++ compiler cannot be started.", facts, "name another compiler in CXX, or install g++"
+            )
+        raise BuildError(
+            f"the C++ compiler failed on {what}.",
+            facts,
+            "g++ 11 or newer is needed (C++20); name another compiler in CXX",
+        )
+
+
+class _Progress:
+    """Progress of a build on stderr (stdout belongs to the user's program): a line that is renewed on a terminal."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._begin = time.monotonic()
+        self._renews = sys.stderr.isatty()
+        self._began = False
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._renews:
+            line = f"toprope: {self._text} ({done} of {total}, {time.monotonic() - self._begin:.0f} s)"
+            sys.stderr.write(f"\r\x1b[K{line[-(shutil.get_terminal_size().columns - 1) :]}")
+            sys.stderr.flush()
+        elif not self._began:
+            _tell(self._text)
+        self._began = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._renews and self._began:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"toprope: {text}\n")
+    sys.stderr.flush()
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _compiler() -> list[str] | None:
+    """The C++ compiler with its options: CXX, g++ or clang++; None where there is none."""
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(
+            "the variable CXX cannot be read.", f"CXX={os.environ['CXX']!r}: {error}", "quote it as for a shell"
+        ) from error
+    for command in [named] if named else [["g++"], ["clang++"]]:
+        path = shutil.which(command[0])
+        if path is not None:
+            return [path, *command[1:]]
+    return None
+
+
+def _inputs(sources: tuple[Path, ...]) -> list[str]:
+    if len(sources) == 1:
+        return ["-c", str(sources[0])]
+    return [*(word for source in sources for word in ("-include", str(source))), "-x", "c++", "-c", "/dev/null"]
+
+
+def _named(sources: tuple[Path, ...]) -> str:
+    others = len(sources) - 1
+    return sources[0].name + (f" or {others} files compiled with it" if others else "")
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _try_lock(lock: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what killed builders left in the cache; the caller holds the lock of `folder`."""
+    for aside in folder.parent.glob(f"*{_UNFINISHED}*"):
+        of = folder.with_name(aside.name.split(_UNFINISHED)[0])
+        if of == folder or not _is_held(_lock_of(of)):
+            shutil.rmtree(aside, ignore_errors=True)
