@@ -1,5 +1,6 @@
 """A compiler that only pretends, for tests of how the simulator's native part is built."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from toprope.sim import build
 
 SOURCES = sorted(path for path in (Path(build.__file__).parent / "csrc").rglob("*.cpp"))
 TORCH = build.Torch("9.9.9+test", "0123abc", Path("/nowhere/torch"))
+
+
+def sources(call: list[str]) -> list[str]:
+    """What one call of the compiler compiles."""
+    named = {"-c", "-include"}
+    return [path for option, path in itertools.pairwise(call) if option in named and path != "/dev/null"]
 
 
 class Compiler:
@@ -31,8 +38,13 @@ class Compiler:
         return [line.rstrip("\t").split("\t") for line in self.log.read_text().splitlines()]
 
     @property
+    def units(self) -> dict[str, list[str]]:
+        """The sources of each object file."""
+        return {Path(call[call.index("-o") + 1]).stem: sources(call) for call in self.calls if "-c" in call}
+
+    @property
     def compiled(self) -> list[str]:
-        return sorted(call[call.index("-c") + 1] for call in self.calls if "-c" in call)
+        return sorted(source for call in self.calls if "-c" in call for source in sources(call))
 
     @property
     def linked(self) -> list[str]:

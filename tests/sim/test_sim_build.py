@@ -3,17 +3,21 @@
 The real build is made by the first test that uses the card; tests/test_simulated.py tells when that fails.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pretend_compiler import SOURCES, TORCH, Compiler, folders, named_compiler, prepare
+from pretend_compiler import SOURCES, TORCH, Compiler, folders, named_compiler, prepare, sources
 from toprope.errors import BuildError
+from toprope.native_build import NativeLibrary
 from toprope.sim import build
 
 pytestmark = pytest.mark.native
@@ -50,18 +54,20 @@ def test_how_the_compiler_is_called(cache: Path, compiler: Compiler, monkeypatch
         assert call[:2] == ["-m64", "-DNAME=a b"]
         headers = [argument for argument in call if argument.startswith("-I")]
         if "-c" in call:
-            source = Path(call[call.index("-c") + 1])
+            (room,) = {Path(source).parent.name for source in sources(call)}
             assert "-std=c++20" in call
             # Only the glue may see torch: the core has to work without it.
-            assert bool(headers) == (source.parent.name == "torch")
-            assert all(header.startswith(f"-I{TORCH.folder}/include") for header in headers)
+            assert bool(headers) == (room == "torch")
+            own = f"-I{SOURCES[0].parent.parent}/torch"
+            assert all(header.startswith((f"-I{TORCH.folder}/include", own)) for header in headers)
     core, glue = (call for call in compiler.calls if "-shared" in call)
     assert not any(argument.startswith(("-ltorch", "-lc10")) for argument in core)
     assert {"-ltoprope_core", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"} <= set(glue)
     assert not any("torch_python" in argument for argument in glue), "a build serves every Python"
     for call, room in ((core, "core"), (glue, "torch")):
-        objects = sorted(Path(argument).stem for argument in call if argument.endswith(".o"))
-        assert objects == sorted(f"{room}-{path.stem}" for path in SOURCES if path.parent.name == room)
+        objects = [Path(argument).stem for argument in call if argument.endswith(".o")]
+        linked = sorted(source for name in objects for source in compiler.units[name])
+        assert linked == [str(path) for path in SOURCES if path.parent.name == room]
 
 
 def test_a_cache_in_a_folder_with_an_odd_name(
@@ -193,7 +199,7 @@ def test_a_compiler_that_fails(
 ) -> None:
     last = "echo 'in file x.h:' >&2; echo 'x.h:3: error: no such thing' >&2; echo output; exit 4"
     text = fails(tmp_path, monkeypatch, last=last)
-    assert re.search(r"the C\+\+ compiler failed on \w+\.cpp\.", text)
+    assert re.search(r"the C\+\+ compiler failed on \w+\.cpp or \d+ files compiled with it\.", text)
     assert f"{tmp_path}/broken/c++, exit status 4: x.h:3: error: no such thing" in text
     assert "g++ 11 or newer" in text
     assert folders(cache) == [], "nothing is left half done"
@@ -242,7 +248,7 @@ def test_an_interrupted_build(cache: Path, compiler: Compiler, monkeypatch: pyte
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patched.setattr(build, "_compile", interrupted)
+        patched.setattr(NativeLibrary, "_compile", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build.ensure()
     assert folders(cache) == []
@@ -291,15 +297,23 @@ def test_what_a_crash_left_is_not_used(cache: Path, compiler: Compiler, monkeypa
     made = build.ensure()
     (made.folder / "build.json").unlink()  # it is written last
     made.core.write_text("half of it")
-    aside = made.folder.with_name(f"{made.folder.name}.abcdef")
+    aside = made.folder.with_name(f"{made.folder.name}.building-abcdef")
     aside.mkdir()
     (aside / build.CORE).write_text("half of it, too")
+    other = cache / "torch-9.9.8-feed.building-abcdef"
+    held = cache / "torch-9.9.8-beef.building-abcdef"
+    for folder in (other, held):
+        folder.mkdir()
+    lock = (cache / "torch-9.9.8-beef.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     with monkeypatch.context() as patched:
         patched.delenv("CXX")
         with pytest.raises(BuildError, match=r"there is no C\+\+ compiler"):
             build.ensure()
     assert build.ensure() == made
     assert made.core.read_text() == "made\n"
+    assert folders(cache) == sorted([made.folder, held]), "what a builder works on that lives is not removed"
+    lock.close()
 
 
 @pytest.mark.parametrize("name", [build.CORE, build.GLUE])
@@ -313,3 +327,49 @@ def test_a_build_that_lost_a_file_is_made_anew_or_told(cache: Path, compiler: Co
     else:
         assert again.core.exists()
         assert again.glue.exists()
+
+
+# ---- asking and building without torch
+
+
+def test_whether_a_build_is_there(cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.Torch, "installed", classmethod(lambda cls: TORCH))
+    assert not build.is_ready()
+    assert not cache.exists()
+    made = build.ensure()
+    assert build.is_ready()
+    assert not build.is_being_built()
+    with (cache / f"{made.folder.name}.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert build.is_being_built()
+    (made.folder / "build.json").unlink()
+    assert not build.is_ready()
+    monkeypatch.setattr(build.Torch, "installed", classmethod(lambda cls: None))
+    assert not build.is_ready()
+
+
+def test_the_installed_torch_is_found_without_importing_it(cache: Path) -> None:
+    code = """
+import sys
+from toprope.sim import build
+found = build.Torch.installed()
+assert not build.is_ready() and not build.is_being_built()
+assert "torch" not in sys.modules
+assert found == build.Torch.imported(), found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_command(cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-W", "error", "-m", "toprope.sim.build"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
+    (made,) = folders(cache)
+    assert done.stderr.splitlines()[0].startswith("toprope: building the simulated card for torch ")
+    assert str(made) in done.stderr
+    monkeypatch.setenv("CXX", "no-such-c++")
+    shutil.rmtree(made)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("toprope: the simulated card has to be built once, and there is no C++ compiler.\n")
+    assert "  do         install g++" in done.stderr

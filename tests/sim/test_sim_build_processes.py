@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pretend_compiler import SOURCES, Compiler, folders, named_compiler, prepare
+from toprope import native_build
 from toprope.errors import BuildError
 from toprope.sim import build
 
@@ -86,11 +87,64 @@ def test_a_builder_that_is_killed_frees_the_way(tmp_path: Path, cache: Path, mon
     assert (made / build.CORE).read_text() == "made\n"
 
 
+def processes_that_name(text: str) -> list[str]:
+    """Command lines of living processes, but for this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            zombie = (path.parent / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if text in line and not zombie and path.parent.name != str(os.getpid()):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_compilers_end_with_their_builder(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, ended: signal.Signals
+) -> None:
+    # As g++ does, the compiler works in a child process, which does not end with the driver.
+    work = f"/bin/sleep 1000{os.getpid()}"
+    slow = Compiler(tmp_path / "tools", before=f"{work} &\nwait")
+    monkeypatch.setenv("CXX", str(slow.path))
+    builder = child()
+    wait_for(lambda: processes_that_name(work))
+    (aside,) = folders(cache)
+    assert processes_that_name(str(slow.path))
+    builder.send_signal(ended)
+    builder.communicate(timeout=60)
+    wait_for(lambda: not processes_that_name(str(slow.path)) and not processes_that_name(work))
+    assert aside.exists() == (ended != signal.SIGINT), "only an interrupted builder can clean up"
+    quick = Compiler(tmp_path / "quick")
+    quick.path.replace(slow.path)
+    out, _ = child().communicate(timeout=120)
+    assert folders(cache) == [Path(out.strip())]
+
+
+def test_a_terminal_sees_one_line(cache: Path, compiler: Compiler) -> None:
+    terminal, other_end = os.openpty()
+    with open(terminal, "rb", buffering=0) as screen:
+        builder = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CHILD)], stdout=subprocess.PIPE, stderr=other_end, text=True
+        )
+        os.close(other_end)
+        out, _ = builder.communicate(timeout=120)
+        seen = screen.read(100_000).decode()
+    assert folders(cache) == [Path(out.strip())]
+    *renewed, last = seen.split("\r\x1b[K")
+    assert "(0 of 5, 0 s)" in renewed[1]
+    assert "(5 of 5, " in renewed[-1]
+    assert not any("\n" in line for line in renewed)
+    assert last.startswith("toprope: built in ")
+
+
 def test_a_builder_that_does_not_get_done(
     cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build.ensure()
-    monkeypatch.setattr(build, "_LOCK_LIMIT", 0.3)
+    monkeypatch.setattr(native_build, "LOCK_LIMIT", 0.3)
     shutil.rmtree(folders(cache)[0])
     (lock,) = cache.glob("*.lock")
     capsys.readouterr()
