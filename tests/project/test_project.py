@@ -221,4 +221,4 @@ def test_ci_is_executable_and_stops_at_the_first_failure():
     lines = read(".ci/run").splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
-    assert lines[-1] == "make test"
+    assert lines[-2:] == ["make test", "make check"]

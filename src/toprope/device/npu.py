@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import AbstractContextManager
 from functools import cached_property
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -110,8 +111,13 @@ class NpuDevice(Device):
         )
 
     def software_version(self) -> str | None:
-        """torch_npu's version. The simulated card goes by torch's, as torch_npu is numbered by it."""
-        return torch.__version__.partition("+")[0] if self.capabilities.simulated else installed_version()
+        """torch_npu's version as programs see it; torch's on the simulated card, as torch_npu is numbered by it."""
+        if self.capabilities.simulated:
+            return torch.__version__.partition("+")[0]
+        try:
+            return metadata.version("torch-npu")
+        except metadata.PackageNotFoundError:
+            return installed_version()
 
     def set_current(self) -> None:
         """Make it the current card of this thread."""
