@@ -13,27 +13,25 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toprope.errors import BuildError
+from toprope.progress import Progress
+from toprope.terminal import Display
 
-__all__ = ["LOCK_LIMIT", "NOTE", "NativeLibrary", "Report", "SharedObject", "Unit"]
+__all__ = ["LOCK_LIMIT", "NOTE", "NativeLibrary", "SharedObject", "Unit"]
 
 NOTE = "build.json"
 """The file that says what a build was made for and with; it is written last."""
 
 LOCK_LIMIT = 900.0
 """Seconds to wait for another process that builds the same."""
-
-Report = Callable[[int, int], None]
-"""Called with the steps done and their number: at the beginning, each second, and after each step."""
 
 _UNFINISHED = ".building-"
 # Standard input is a pipe that only the builder can write to: it ends when the builder ends, however that happens, and
@@ -90,7 +88,7 @@ class NativeLibrary:
     target: str = ""
     note: dict[str, object] = field(default_factory=dict)
 
-    def ensure(self, report: Report | None = None) -> Path:
+    def ensure(self) -> Path:
         """The folder of a finished build, made now where there is none.
 
         Raises:
@@ -111,7 +109,7 @@ class NativeLibrary:
         folder = self._folder(compiler)
         with self._locked(folder):
             if not self._is_whole(folder):
-                self._build(folder, compiler, report)
+                self._build(folder, compiler)
         return folder
 
     def is_ready(self) -> bool:
@@ -185,7 +183,7 @@ class NativeLibrary:
         while not _try_lock(lock):
             attempts += 1
             if attempts == 2:  # the first may have met a process that only looked
-                _tell(f"waiting for another process that builds {self.what}")
+                Display().say(f"waiting for another process that builds {self.what}")
             if time.monotonic() > begin + LOCK_LIMIT:
                 raise BuildError(
                     f"another process has been building {self.what} for {LOCK_LIMIT:.0f} s.",
@@ -200,26 +198,28 @@ class NativeLibrary:
             "make it writable, or name another one in TOPROPE_CACHE_DIR",
         )
 
-    def _build(self, folder: Path, compiler: list[str], report: Report | None) -> None:
+    def _build(self, folder: Path, compiler: list[str]) -> None:
         """Build in a temporary folder and move it into place, so that nobody sees an unfinished build."""
         begin = time.monotonic()
+        display = Display(f"building {self.what}")
         _remove_unfinished(folder)
         try:
             aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_UNFINISHED}", dir=self.cache))
         except OSError as error:
             raise self._not_writable(error) from error
         try:
-            with _Progress(f"building {self.what}{self.target} with {compiler[0]}; once, {self.time}") as progress:
-                self._compile(aside, compiler, report or progress)
+            display.say(f"building {self.what}{self.target} with {compiler[0]}; once, {self.time}")
+            self._compile(aside, compiler, Progress(display.step, unit="file"))
             self._put_in_place(aside, folder, compiler)
         finally:
+            display.clear()
             shutil.rmtree(aside, ignore_errors=True)
-        _tell(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
+        display.say(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
 
-    def _compile(self, aside: Path, compiler: list[str], report: Report) -> None:
+    def _compile(self, aside: Path, compiler: list[str], progress: Progress) -> None:
         units = [unit for shared in self.objects for unit in shared.units]
         steps = len(units) + len(self.objects)
-        report(0, steps)
+        progress.step(0, steps)
         objects = {unit.name: str(aside / f"{unit.name}.o") for unit in units}
         with _Compilers() as compilers:
             pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
@@ -245,7 +245,7 @@ class NativeLibrary:
                     done, waiting = wait(waiting, timeout=1, return_when="FIRST_COMPLETED")
                     for finished in done:
                         finished.result()
-                    report(len(units) - len(waiting), steps)
+                    progress.step(len(units) - len(waiting), steps)
             finally:
                 compilers.end()
                 pool.shutdown(cancel_futures=True)
@@ -267,7 +267,7 @@ class NativeLibrary:
                     ],
                     shared.name,
                 )
-                report(number, steps)
+                progress.step(number, steps)
         for path in objects.values():
             os.unlink(path)
 
@@ -338,38 +338,6 @@ class _Compilers:
             facts,
             "g++ 11 or newer is needed (C++20); name another compiler in CXX",
         )
-
-
-class _Progress:
-    """Progress of a build on stderr (stdout belongs to the user's program): a line that is renewed on a terminal."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._begin = time.monotonic()
-        self._renews = sys.stderr.isatty()
-        self._began = False
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._renews:
-            line = f"toprope: {self._text} ({done} of {total}, {time.monotonic() - self._begin:.0f} s)"
-            sys.stderr.write(f"\r\x1b[K{line[-(shutil.get_terminal_size().columns - 1) :]}")
-            sys.stderr.flush()
-        elif not self._began:
-            _tell(self._text)
-        self._began = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._renews and self._began:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"toprope: {text}\n")
-    sys.stderr.flush()
 
 
 def _digest(parts: list[str]) -> str:
