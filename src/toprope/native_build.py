@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toprope.errors import BuildError
-from toprope.progress import Progress
+from toprope.progress import Progress, Step
 from toprope.terminal import Display
 
 __all__ = ["LOCK_LIMIT", "NOTE", "NativeLibrary", "SharedObject", "Unit"]
@@ -201,7 +201,11 @@ class NativeLibrary:
     def _build(self, folder: Path, compiler: list[str]) -> None:
         """Build in a temporary folder and move it into place, so that nobody sees an unfinished build."""
         begin = time.monotonic()
-        display = Display(f"building {self.what}")
+        display = Display()
+
+        def show(step: Step) -> None:  # units differ too much in size for an estimate of the time left
+            display.stage(f"building {self.what}: {step.amount}, {step.seconds:.0f} s")
+
         _remove_unfinished(folder)
         try:
             aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_UNFINISHED}", dir=self.cache))
@@ -209,7 +213,7 @@ class NativeLibrary:
             raise self._not_writable(error) from error
         try:
             display.say(f"building {self.what}{self.target} with {compiler[0]}; once, {self.time}")
-            self._compile(aside, compiler, Progress(display.step, unit="file"))
+            self._compile(aside, compiler, Progress(show))
             self._put_in_place(aside, folder, compiler)
         finally:
             display.clear()
