@@ -102,6 +102,7 @@ def core() -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [mask for mask, _, _ in MASKS])
 def test_the_simulated_card_agrees(core: str, mask: str) -> None:
     done = subprocess.run(

@@ -315,6 +315,7 @@ def test_the_real_yr_goes_before_ours(tmp_path, monkeypatch):
     assert not (tmp_path / "bin").exists()
 
 
+@pytest.mark.slow
 def test_the_missions_commands_in_three_shells(runtime, tmp_path):
     """yr start --master --npu_collection_mode=all, then the program, then yr stop."""
     program = tmp_path / "both.py"

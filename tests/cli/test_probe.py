@@ -51,10 +51,12 @@ def test_nothing_is_started_where_torch_npu_is_not_installed(monkeypatch: pytest
     assert probe() == Probe("not installed")
 
 
+@pytest.mark.slow
 def test_a_card_that_works(machine) -> None:
     assert machine(f"{BANNER}{in_python(2)}{PROPERTIES}", torch=None) == Probe("works", "2.13.0", 2, "Ascend910B3")
 
 
+@pytest.mark.slow
 def test_no_card(machine) -> None:
     found = machine(f"{BANNER}{in_python(0)}", torch=None)
     assert found == Probe("no card", "2.13.0")
@@ -120,6 +122,7 @@ def test_the_child_is_outside_an_outer_run(machine, monkeypatch: pytest.MonkeyPa
     assert found.reason == "ValueError: []"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -136,6 +139,7 @@ def test_one_that_can_be_imported_and_does_not_work(machine, code: str, reason: 
     assert found.text == f"torch_npu 2.13.0 can be imported, and yet there is no NPU: {reason}"
 
 
+@pytest.mark.slow
 def test_a_module_that_was_removed_and_left_its_metadata(machine, tmp_path: Path) -> None:
     found = machine("", torch=None)
     assert found.reason == "torch_npu 2.13.0 was imported, but gives torch no npu"
@@ -146,6 +150,7 @@ def test_a_module_that_was_removed_and_left_its_metadata(machine, tmp_path: Path
     assert "there is no module of this name" in said.what
 
 
+@pytest.mark.slow
 def test_run_and_doctor_agree(machine, tmp_path: Path) -> None:
     """They had a probe each, and could say different things about the same machine."""
     found = machine("raise ImportError('libascend_hal.so: cannot open shared object file')")

@@ -287,6 +287,7 @@ PROCESSES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(PROCESSES)
 def test_merging_loses_nothing_and_does_not_depend_on_the_order(processes: list[Counters]) -> None:
     (merged,) = as_dict(Outcome(SIM, 1.0, 0, tuple(processes)))["simulated"]
@@ -300,6 +301,7 @@ def test_merging_loses_nothing_and_does_not_depend_on_the_order(processes: list[
     assert text(*processes) == text(*reversed(processes))
 
 
+@pytest.mark.slow
 @given(PROCESSES)
 def test_every_report_is_whole_lines(processes: list[Counters]) -> None:
     seen = text(*processes)

@@ -122,6 +122,7 @@ def test_json_is_one_line_on_stderr(world: World) -> None:
 # ---- bad input: one message, nothing started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -342,6 +343,7 @@ def test_a_users_sitecustomize_is_run_after_ours(world: World) -> None:
     assert (done.stdout, done.stderr) == ("[]\n" + ALL + "program\n", "")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_run(world: World) -> None:
     inner = [sys.executable, "-m", "toprope", "run", "-q"]
     program = world.program(SHOW)
@@ -392,6 +394,7 @@ def test_auto_with_a_torch_npu_that_cannot_be_loaded_explains(world: World) -> N
     assert "set_env.sh" in done.stderr
 
 
+@pytest.mark.slow
 def test_auto_with_a_real_card_takes_it(world: World) -> None:
     properties = 'lambda index: types.SimpleNamespace(name="Ascend910B3", total_memory=2**36)'
     world.stub("torch_npu", f"{in_python(2)}npu.get_device_properties = {properties}\n", "torch-npu")
@@ -408,6 +411,7 @@ def test_auto_with_a_real_card_takes_it(world: World) -> None:
     assert "add --device sim" in done.stderr
 
 
+@pytest.mark.slow
 def test_npu_smi_is_there_with_a_simulated_card_and_only_then(world: World) -> None:
     done = world.run("-q", "--chip", "910B3", "--count", "3", "npu-smi", "info", "-l")
     assert (done.returncode, done.stderr) == (0, "")
@@ -429,6 +433,7 @@ def test_a_trace_of_a_program_that_loads_no_card_is_empty_and_says_so(world: Wor
     assert json.loads((world.folder / "t.json").read_text())["traceEvents"] == []
 
 
+@pytest.mark.slow
 def test_the_log_setting_acts_in_a_program(tmp_path):
     """TOPROPE_LOG was read and shown, and nothing acted on it."""
     program = tmp_path / "program.py"

@@ -264,6 +264,7 @@ tell(len(found), len({each[0] for each in found}), len({identity for each in fou
     assert told(code) == [16, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_9_lookups_change_nothing_and_every_device_has_its_summary(machine):
     """Mended: a lookup added a device, after which the summary raised; and the CPU was counted without an entry."""

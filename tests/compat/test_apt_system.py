@@ -48,6 +48,7 @@ def refused(code):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "chosen"),
     [
@@ -125,6 +126,7 @@ tell(good, bare, get_memory_info()["ram"], kib("MemTotal"))
     assert good["npu_memory"]["npu_1"] == {"error": "RuntimeError: the card sleeps"}
 
 
+@pytest.mark.slow
 def test_5_memory_cleanup_gives_dropped_cycles_back_to_the_system():
     """Mended: the original collected, and the C library kept the memory."""
     code = (
@@ -217,6 +219,7 @@ tell(torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
     assert told(code) == [True, False]
 
 
+@pytest.mark.slow
 def test_set_device_is_for_the_chosen_kind_and_refuses_a_card_that_is_not_there():
     """Mended: the original knew CUDA alone."""
     code = (
@@ -286,6 +289,7 @@ def test_a_torch_npu_that_cannot_be_loaded_is_no_error_where_nobody_asked_for_it
     assert done.stderr.count("libhccl.so is missing") == 1  # and it is said why the NPU is not used
 
 
+@pytest.mark.slow
 def test_3_the_version_is_that_of_the_torch_npu_that_is_installed(tmp_path):
     install(tmp_path, "torch_npu", NPUS + "\n__version__ = '2.13.0.post1+git'", version="2.13.0.post1")
     code = FACADES + "from apt_model.core.system import get_device_info\ntell(get_device_info()['npu_version'])"

@@ -228,6 +228,7 @@ def test_the_configuration_is_a_copy():
     assert vb.get_config() == OFF
 
 
+@pytest.mark.slow
 def test_threads_see_one_state():
     seen, failures = set(), []
 
@@ -303,6 +304,7 @@ print(vb.is_enabled(), vb.get_config()["use_flash_attn"])
 """
 
 
+@pytest.mark.slow
 def test_any_program_of_a_run_is_in_the_mode(tmp_path):
     """It imports torch, and knows nothing of modes; an unknown mode is told before it starts. (21)"""
     program = tmp_path / "program.py"

@@ -270,6 +270,7 @@ tell(levels, str(get_device()))
 """  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "levels"),
     [
@@ -319,6 +320,7 @@ tell(answers)
 """  # fmt: skip
 
 
+@pytest.mark.slow
 def test_on_a_card_tensors_are_where_their_level_is():
     card = told(CARD)
     assert card["default"] == [["npu:0", 2000], ["cpu", 8000]]

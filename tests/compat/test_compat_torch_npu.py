@@ -45,6 +45,7 @@ def test_what_is_said_of_names_is_said_of_names_there_are():
     assert not {*NAMES["gone"]} & known
 
 
+@pytest.mark.slow
 def test_at_least_95_percent_agree(reported):
     _, found = reported
     assert found["all"].share >= 95
@@ -64,6 +65,7 @@ def test_every_name_was_read(reported):
     assert sorted(found["all"].unread) == sorted(NAMES["compiled"])
 
 
+@pytest.mark.slow
 def test_what_the_compiled_part_makes_is_not_in_the_files(published):
     assert [name for name in NAMES["compiled"] if published.describe(name) is not None] == []
 

@@ -139,6 +139,7 @@ def test_04_the_published_torch_npu_without_cann(wheel):
     assert told(ASK + "tell(*asked(None))", wheel) == "cpu"
 
 
+@pytest.mark.slow
 def test_05_defect_the_mask_of_cuda_was_read_as_an_index():
     for mask, chosen in {"0,1": "cuda:0", "3": "cuda:0", "GPU-abc": "cuda:0", "": "cpu", "-1": "cpu"}.items():
         assert told(cuda(4) + ASK + "tell(*asked(None))", CUDA_VISIBLE_DEVICES=mask) == chosen, mask

@@ -37,6 +37,7 @@ def test_pytest_finds_it_wherever_toprope_is_installed() -> None:
     assert (found.name, found.value) == ("toprope", "toprope.compat.pytest_plugin")
 
 
+@pytest.mark.slow
 def test_without_npu_it_does_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -67,6 +68,7 @@ def test_it_costs_a_pytest_next_to_nothing() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tests_run_on_the_cards_that_were_asked_for(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import torch_npu\nassert torch_npu.npu.device_count() == 2")
     pytester.makepyfile(
@@ -92,6 +94,7 @@ def test_tests_run_on_the_cards_that_were_asked_for(pytester: pytest.Pytester) -
     result.stdout.fnmatch_lines([f"npu: 910B3x2,hbm=1GiB, simulated by toprope {__version__}"])
 
 
+@pytest.mark.slow
 def test_each_test_begins_on_the_first_card_with_nothing_cached(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

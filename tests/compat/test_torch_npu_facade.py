@@ -95,6 +95,7 @@ def test_autocast_casts_nothing(facade):
     assert torch.equal(inside, outside)
 
 
+@pytest.mark.slow
 def test_compiled_whole(facade):
     def block(x, gamma, cosine, sine):
         x = facade.npu_rms_norm(x, gamma)[0].unflatten(-1, (2, 8))
@@ -423,6 +424,7 @@ def test_fused_adamw_is_torch_npus(facade):
 # --- the module
 
 
+@pytest.mark.slow
 def test_without_a_card():
     done = run(
         "import torch_npu, torch_npu.npu, torch, importlib.util\n"
@@ -477,6 +479,7 @@ assert torch.equal(*again)
 """
 
 
+@pytest.mark.slow
 def test_on_the_simulated_card():
     done = run(ON_THE_CARD, TOPROPE_SIM="910B3")
     assert done.returncode == 0, done.stderr

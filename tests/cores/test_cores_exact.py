@@ -175,6 +175,7 @@ def test_a_deadline_that_has_passed_is_no_proof():
     assert not explore(graph, soon(), most=100).whole
 
 
+@pytest.mark.slow
 @given(programs())
 def test_the_search_agrees_with_every_order_of_things(program):
     hypothesis.assume(not cycle(Graph.of(program)))
@@ -182,6 +183,7 @@ def test_the_search_agrees_with_every_order_of_things(program):
         assert found(program, discipline) is truth(program, discipline), discipline
 
 
+@pytest.mark.slow
 @given(programs(most_ops=5))
 def test_under_D0b_too(program):
     graph = Graph.of(program)
@@ -193,6 +195,7 @@ def test_under_D0b_too(program):
     assert not early.whole or early.witness
 
 
+@pytest.mark.slow
 @given(programs())
 def test_what_deadlocks_under_the_weaker_discipline_does_under_the_stricter(program):
     hypothesis.assume(not cycle(Graph.of(program)))
@@ -204,6 +207,7 @@ def test_what_deadlocks_under_the_weaker_discipline_does_under_the_stricter(prog
     assert not alone or Discipline.D1 not in dead or {Discipline.D0, Discipline.D0B} <= dead
 
 
+@pytest.mark.slow
 @given(programs(), st.data())
 def test_a_larger_demand_never_ends_a_deadlock(program, data):
     """Under D0 and D1; under D2 it may."""
@@ -228,6 +232,7 @@ def test_the_solver_agrees_with_the_search(program):
         assert outcome.witness is None or outcome.witness.is_stuck(discipline)
 
 
+@pytest.mark.slow
 @given(every_rank_the_same())
 def test_fewer_cards_decide_a_program_that_every_rank_runs(program):
     hypothesis.assume(not cycle(Graph.of(program)))

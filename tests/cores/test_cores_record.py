@@ -61,6 +61,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(cards, tuple(Stream(name, card.name, tuple(ops)) for name, card, ops in queues), groups)
 
 
+@pytest.mark.slow
 @given(programs())
 def test_a_program_is_the_same_after_json(program: Program) -> None:
     text = record.to_json(program)
@@ -68,6 +69,7 @@ def test_a_program_is_the_same_after_json(program: Program) -> None:
     assert json.loads(text) == record.to_data(program)
 
 
+@pytest.mark.slow
 @given(programs(), st.data())
 def test_a_text_that_is_cut_short_is_an_error_that_says_so(program: Program, data: st.DataObject) -> None:
     text = record.to_json(program).rstrip()

@@ -215,6 +215,7 @@ REAL = """
 """
 
 
+@pytest.mark.slow
 def test_a_real_trace_has_the_order_of_the_program(tmp_path: Path) -> None:
     code = "seen = []\n" + textwrap.dedent(REAL).format(path=str(tmp_path / "t.json"))
     for program in told(code, by=run_anew):

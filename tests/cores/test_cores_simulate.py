@@ -113,6 +113,7 @@ def test_the_checker_agrees_with_what_runs(program, discipline, seed):
         assert verdict is Verdict.DEADLOCK
 
 
+@pytest.mark.slow
 @given(programs(), st.sampled_from(DISCIPLINES), st.integers(0, 100))
 def test_the_same_seed_gives_the_same_run(program, discipline, seed):
     run = simulate(program, discipline, seed)
@@ -121,6 +122,7 @@ def test_the_same_seed_gives_the_same_run(program, discipline, seed):
     assert (quiet.end, quiet.microseconds, quiet.moments, quiet.intervals) == (run.end, run.microseconds, (), ())
 
 
+@pytest.mark.slow
 @given(programs(), st.sampled_from(DISCIPLINES), st.integers(0, 100), st.floats(0, 30))
 def test_a_run_can_be_stopped(program, discipline, seed, until):
     whole = simulate(program, discipline, seed)

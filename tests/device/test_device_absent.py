@@ -37,6 +37,7 @@ def test_without_torch_npu(tmp_path):
     assert do.endswith("or use cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [
@@ -85,6 +86,7 @@ def test_what_is_broken_is_tried_once_and_leaves_the_variables_alone(tmp_path):
     assert done.stderr.count("FallbackWarning") == 1
 
 
+@pytest.mark.slow
 def test_a_torch_npu_that_breaks_import_torch(tmp_path):
     """torch loads it by its entry point; where toprope is the first to import torch, it says what is wrong."""
     install(tmp_path, "torch_npu", f"raise ImportError({MISSING!r})", entry_points=LOADED_WITH_TORCH)
@@ -98,6 +100,7 @@ def test_a_torch_npu_that_breaks_import_torch(tmp_path):
     assert told("from toprope import device\ntell(str(device.get()))", tmp_path) == "cpu"
 
 
+@pytest.mark.slow
 def test_asking_again_after_torch_failed_says_the_same(tmp_path):
     install(tmp_path, "torch_npu", f"raise ImportError({MISSING!r})", entry_points=LOADED_WITH_TORCH)
     code = """
@@ -176,6 +179,7 @@ torch.npu = MagicMock()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [
@@ -206,6 +210,7 @@ def test_a_mere_folder_of_the_name_is_no_torch_npu(tmp_path):
     assert told(ERROR.format(name="npu"), tmp_path)[0] == "DeviceNotInstalledError"
 
 
+@pytest.mark.slow
 def test_choosing_does_not_use_a_card_but_heeds_the_current_one(tmp_path):
     """torch.npu.current_device() would use the card, after which a fork of this process may not."""
     install(tmp_path, "torch_npu", in_python(3) + "npu.current_device = lambda: 1 / 0\n")
@@ -280,6 +285,7 @@ def test_the_published_torch_npu_without_cann_and_with_autoload(real_torch_npu):
 # CUDA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "index", "names"),
     [

@@ -276,6 +276,7 @@ def test_a_chain_of_errors_that_bites_its_tail():
     assert not is_out_of_memory(one)
 
 
+@pytest.mark.slow
 def test_the_allocator_of_the_cpu_itself():
     code = "import resource, torch; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
     code += "from toprope.device import is_out_of_memory\n"

@@ -40,6 +40,7 @@ def forbidden(name: str) -> bool:
     return name.split(".")[0] == "torch_npu" or ".".join(name.split(".")[:2]) in ("torch.cuda", "torch.npu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_nobody_else_asks_torch_for_its_devices(file):
     assert asks(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))) == []

@@ -62,6 +62,7 @@ except DeviceUnavailableError as error:
 """
 
 
+@pytest.mark.slow
 def test_thread_6_importing_toprope_imports_no_torch_and_a_failing_backend_is_explained(tmp_path):
     """https://github.com/flagos-ai/FlagTree/issues/1024: "Failed to load the backend extension: torch_npu"."""
     points = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
@@ -92,6 +93,7 @@ def test_thread_8_no_visible_device_names_what_was_looked_at(tmp_path):
     assert "GPU" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", ["1,0", "0,0"])
 def test_thread_9_a_mask_that_does_not_rise_is_not_a_silent_no(mask):
     """https://github.com/agentscope-ai/Trinity-RFT/pull/618: is_available() is False and nobody says why."""
@@ -103,6 +105,7 @@ def test_thread_9_a_mask_that_does_not_rise_is_not_a_silent_no(mask):
     assert f"ASCEND_RT_VISIBLE_DEVICES={mask}: numbers must rise" in text
 
 
+@pytest.mark.slow
 def test_thread_11_a_mask_with_gaps():
     """https://github.com/vllm-project/vllm-ascend/issues/449: 0,1,2,5 and then "Invalid device id"."""
     ids = npu_map("0,1,2,5", None, range(8))
@@ -132,6 +135,7 @@ def test_thread_12_a_card_that_the_container_was_never_granted(mask, granted, no
     assert (wrong in found) if wrong else not found
 
 
+@pytest.mark.slow
 def test_thread_17_no_bfloat16_tensor_is_made_on_a_chip_that_has_none(tmp_path):
     """https://github.com/hiyouga/LlamaFactory/issues/4165, https://github.com/vllm-project/vllm-ascend/issues/6490."""
     code = (
@@ -228,6 +232,7 @@ def test_thread_36_whether_offloading_saves_memory_is_asked_and_not_listed():
     assert told(code) == {"npu": True, "cpu": False}
 
 
+@pytest.mark.slow
 def test_thread_40_a_scheduler_that_hands_out_the_machines_number():
     """https://github.com/verl-project/verl/pull/7507: Ray says 5, the runtime sees 0 to 3, and answers 107001."""
     assert npu_map(None, "4-7", range(8)).from_physical(5) == 1

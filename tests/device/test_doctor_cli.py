@@ -31,6 +31,7 @@ def toprope(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["doctor", "--json"], ["devices", "--json"]])
 def test_a_machine_without_npu_offline_in_less_than_10_s(words: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
@@ -51,6 +52,7 @@ def test_a_machine_without_npu_offline_in_less_than_10_s(words: Sequence[str], t
     assert [each["kind"] for each in devices][-1] == "cpu"
 
 
+@pytest.mark.slow
 def test_the_report_is_plain_text_to_be_pasted() -> None:
     done = toprope("doctor")
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,6 +77,7 @@ def test_the_table_of_devices() -> None:
     assert "ASCEND_RT_VISIBLE_DEVICES=1 shows 1 of 2 cards" in rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -90,6 +93,7 @@ def test_what_is_set_and_not_there_was_no_problem_to_doctor(variables: dict[str,
     assert all(word in str(answer["findings"]) for word in words)
 
 
+@pytest.mark.slow
 def test_inside_of_toprope_run_the_card_is_said_to_be_simulated() -> None:
     done = toprope("run", "--quiet", "--chip", "910B3", "--count", "2", "-m", "toprope", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
@@ -98,6 +102,7 @@ def test_inside_of_toprope_run_the_card_is_said_to_be_simulated() -> None:
     assert "a simulated card" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_process_of_the_command_imports_no_torch() -> None:
     code = (
         "import sys; from toprope.cli import main; status = main(['devices', '--json']); "

@@ -54,6 +54,7 @@ def test_a_child_that_dies_anywhere_leaves_what_it_said(length: int) -> None:
     assert diagnose(Facts(packages={"torch": "2.13.0"}, examination=found)) or done
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_lines_that_are_no_facts_are_passed_over(lines: list[str]) -> None:
     assert examination(lines) == Examination()

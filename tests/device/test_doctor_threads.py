@@ -65,6 +65,7 @@ def problems(answer: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["name"]: each for each in answer["findings"] if each["problem"]}
 
 
+@pytest.mark.slow
 def test_thread_1_libhccl_is_missing_because_canns_environment_is_not_loaded(doctor, tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm-ascend/issues/262: "Failed to infer device type"."""
     install(tmp_path / "site", "torch-npu", "2.13.0", MISSING.format("libhccl.so"), "torch_npu = torch_npu:_autoload")
@@ -82,6 +83,7 @@ def test_thread_1_libhccl_is_missing_because_canns_environment_is_not_loaded(doc
     assert [each.code for each in in_text("RuntimeError: Failed to infer device type")] == ["infer-device"]
 
 
+@pytest.mark.slow
 def test_thread_2_libatb_is_missing_because_nnal_is_a_package_of_its_own(doctor, tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm-ascend/issues/152: other library, other advice."""
     install(tmp_path / "site", "torch-npu", "2.13.0", MISSING.format("libatb.so"))
@@ -129,6 +131,7 @@ def test_thread_4_torch_npu_of_another_release_than_cann_wants(tmp_path: Path) -
     assert [each.code for each in in_text(error)] == ["torchair"]
 
 
+@pytest.mark.slow
 def test_thread_6_a_backend_that_raises_ends_import_torch(doctor, tmp_path: Path) -> None:
     """https://github.com/flagos-ai/FlagTree/issues/1024: "Failed to load the backend extension"."""
     # the variable is off for the import of torch alone: the backend must find it as the user left it
@@ -144,6 +147,7 @@ def test_thread_6_a_backend_that_raises_ends_import_torch(doctor, tmp_path: Path
     assert [each["name"] for each in answer["facts"]["examination"]["devices"]] == ["cpu"]
 
 
+@pytest.mark.slow
 def test_thread_7_torch_does_not_know_the_name_npu(doctor) -> None:
     """https://github.com/pytorch/pytorch/issues/180712: twenty device types, and no reason."""
     done = subprocess.run(
@@ -181,6 +185,7 @@ def test_thread_8_no_card_is_visible_and_the_message_says_why(machine: AscendMac
     assert [each.code for each in in_text(bare)] == ["no-visible-device"]
 
 
+@pytest.mark.slow
 def test_thread_8_end_to_end_with_a_torch_npu_that_sees_nothing(doctor, tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm-ascend/issues/14631"""
     code = (
@@ -195,6 +200,7 @@ def test_thread_8_end_to_end_with_a_torch_npu_that_sees_nothing(doctor, tmp_path
     assert "no card is visible" in answer["absent"]["npu"]
 
 
+@pytest.mark.slow
 def test_doctor_and_the_error_of_a_torch_npu_that_gives_no_npu_contradicted_each_other(doctor, tmp_path: Path) -> None:
     install(tmp_path / "site", "torch-npu", "2.13.0")
     status, answer = doctor("devices", PYTHONPATH=str(tmp_path / "site"))
@@ -205,6 +211,7 @@ def test_doctor_and_the_error_of_a_torch_npu_that_gives_no_npu_contradicted_each
     assert found["torch-npu-broken"]["looked_at"].startswith(str(tmp_path / "site/torch_npu/__init__.py"))
 
 
+@pytest.mark.slow
 def test_thread_9_a_mask_that_falls_shows_no_card(doctor) -> None:
     """https://github.com/agentscope-ai/Trinity-RFT/pull/618: is_available() is silently False."""
     status, answer = doctor("devices", TOPROPE_SIM="910B3x2", ASCEND_RT_VISIBLE_DEVICES="1,0")
@@ -219,6 +226,7 @@ def test_thread_9_a_mask_that_falls_shows_no_card(doctor) -> None:
     assert [each.name for each in diagnose(real)][:2] == ["mask", "no-card"]
 
 
+@pytest.mark.slow
 def test_thread_11_a_mask_with_a_gap_and_the_numbers_of_its_cards(doctor) -> None:
     """https://github.com/vllm-project/vllm-ascend/issues/449: mask 0,1,2,5, and "Invalid device id" for 5."""
     status, answer = doctor("devices", TOPROPE_SIM="910B3x8", ASCEND_RT_VISIBLE_DEVICES="0,1,2,5")
@@ -301,6 +309,7 @@ def test_thread_13_npu_smi_lists_cards_of_any_number(number: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_thread_17_no_bfloat16_on_an_older_chip(doctor) -> None:
     """https://github.com/hiyouga/LlamaFactory/issues/4165, https://github.com/vllm-project/vllm-ascend/issues/6490"""
     status, answer = doctor(TOPROPE_SIM="310P3")

@@ -80,6 +80,7 @@ def test_01_a_class_is_a_node_with_its_methods():
         stages.FakeModel1()
 
 
+@pytest.mark.slow
 def test_02_03_04_single_models_equal_eager():
     image = torch.randn(1, 3, 256, 256)
     (got,), code = once(stages.FakeModel2.fnode(), image)  # level 1 does not look at input_descs
@@ -100,6 +101,7 @@ def chain(second):
     return through(stages.preprocess.fnode(), stages.FakeModel1.fnode(), second, stages.postprocess.fnode())
 
 
+@pytest.mark.slow
 def test_05_06_the_chain_at_both_levels(cards):
     image = torch.randn(1, 3, 768, 768)
     wanted = stages.eager(image)
@@ -117,6 +119,7 @@ def test_05_06_the_chain_at_both_levels(cards):
                 torch.testing.assert_close(got, wanted + number / 8, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_07_a_negative_size_stands_for_any():
     data, graph = through(stages.AnyBatch.fnode())
     with graph:
@@ -434,6 +437,7 @@ def test_bfloat16_and_unsigned_numbers_travel():
             assert got.dtype == dtype
 
 
+@pytest.mark.slow
 def test_the_users_own_exception_futures_and_results():
     import asyncio
 

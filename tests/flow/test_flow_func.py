@@ -158,6 +158,7 @@ def test_model_files_that_cannot_be_run_say_so(tmp_path, monkeypatch):
             raise graph.error
 
 
+@pytest.mark.slow
 def test_closures_are_run(tmp_path):
     """A function runs an exported program, and a graph of stages of its own."""
     program = torch.export.export(closures.Double(), (torch.ones(3),))

@@ -44,6 +44,7 @@ def started(options):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strength", "operator", "key", "values", "starts"),
     [

@@ -81,6 +81,7 @@ class Up:
         return 42
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_session")
 def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     """On a loaded machine the one message by which a worker says so was lost, and its instance never there."""
@@ -95,6 +96,7 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     settled("late listening")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_session")
 @pytest.mark.parametrize("round", ROUNDS)
 def test_faults_of_workers(round, tmp_path):
@@ -134,6 +136,7 @@ def before_all(folder):
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round", ROUNDS)
 def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
     numbers = random.Random(round)
@@ -183,6 +186,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
         program.communicate()
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_system_refuses(small_store, quick_workers):
     """And what the zygote has made while it imported is not taken down by each worker that ends."""
     (quick_workers / "torch.py").write_text("""

@@ -66,6 +66,7 @@ def group_options(bundle=1, **options):
 # Groups
 
 
+@pytest.mark.slow
 def test_members_start_together_when_their_group_does():
     group = yr.Group("pair", yr.GroupOptions())
     pair = members("pair", 2)

@@ -52,6 +52,7 @@ def large() -> np.ndarray:
 # References
 
 
+@pytest.mark.slow
 def test_a_reference_tells_of_its_object(thing, tmp_path):
     ref, failed, slow = add.invoke(1, 2), fail.invoke("why"), held.invoke(tmp_path, "late")
     assert ref.get() == 3
@@ -317,6 +318,7 @@ def test_functions_that_call_themselves_do_not_wait_for_each_others_cores():
     assert yr.get(depth.invoke(34), 60) == 34  # 16 cores have room for 32
 
 
+@pytest.mark.slow
 def test_a_worker_may_ask_for_very_much_at_once():
     """The answers filled the socket once, while the questions filled the other, and both sides waited."""
     one = Nested.invoke()
@@ -476,6 +478,7 @@ def test_large_values_by_value_and_by_reference_are_given_back(thing):
     assert until(empty)
 
 
+@pytest.mark.slow
 def test_what_is_read_lies_in_shared_memory_and_stays_as_long_as_it_is_read(thing):
     ref = thing.echo.invoke(large())
     first = yr.get(ref)
@@ -532,6 +535,7 @@ def test_a_simulated_cards_tensor_comes_from_a_worker_and_goes_to_another():
         assert yr.get(second.sum.invoke(first.make.invoke(2))) == ("npu:0", 180_000)
 
 
+@pytest.mark.slow
 def test_what_calls_were_given_is_let_go_when_they_are_over(thing):
     kept = [sleep.invoke(0.2, large()) for _ in range(3)]
     yr.wait(kept)
@@ -727,6 +731,7 @@ def resident(pid: int) -> int:
 COUNTS = [pytest.param(3000, id="short"), pytest.param(100_000, id="full", marks=pytest.mark.soak)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_many_calls_leave_neither_memory_nor_descriptors(count):
     one = Thing.invoke()
@@ -757,6 +762,7 @@ def test_many_calls_leave_neither_memory_nor_descriptors(count):
 INSTANCES = [pytest.param(40, id="short"), pytest.param(1000, id="full", marks=pytest.mark.soak)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", INSTANCES)
 def test_instances_that_come_and_go_leave_nothing(count):
     def work(times):

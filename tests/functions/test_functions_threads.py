@@ -114,6 +114,7 @@ def test_ray_62528_and_verl_849_who_cannot_get_a_card_is_told_why_and_does_not_h
         yr.get(two.pid.invoke())
 
 
+@pytest.mark.slow
 def test_vllm_ascend_870_and_ray_53044_an_instance_in_a_group_sees_its_part_of_it():
     """https://github.com/vllm-project/vllm-ascend/issues/870 and https://github.com/ray-project/ray/issues/53044: the
     cards of a placement group did not reach the actor in it."""
@@ -210,6 +211,7 @@ def test_ray_59035_a_share_of_more_than_one_card_is_refused_in_words():
         yr.get(User.options(opt(5.33)).invoke().pid.invoke())
 
 
+@pytest.mark.slow
 def test_ray_31451_and_11608_and_vllm_20860_what_dies_gives_its_memory_back(folder):
     """https://github.com/ray-project/ray/issues/31451, https://github.com/ray-project/ray/issues/11608 and
     https://github.com/vllm-project/vllm/issues/20860: children, or dead actors, keep the memory of a card."""

@@ -117,6 +117,7 @@ def test_several_pictures_of_one_edit_at_once(toprope, model) -> None:
 # ---- 28
 
 
+@pytest.mark.slow
 def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope, model, monkeypatch) -> None:
     names = ["good0.png", "good1.png", "bad.png", "good2.png", "good3.png"]
     rows = [{"image": name, "instruction": "make it snow", "seed": 3} for name in names]
@@ -214,6 +215,7 @@ def test_ctrl_c_twice_ends_at_once(toprope, model, monkeypatch) -> None:
 # ---- 29
 
 
+@pytest.mark.slow
 def test_29_the_whole_template_is_sent_and_a_refiner_that_fails_is_told(toprope, model) -> None:
     sent, answers = [], []
 
@@ -286,6 +288,7 @@ def test_what_cannot_be_is_one_error_before_anything_is_done(toprope, model, wor
     assert not Path("out").exists() or results() == []
 
 
+@pytest.mark.slow
 def test_a_lora_changes_the_picture_is_in_the_record_and_is_repeated(toprope, model, monkeypatch) -> None:
     with Engine.open(model, device="cpu") as engine:
         save(Path("style.safetensors"), tensors(engine.loaded.pipeline))

@@ -52,6 +52,7 @@ def engine(engines):
 # ---- an edit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(engines, family) -> None:
     engine = engines[family]
@@ -64,6 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(engines, fami
     assert engine.edit(request(picture(100, 80, shift=99))).pictures[0].tobytes() != first.pictures[0].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_option_of_a_family_changes_the_picture(engines, family) -> None:
     """An option that is taken and does nothing would be worse than one that is refused."""
@@ -160,6 +162,7 @@ def test_whole_files_are_hashed_where_that_was_asked_for() -> None:
 # ---- batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_one_run_and_gives_what_each_gives_alone(engines, family, monkeypatch) -> None:
     engine = engines[family]
@@ -220,6 +223,7 @@ def overflowing(folder: Path, times: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_numbers_that_float16_does_not_hold_are_done_again_in_float32(tmp_path, caplog) -> None:
     told = []
     folder = overflowing(tmp_path / "model", 3e5)
@@ -409,6 +413,7 @@ def test_a_tiny_pipeline_is_the_same_for_the_same_seed_and_spoils_nothing(tmp_pa
     assert {"ip2p", "ip2p-xl", "kontext"} <= set(TINY)
 
 
+@pytest.mark.slow
 def test_threads_wait_for_each_other(engine) -> None:
     """Field thread 50's first half: calls from a pool, as a web UI makes them."""
     wanted = [engine.edit(request(seed=seed)).pictures[0].tobytes() for seed in range(3)]

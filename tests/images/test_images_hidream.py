@@ -109,6 +109,7 @@ def test_what_the_result_shall_show_follows_its_label() -> None:
 # ---- editing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_seed_gives_the_same_bytes_and_what_is_asked_for_counts(engines, variant) -> None:
     engine = engines[variant]
@@ -132,6 +133,7 @@ def test_the_same_seed_gives_the_same_bytes_and_what_is_asked_for_counts(engines
     assert len(set(pixels(engine, *(request(instruction=each) for each in described)))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_pictures_of_a_batch_and_of_other_shapes_are_those_that_they_are_alone(engines, variant) -> None:
     engine = engines[variant]
@@ -233,6 +235,7 @@ def test_a_refining_that_is_cancelled_leaves_the_edit_weights(engines, variant) 
     assert pixels(engine, request()) == want
 
 
+@pytest.mark.slow
 def test_e1_full_is_what_its_weights_added_up_are(tmp_path) -> None:
     """The model with LoRA and tensors in the weights themselves, in the folder of an edit without a base."""
     source = tiny("hidream-e1-full")
@@ -256,6 +259,7 @@ def test_e1_full_is_what_its_weights_added_up_are(tmp_path) -> None:
         assert len(one.edit(request(refine_strength=None)).pictures) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_users_lora_edits_and_does_not_refine(engines, variant) -> None:
     engine, edited, refined = engines[variant], request(), request(refine_strength=1)
@@ -276,6 +280,7 @@ def test_a_users_lora_edits_and_does_not_refine(engines, variant) -> None:
     assert pixels(engine, edited, refined) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_both_stages_work_on_weights_that_come_and_go(engines, variant) -> None:
     engine = engines[variant]
@@ -404,6 +409,7 @@ def test_what_does_not_belong_together_is_refused_before_a_weight_is_touched(tmp
     assert all(torch.equal(tensor, was[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_broken_folders_are_one_error_that_names_the_file(tmp_path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny("hidream-e1"), folder)

@@ -57,6 +57,7 @@ def same(engine, before) -> bool:
     return after.keys() == before.keys() and all(torch.equal(value, before[name]) for name, value in after.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["ip2p", "ip2p-xl", "kontext", "hidream-e1"])
 def test_31_load_scale_fuse_unfuse_and_unload_give_what_they_must_bit_for_bit(engines, family, tmp_path) -> None:
     engine = engines(family)
@@ -123,6 +124,7 @@ DOWN = "unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.weigh
 UP = DOWN.replace("lora_A", "lora_B")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -193,6 +195,7 @@ def test_a_path_may_have_colons(path, scale) -> None:
         assert spec.path in (Path(path), Path(path.rpartition(":")[0]))
 
 
+@pytest.mark.slow
 def test_several_at_once_and_one_taken_off(engine, tmp_path) -> None:
     pipeline = engine.loaded.pipeline
     for name, seed in (("snow", 1), ("rain", 2), ("other/snow", 3), ("fog/pytorch_lora_weights", 4)):
@@ -272,6 +275,7 @@ def test_names_of_other_programs_mean_the_same(engine, tmp_path) -> None:
         engine.set_loras([str(bad)])
 
 
+@pytest.mark.slow
 def test_loras_stay_when_the_model_is_loaded_anew(tmp_path) -> None:
     """After numbers that are not finite it goes on in float32, with the same LoRAs, fused where they were."""
     with Engine.open(tiny("kontext"), device="cpu", dtype="fp32") as plain:
@@ -293,6 +297,7 @@ def test_loras_stay_when_the_model_is_loaded_anew(tmp_path) -> None:
     assert result.pictures[0].tobytes() == wanted
 
 
+@pytest.mark.slow
 def test_a_family_without_loras_says_so(engine, tmp_path, monkeypatch) -> None:
     file = save(tmp_path / "a.safetensors", {"x": torch.ones(1)})
 

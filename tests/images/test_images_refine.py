@@ -309,6 +309,7 @@ def test_a_picture_is_sent_small_and_stays_as_it_is() -> None:
 # ---- in the engine
 
 
+@pytest.mark.slow
 def test_29_the_record_says_what_was_used_and_why(server, caplog) -> None:
     request = EditRequest(CAT, "make it snow", steps=1, seed=3, max_pixels=256)
     server.refiner(json.dumps(GOOD), "no\nanswer")

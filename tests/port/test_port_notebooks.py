@@ -141,6 +141,7 @@ def test_a_cell_that_ends_in_a_carriage_return_moves_no_other():
     assert [(each.cell, each.line, each.before) for each in done.findings] == [(2, 1, "x.cuda()")]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(LINES, max_size=6).map("\n".join), max_size=4), st.booleans(), st.sampled_from([None, 1]))
 def test_any_cells(cells, as_lines, indent):
     content = notebook([("code", cell) for cell in cells], as_lines=as_lines)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import forkserver
+
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -15,7 +17,12 @@ PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CONTRIBUTING.md", *s
 # A block is tested where the line above it is the comment <!-- tested -->.
 BLOCK = re.compile(r"^<!-- tested -->\n```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SNIPPETS = [
-    pytest.param(language, text, id=f"{page.relative_to(ROOT)}-{number}")
+    pytest.param(
+        language,
+        text,
+        id=f"{page.relative_to(ROOT)}-{number}",
+        marks=() if page.parent == ROOT else pytest.mark.slow,  # README and CONTRIBUTING
+    )
     for page in PAGES
     for number, (language, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
 ]
@@ -32,9 +39,8 @@ def test_snippet_runs(language, text):
     """In a process of its own; a comment `# prints X` holds the program to X."""
     command = [sys.executable, "-c", text] if language == "python" else ["sh", "-euc", text]
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ, "PATH": path}
-    )
+    start = forkserver.run if language == "python" and "import torch\n" in text else subprocess.run
+    done = start(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ, "PATH": path})
     assert done.returncode == 0, done.stderr
     wanted = re.findall(r"# prints (.+)$", text, re.MULTILINE)
     printed = done.stdout.splitlines()

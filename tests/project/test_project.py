@@ -169,6 +169,7 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
     assert names == package_files(tmp_path / "src")
 
 
+@pytest.mark.slow
 def test_the_sdist_has_the_package_and_no_half_of_the_tests(tmp_path):
     # setuptools adds tests/test*.py by itself, without helpers and folders
     (tmp_path / "tests").mkdir()

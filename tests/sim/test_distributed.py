@@ -133,12 +133,14 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("case", [*COLLECTIVES, *TRAINING])
 def test_two_processes(case: str) -> None:
     check(case, launch('backend="hccl"', (*COLLECTIVES, *TRAINING)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("case", RUN)
 def test_torchrun_on_the_default_backend(case: str) -> None:
@@ -155,6 +157,7 @@ def test_the_report_of_torchrun_names_both_cards() -> None:
     assert [card["name"] for card in facts["simulated"][0]["used_cards"]] == ["npu:0", "npu:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("case", BESIDE_GLOO)
 def test_beside_gloo_with_torchs_own_checks(case: str) -> None:

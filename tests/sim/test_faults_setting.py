@@ -42,6 +42,7 @@ WORDS = st.from_regex(r"[a-z_]+(::[a-z_]+)?", fullmatch=True).filter(lambda word
 VALUES = st.one_of(st.integers(0, 600000), WORDS)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

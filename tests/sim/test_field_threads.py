@@ -37,6 +37,7 @@ def run(folder: Path, code: str, *options: str, **variables: str) -> tuple[subpr
     return done, json.loads(lines[0])
 
 
+@pytest.mark.slow
 def test_trinity_rft_618_a_mask_that_does_not_rise_shows_no_card_and_the_report_says_why(tmp_path: Path) -> None:
     """https://github.com/agentscope-ai/Trinity-RFT/pull/618: with 1,0 is_available() is False, and nobody says why."""
     code = "import torch; print(torch.npu.is_available(), torch.npu.device_count())"
@@ -47,6 +48,7 @@ def test_trinity_rft_618_a_mask_that_does_not_rise_shows_no_card_and_the_report_
     assert card["masks"] == ["ASCEND_RT_VISIBLE_DEVICES=1,0 shows no card: numbers must rise, and 0 follows 1"]
 
 
+@pytest.mark.slow
 def test_verl_7507_a_machines_number_is_no_number_of_the_process(tmp_path: Path) -> None:
     """https://github.com/verl-project/verl/pull/7507: Ray gives card 5, the process sees 0 to 3, and gets 107001."""
     code = """
@@ -67,6 +69,7 @@ def test_verl_7507_a_machines_number_is_no_number_of_the_process(tmp_path: Path)
     assert [used["name"] for used in card["used_cards"]] == ["card 5"]
 
 
+@pytest.mark.slow
 def test_opencompass_1618_a_job_that_silently_ran_on_the_cpu_is_told_apart(tmp_path: Path) -> None:
     """https://github.com/open-compass/opencompass/pull/1618: no error at all, and the card did nothing."""
     code = """
@@ -118,6 +121,7 @@ MOCKS = """
 """
 
 
+@pytest.mark.slow
 def test_vllm_ascend_15578_the_plugin_in_place_of_mocks(tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm-ascend/pull/15578: their conftest makes torch_npu of mocks.
 

@@ -181,6 +181,7 @@ def test_beside_a_real_torch_npu_when_asked_by_name(real: str) -> None:
     assert "imported!" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_that_name_is_no_torch_npu(tmp_path: Path) -> None:
     # A program's folder may hold a directory torch_npu, such as somebody's clone: Python could import it, as an empty
     # package without a file. If that counts, then the message has to say where it lies.
@@ -229,6 +230,7 @@ def test_import_torch_alone_gives_the_cards() -> None:
     assert found == [2, "Ascend910B3", 256 * 10**6, 1, "910B3x2,hbm=256000000", False, "None"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "  "])
 def test_without_the_variable_torch_is_left_alone(text: str) -> None:
     found = facts(
@@ -245,6 +247,7 @@ def test_without_the_variable_torch_is_left_alone(text: str) -> None:
     assert found == [False, False, "privateuseone", [], "RuntimeError"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -290,6 +293,7 @@ def test_a_build_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert str(tmp_path / "cache") in answer[1]
 
 
+@pytest.mark.slow
 def test_a_run_whose_record_cannot_be_kept() -> None:
     # /proc is a folder in which nobody can make a file.
     first, second, count = facts(
@@ -309,6 +313,7 @@ def test_a_run_whose_record_cannot_be_kept() -> None:
     assert (second, count) == ("None", 3)
 
 
+@pytest.mark.slow
 def test_a_system_that_does_not_grant_the_addresses() -> None:
     first, second, count, worked = facts(
         """
@@ -329,6 +334,7 @@ def test_a_system_that_does_not_grant_the_addresses() -> None:
     assert (second, count, worked) == ("None", 2, 3.0)
 
 
+@pytest.mark.slow
 def test_a_system_that_grants_no_addresses_later_does_no_harm() -> None:
     # What a card's bookkeeping needs was granted when it was installed: its first use asks for no more.
     done = run(

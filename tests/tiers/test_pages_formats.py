@@ -42,6 +42,7 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.nan_to_num(nan=1e35), second.nan_to_num(nan=1e35))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @given(rows=matrices)
 @example(rows=[[0.0] * 33, [math.nan] + [1.0] * 32])
@@ -70,6 +71,7 @@ def test_the_reference_scales_and_what_is_decoded_are_those_of_plain_python(form
         assert same(pages.decode(page, path=path), torch.tensor(values, dtype=torch.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @given(rows=matrices)
 def test_a_searched_scale_is_never_worse_than_the_rule_in_any_block(form: str, rows: list[list[float]]) -> None:
@@ -241,6 +243,7 @@ def test_what_cannot_be_encoded_or_read_is_refused() -> None:
         pages.Page.from_state_dict(state | {"header": torch.tensor(list(high), dtype=torch.uint8)})
 
 
+@pytest.mark.slow
 def test_encoding_takes_less_than_twice_the_tensor_beside_it() -> None:
     code = """
         import resource, threading, time, torch

@@ -152,6 +152,7 @@ def test_a_measurement_is_taken_once() -> None:
     assert first.faster == (first.speedup > 1)
 
 
+@pytest.mark.slow
 def test_a_layer_on_a_simulated_card_decodes_there() -> None:
     code = """
         import torch

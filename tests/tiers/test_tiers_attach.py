@@ -347,6 +347,7 @@ def test_weights_that_share_memory_and_odd_strides(tmp_path):
     assert equal(run(model, x), want)
 
 
+@pytest.mark.slow
 def test_views_that_are_kept_are_safe_and_too_many_of_them_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr("toprope.tiers.ring.PATIENCE", 0.2)
     torch.manual_seed(0)
@@ -423,6 +424,7 @@ def test_what_cannot_fit_is_refused_and_nothing_has_changed(tmp_path):
     assert equal(outputs(model), want)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch itself, of the twin
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_blocks(when, tmp_path):

@@ -388,6 +388,7 @@ def test_a_better_plan_that_finds_the_host_full_is_applied_once_others_have_left
     schedule(6, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_random_schedules_of_training_end_in_the_same_bits(part, tmp_path):
     for seed in range(part * 2, part * 2 + 2):

@@ -59,6 +59,7 @@ class Lists:
                 each.remove(key)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(STEP, max_size=60))
 def test_keys_of_one_size_lie_where_the_simple_model_says(capacities, steps):
     levels, model = Levels(capacities), Lists(capacities)
@@ -110,6 +111,7 @@ def free_without(levels, key):
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(STEP, max_size=30), KEYS, st.integers(0, 9))
 def test_a_plan_changes_nothing_and_its_moves_can_be_undone(steps, key, nbytes):
     levels = Levels([9, 14])
@@ -286,6 +288,7 @@ def test_what_is_brought_ahead_of_its_use_stays_for_it_whatever_the_order_says()
     assert (levels.level_of("x"), levels.level_of("y")) == (1, 1)  # nobody came for them
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 5))
 def test_what_is_expected_is_what_came_after_the_same_two_uses(uses, period):
     future = Future()
@@ -315,6 +318,7 @@ def test_only_so_many_uses_are_remembered(monkeypatch):
     assert len(future._at) < 32 > len(future._after)
 
 
+@pytest.mark.slow
 @given(st.lists(STEP, max_size=60))
 def test_no_key_is_lost_on_a_level_of_blocks(steps):
     levels, there = Levels([10, 16, 24], [1, 1, 4]), {}

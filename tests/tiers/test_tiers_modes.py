@@ -760,6 +760,7 @@ tell(plain, found, memory, held, right, guess, refused, name, str(layer.weight.d
 """
 
 
+@pytest.mark.slow
 def test_on_a_simulated_card():
     plain, found, memory, held, right, guess, refused, name, where = told(SIMULATED)
     assert found[0] == plain[0]

@@ -84,6 +84,7 @@ def carried_out(made: Plan) -> None:
             assert len(ring) <= made.slots
 
 
+@pytest.mark.slow
 @given(asked())
 def test_no_budget_is_passed_and_every_use_finds_its_group(
     question: tuple[list[Group], list[Use], Budgets, Links, bool],
@@ -111,6 +112,7 @@ def test_no_budget_is_passed_and_every_use_finds_its_group(
     carried_out(made)
 
 
+@pytest.mark.slow
 @given(asked())
 def test_what_a_refusal_says_would_suffice_does(question: tuple[list[Group], list[Use], Budgets, Links, bool]) -> None:
     groups, order, budgets, links, training = question
@@ -133,6 +135,7 @@ def test_what_a_refusal_says_would_suffice_does(question: tuple[list[Group], lis
 FIVE = aligned(5 * MB)
 
 
+@pytest.mark.slow
 @given(st.integers(3, 40), st.integers(2, 39), st.sampled_from([0.0, 0.0005, 0.03]))
 def test_a_cycle_hits_all_but_two(count: int, room: int, compute: float) -> None:
     groups = [Group.of(str(number), 5 * MB, compute) for number in range(count)]

@@ -104,6 +104,7 @@ def schedule(seed, tmp_path):
         assert torch.equal(one, other), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_random_schedules_give_no_wrong_number(part, tmp_path):
     for seed in range(part * 5, part * 5 + 5):
@@ -274,6 +275,7 @@ def test_a_transfer_that_does_not_end_is_told(tmp_path):
     handle.close()
 
 
+@pytest.mark.slow
 def test_a_closed_model_and_a_forked_one_are_told(tmp_path):
     model = chain()
     empty, handle = attached(model, tmp_path)
@@ -311,6 +313,7 @@ def test_slots_know_who_has_views_of_them():
     assert not slot.kept
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=12), st.data())
 def test_an_order_knows_the_next_uses_whatever_is_used(uses, data):

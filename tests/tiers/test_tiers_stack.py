@@ -439,6 +439,7 @@ def card():
     return told(CARD)
 
 
+@pytest.mark.slow
 def test_40_tensors_of_1_mib_into_10_and_50_mib_are_all_there(card):
     (levels, demotions, on_card, places, sources) = card["after 40"]
     assert levels == [10, 30]

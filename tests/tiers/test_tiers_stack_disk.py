@@ -84,6 +84,7 @@ def test_13_forty_tensors_on_three_levels_are_all_there(stack_of):
     assert len(stack) == 40
 
 
+@pytest.mark.slow
 def test_14_what_lies_on_the_disk_is_a_file_and_no_memory(stack_of, tmp_path):
     stack = stack_of(MIB, 300 * MIB)
     assert not list(tmp_path.iterdir())  # the file comes with the first tensor
@@ -147,6 +148,7 @@ def test_15_one_key_counts_once_and_everything_comes_back(stack_of):
     assert (used(stack), stack._contents.disks[1].used) == ([0, 0], 0)
 
 
+@pytest.mark.slow
 def test_15_four_threads_with_3000_operations_each(stack_of, tmp_path):
     stack, failures = stack_of(40_000, 60_000, 400_000), []
 
@@ -446,6 +448,7 @@ stack.close()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_transfer_leaves_everything_as_it_was(tmp_path):
     """In a process of its own: a Ctrl-C that came late would end the one that runs the tests."""
     done = subprocess.run([sys.executable, "-c", CTRL_C, tmp_path], capture_output=True, text=True, timeout=120)
@@ -560,6 +563,7 @@ tell(answers)
 """
 
 
+@pytest.mark.slow
 def test_13_on_a_card_with_the_host_and_a_disk_below_it():
     card = told(CARD)
     assert card["levels"] == [8, 4, 12]

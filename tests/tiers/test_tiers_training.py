@@ -76,6 +76,7 @@ def missions_training(budget):
     return torch.stack(losses), after, stats
 
 
+@pytest.mark.slow
 def test_the_missions_example_in_a_quarter_of_its_memory():
     needs = 4 * 4 * (2 * 768 * 3072 + 3072 + 768)  # weights, gradients, Adam's two states; float32
     assert needs // 4 == 18_889_728
@@ -154,6 +155,7 @@ tell(first, run.steps(first, 20).end())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_killed_and_resumed(torn, resident, tmp_path):
     """Assertion 24: killed in a step, or while it writes the next checkpoint."""
@@ -293,6 +295,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_four_times_the_memory_of_its_process(tmp_path):
     """Acceptance 4, and assertion 32: a forward and a training step under RLIMIT_DATA."""
     names = {"folder": str(tmp_path)}
