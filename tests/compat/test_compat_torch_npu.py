@@ -97,8 +97,8 @@ FILES = {
     "torch_npu/version.py": "__version__ = '2.13.7'\n",
     "torch_npu/npu/__init__.py": """
 __all__ = ["plain", "starred", "Thing", "setting", "Kind"]
-from inner import plain, once
-from open import *
+from .inner import plain, once
+from .open import *
 from . import config
 setting = config._Setting()
 Kind = config._Kind
