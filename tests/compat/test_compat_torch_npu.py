@@ -128,7 +128,7 @@ class _Kind(IntEnum):
     LAST = 1
 class _Setting: ...
 """,
-    "torch_npu/npu/deep/__init__.py": "from ..inner import plain as far\nfrom leaf import leaf\n",
+    "torch_npu/npu/deep/__init__.py": "from ..inner import plain as far\nfrom .leaf import leaf\n",
     "torch_npu/npu/deep/leaf.py": "def leaf(): ...\n",
 }
 
