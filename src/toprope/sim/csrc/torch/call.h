@@ -230,12 +230,9 @@ class Host<R(A...)> final : public c10::OperatorKernel {
 
  private:
   struct Run {
-    Run(const Host& self, Call& call, typename convert::In<A>::type... host) : result(run(self, call, host...)) {}
-    static R run(const Host& self, Call& call, typename convert::In<A>::type&... host) {
-      call.begin();
-      sim::KernelScope scope(call.device());
-      return self.redispatch_(kHostKeys, host...);
-    }
+    Run(const Host& self, Call& call, typename convert::In<A>::type... host)
+        : scope((call.begin(), call.device())), result(self.redispatch_(kHostKeys, host...)) {}
+    sim::KernelScope scope;
     R result;
   };
 
