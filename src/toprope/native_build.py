@@ -113,11 +113,11 @@ class NativeLibrary:
         return folder
 
     def is_ready(self) -> bool:
-        """Whether `ensure` would return a finished build."""
+        """Return True if `ensure` would return a finished build."""
         return self._finished(_compiler()) is not None
 
     def is_being_built(self) -> bool:
-        """Whether a process is building it now."""
+        """Return True if a process is building it now."""
         compiler = _compiler()
         return compiler is not None and _is_held(_lock_of(self._folder(compiler)))
 
