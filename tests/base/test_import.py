@@ -21,6 +21,7 @@ def python(code, *, timeout=120, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -102,6 +103,7 @@ def test_torch_alone_has_no_npu(torch_alone):
     assert torch_alone["npu"][:2] == [False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", ["", "import toprope\n", "import toprope, toprope.settings, toprope.chips, toprope.sim\n"]
 )

@@ -53,6 +53,7 @@ def toprope(*words: str, environment: dict[str, str]) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_counts_the_program_alone(tmp_path: Path, empty_cache: dict[str, str]) -> None:
     program = tmp_path / "program.py"
     program.write_text("import os; print(os.environ['TOPROPE_SIM'])")
@@ -77,6 +78,7 @@ def test_a_build_was_diagnosed_as_a_broken_torch(verb: str, empty_cache: dict[st
     assert done.stderr.startswith(f"{BUILDING}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["doctor", "devices"])
 def test_the_examiners_time_begins_after_the_build(
     verb: str, empty_cache: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -100,6 +102,7 @@ def test_the_examiners_time_begins_after_the_build(
     assert capfd.readouterr().err.startswith(f"{BUILDING}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "shown"),
     [(["doctor"], 1), (["devices"], 1), (["run", "--device", "sim"], 1), (["run", "--quiet", "--device", "sim"], 0)],
@@ -114,7 +117,9 @@ def test_a_compiler_that_fails_is_reported_as_that(tmp_path: Path, words: list[s
     done = toprope(*words, environment=broken)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.count(BUILDING) == shown
-    assert re.search(r"^toprope: the C\+\+ compiler failed on \w+\.cpp or \d+ files compiled with it\.$", done.stderr, re.MULTILINE)
+    assert re.search(
+        r"^toprope: the C\+\+ compiler failed on \w+\.cpp or \d+ files compiled with it\.$", done.stderr, re.MULTILINE
+    )
     assert "exit status 4: x.h:3: error: no such thing" in done.stderr
     assert "docs/errors/build.md" in done.stderr
     assert "torch`" not in done.stderr

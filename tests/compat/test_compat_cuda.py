@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "programs" / "written_for_cuda.py"
 

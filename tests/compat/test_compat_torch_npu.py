@@ -70,6 +70,7 @@ def test_what_the_compiled_part_makes_is_not_in_the_files(published):
     assert [name for name in NAMES["compiled"] if published.describe(name) is not None] == []
 
 
+@pytest.mark.slow
 def test_the_other_names_are_torch_npus_too(published):
     exported = {*published.all_names()}
     assert [name for name in NAMES["could"] if name not in exported and published.describe(name) is None] == []
@@ -238,6 +239,7 @@ def test_nothing_of_the_wheel_is_imported():
     assert "torch_npu" not in sys.modules
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_page(published, tmp_path):
     if published.version != NAMES["version"]:
         pytest.skip(f"docs/compat.md is about torch-npu {NAMES['version']}, this is {published.version}")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "helpers" / "programs"
 TOPROPE = [sys.executable, "-m", "toprope", "run"]

@@ -112,6 +112,7 @@ def test_each_test_begins_on_the_first_card_with_nothing_cached(pytester: pytest
     run(pytester, "--npu", "910B3x2").assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_an_error_of_queued_work_is_that_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -131,18 +132,21 @@ def test_an_error_of_queued_work_is_that_tests(pytester: pytest.Pytester) -> Non
     result.stdout.fnmatch_lines(["*507015*", "ERROR test_*::test_that_does_not_wait*"])
 
 
+@pytest.mark.slow
 def test_the_option_may_stand_in_the_projects_settings(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\naddopts = --npu=910B4")
     pytester.makepyfile("def test_card(npu): assert npu.name == 'Ascend910B4'")
     run(pytester).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_torch_may_have_been_imported_before(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(early="import torch")
     pytester.makepyfile("def test_card(npu): assert npu.count == 3")
     run(pytester, "-p", "early", "--npu", "910B3x3").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_without_a_card_tests_that_need_one_are_skipped_with_the_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_card(npu): assert False\ndef test_other(): pass")
     result = run(pytester, "-rs")
@@ -150,12 +154,14 @@ def test_without_a_card_tests_that_need_one_are_skipped_with_the_reason(pytester
     result.stdout.fnmatch_lines(["*no NPU: there is no card that torch.npu sees; give --npu 910B3 for a simulated one"])
 
 
+@pytest.mark.slow
 def test_a_mask_that_shows_no_card_is_no_card(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "1,0")
     pytester.makepyfile("def test_card(npu): assert False")
     run(pytester, "--npu", "910B3x2").assert_outcomes(skipped=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told"),
     [("910Z9", "910Z9"), ("910B3x99", "99 is not a number of cards"), ("910B3,x", "'x' is not an option")],
@@ -169,6 +175,7 @@ def test_cards_that_cannot_be_are_one_error(pytester: pytest.Pytester, text: str
     assert "Traceback" not in "\n".join(result.errlines)
 
 
+@pytest.mark.slow
 def test_in_this_process_variables_and_finders_are_given_back(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -139,6 +139,7 @@ def test_a_deadline_that_has_passed_ends_the_sums():
     assert one_local_sets(graph, deadline=time.monotonic() - 1) is None
 
 
+@pytest.mark.slow
 @given(programs(most_ops=8))
 def test_the_heaviest_set_is_the_heaviest(program):
     graph = Graph.of(program)
@@ -158,6 +159,7 @@ def test_the_heaviest_set_is_the_heaviest(program):
                     assert not any(a in before[b] or b in before[a] for a, b in combinations(bound.ops, 2))
 
 
+@pytest.mark.slow
 @given(programs(most_ops=8))
 def test_one_local_operator_beside_collectives(program):
     graph = Graph.of(program)
@@ -170,6 +172,7 @@ def test_one_local_operator_beside_collectives(program):
             assert found[card.name, name].total >= min(truth, card.cores[kind] + 1)
 
 
+@pytest.mark.slow
 @given(programs())
 def test_what_the_sums_prove_no_order_of_things_refutes(program):
     graph = Graph.of(program)
@@ -187,6 +190,7 @@ def test_what_the_sums_prove_no_order_of_things_refutes(program):
             hypothesis.reject()
 
 
+@pytest.mark.slow
 @given(every_rank_the_same())
 def test_one_of_the_cards_that_run_the_same_speaks_for_all(program):
     graph = Graph.of(program)
@@ -195,6 +199,7 @@ def test_one_of_the_cards_that_run_the_same_speaks_for_all(program):
         assert found == brute(program, card, 1)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(2, 5), st.sampled_from([5, 12]))
 def test_as_many_cores_as_were_handed_on_are_enough(seed, streams, cores):
     """A program made by handing on so many cores, with an event from each giver, needs no more of them."""

@@ -229,6 +229,7 @@ def reachable(made: Program, start: OpId) -> set[OpId]:
     return seen
 
 
+@pytest.mark.slow
 @given(ordered())
 def test_what_can_be_active_together_is_what_neither_must_have_finished_before_the_other(made: Program) -> None:
     if any(each.rule == "cyclic-wait" for each in findings(made)):

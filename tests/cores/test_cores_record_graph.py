@@ -182,5 +182,6 @@ TORCH = """
 """
 
 
+@pytest.mark.slow
 def test_a_graph_of_torch() -> None:
     assert told(TORCH, by=run_anew) == [["mm", [24, 0], None], ["relu", [0, 12], [6, 12]]]

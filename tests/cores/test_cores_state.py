@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ def some_moment(program, draw):
     return state
 
 
+@pytest.mark.slow
 @given(programs(), st.data())
 def test_who_waits_waits_for_what_has_not_finished(program, data):
     state = some_moment(program, data.draw)

@@ -90,6 +90,7 @@ def asked(*names):
 """
 
 
+@pytest.mark.slow
 def test_a_kind_from_another_package(tmp_path):
     install(tmp_path, "abacus", ABACUS.format(priority=100), entry_points=POINT)
     code = (
@@ -117,12 +118,14 @@ tell(
     assert seeds == [[0, 7], [1, 7]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("priority", "chosen"), [(400, "abacus:1"), (-1, "cpu")])
 def test_its_place_in_the_order_is_its_own(tmp_path, priority, chosen):
     install(tmp_path, "abacus", ABACUS.format(priority=priority), entry_points=POINT)
     assert told(LOOK + "tell(list(asked(None)))", tmp_path) == [chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [

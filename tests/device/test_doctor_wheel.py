@@ -25,12 +25,14 @@ def run(variables: dict[str, str], *command: str) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_import_torch_itself_dies(variables: dict[str, str]) -> None:
     done = run(variables, "-c", "import torch")
     assert done.returncode == 1
     assert "Failed to load the backend extension: torch_npu" in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_survives_it_names_the_library_and_says_how_to_mend_it(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "doctor", "--json")
     assert (done.returncode, done.stderr) == (1, "")
@@ -44,6 +46,7 @@ def test_doctor_survives_it_names_the_library_and_says_how_to_mend_it(variables:
     assert answer["facts"]["packages"]["torch-npu"].startswith("2.")
 
 
+@pytest.mark.slow
 def test_the_text_for_a_reader(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "doctor")
     assert done.returncode == 1
@@ -52,6 +55,7 @@ def test_the_text_for_a_reader(variables: dict[str, str]) -> None:
     assert done.stdout.splitlines()[-1] == "2 problems"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -71,6 +75,7 @@ def test_every_other_command_runs_on(variables: dict[str, str], words: list[str]
         assert "libhccl.so is missing" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_switch_acts_in_the_probes_alone(variables: dict[str, str]) -> None:
     """A program that toprope starts finds the variable as its user left it."""
     code = "import os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))"

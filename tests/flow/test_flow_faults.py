@@ -16,7 +16,7 @@ from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, QUEUE_FULL, DfExce
 from toprope.flow.graph import plan
 from toprope.flow.stage_spec import PICKLED, Message
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = 200 if SOAK else 10

@@ -59,6 +59,7 @@ def ask(relay, *values):
     return [graph.fetch_result(timeout=60_000) for _ in values]
 
 
+@pytest.mark.slow
 def test_ray_47790_and_47285_the_drivers_error_is_the_users_own_with_its_lines(relay):
     """https://github.com/ray-project/ray/issues/47790: the root exception never reaches the driver, other stages show
     errors of their channels; https://github.com/ray-project/ray/issues/47285: its traceback is lost."""
@@ -139,6 +140,7 @@ def test_ray_47590_a_large_array_is_handed_on_where_it_lies():
         assert [each.bytes >= 8 << 20 for each in graph.metrics()] == [True] * 4
 
 
+@pytest.mark.slow
 def test_ray_50381_and_vllm_12747_and_triton_8597_who_is_too_fast_waits():
     """https://github.com/ray-project/ray/issues/50381 and https://github.com/vllm-project/vllm/issues/12747: more than
     N under way raise "capacity exceeded"; https://github.com/triton-inference-server/server/issues/8597: a fast decoder

@@ -13,7 +13,7 @@ import forkserver
 from functions_world import BACKENDS, FOREIGN, Thing, alive, ended, free_cards, leftovers, opt, session, until
 from toprope import functions as yr
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 MASK, GPU_MASK = "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 

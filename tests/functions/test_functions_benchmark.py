@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE_RAY = 5

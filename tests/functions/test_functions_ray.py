@@ -170,6 +170,7 @@ def test_the_program_of_the_mission_runs_unchanged(cluster, tmp_path):
     assert "acl" not in done.stderr
 
 
+@pytest.mark.slow
 def test_four_instances_have_the_four_cards_of_both_nodes_and_the_fifth_is_told(backend):
     four = [Thing.options(opt(1)).invoke() for _ in range(4)]
     with ended(*four):
@@ -191,6 +192,7 @@ def test_four_instances_have_the_four_cards_of_both_nodes_and_the_fifth_is_told(
             assert yr.get(late.env.invoke(MASK), 30) == [freed]
 
 
+@pytest.mark.slow
 def test_cards_of_a_request_are_on_one_node_and_memory_is_not_given_twice(backend, caplog):
     three = Thing.options(opt(3, schedule_timeout_ms=1500)).invoke()
     pair = Thing.options(opt(2)).invoke()
@@ -207,6 +209,7 @@ def test_cards_of_a_request_are_on_one_node_and_memory_is_not_given_twice(backen
     assert any("can never be met by the nodes there are" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_resource_groups_lie_on_nodes_as_their_strategy_says(backend):
     apart = yr.create_resource_group([{ANY: 1}, {ANY: 1}], "apart", "STRICT_SPREAD")
     apart.wait(30)
@@ -233,6 +236,7 @@ def test_resource_groups_lie_on_nodes_as_their_strategy_says(backend):
     yr.remove_resource_group("packed")
 
 
+@pytest.mark.slow
 def test_a_function_group_knows_its_ranks_and_cards_and_ends_together(backend):
     @yr.instance
     class Member:
@@ -300,6 +304,7 @@ class Wrapped:
         self.ref = ref
 
 
+@pytest.mark.slow
 def test_references_and_instances_travel_between_processes(backend):
     thing = Thing.invoke()
     parent = Parent.invoke(thing)
@@ -325,6 +330,7 @@ def test_references_and_instances_travel_between_processes(backend):
             child.add.invoke()
 
 
+@pytest.mark.slow
 def test_arrays_are_read_where_they_lie_and_tensors_are_the_receivers_own(backend):
     import numpy
     import torch
@@ -343,6 +349,7 @@ def test_arrays_are_read_where_they_lie_and_tensors_are_the_receivers_own(backen
         assert isinstance(yr.get(thing.echo.invoke(torch.nn.Parameter(tensor))), torch.nn.Parameter)
 
 
+@pytest.mark.slow
 def test_cancelled_calls_say_so_and_functions_without_room_end_in_time(backend):
     running, waiting = sleep.invoke(60), add.invoke(sleep.invoke(60))
     assert yr.wait(running, timeout=1)[0] == []
@@ -364,6 +371,7 @@ def test_cancelled_calls_say_so_and_functions_without_room_end_in_time(backend):
         add.options(opt())
 
 
+@pytest.mark.slow
 def test_pairs_labels_and_the_end_of_ones_own(backend):
     yr.kv_set("key", b"value")
     with pytest.raises(yr.YRRuntimeError, match="the key key exists"):
@@ -409,6 +417,7 @@ def pipeline(folder, **options):
     assert until(lambda: in_memory() <= left)
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_over_both_nodes(backend, tmp_path):
     import torch
 
@@ -453,6 +462,7 @@ def test_stages_on_other_nodes_hang_and_die(backend, tmp_path):
             assert graph.fetch_result(timeout=60_000).get()[0]["sum"] == 33
 
 
+@pytest.mark.slow
 def test_a_detached_instance_outlives_its_session_and_others_do_not(backend, session):
     options = opt(1, name="stays", namespace="here", custom_extensions={"lifecycle": "detached"})
     kept, other = Thing.options(options).invoke(5), Thing.invoke()

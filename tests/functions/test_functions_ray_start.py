@@ -15,7 +15,7 @@ if importlib.util.find_spec("ray") is None:
 from functions_world import FOREIGN, alive, until
 from toprope.settings import Settings
 
-pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
 PROGRAM = """
 import os

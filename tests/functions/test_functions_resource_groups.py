@@ -54,6 +54,7 @@ def using(name, index=-1, **options):
     return yr.InvokeOptions(resource_group_options=yr.ResourceGroupOptions(name, index), **options)
 
 
+@pytest.mark.slow
 def test_instances_get_the_cards_of_their_bundle_and_give_them_back():
     group = yr.create_resource_group([CARD, {"CPU": 600, "Memory": 256, **CARD}], "pair")
     group.wait(10)

@@ -74,6 +74,7 @@ def living():
         os.umask(before)
 
 
+@pytest.mark.slow
 def test_the_folder_and_what_is_in_it_are_the_users_alone(living):
     _, backend, _ = living
     found = backend.folder.lstat()

@@ -52,6 +52,7 @@ MESSAGES = st.lists(st.tuples(
 ), min_size=1, max_size=5)  # fmt: skip
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 def test_messages_arrive_as_they_were_in_their_order(sent):
     ours, theirs = pair()

@@ -13,7 +13,13 @@ from functions_world import leftovers, workers
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 
-pytestmark = [pytest.mark.native, pytest.mark.process, *QUIET, pytest.mark.usefixtures("ctrl_c_heeded")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.native,
+    pytest.mark.process,
+    *QUIET,
+    pytest.mark.usefixtures("ctrl_c_heeded"),
+]
 
 
 @pytest.fixture

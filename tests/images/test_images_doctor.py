@@ -15,7 +15,7 @@ from toprope.errors import UnsupportedError
 from toprope.images.doctor import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
 from toprope.images.trying import try_edit
 
-pytestmark = [pytest.mark.process, *QUIET]
+pytestmark = [pytest.mark.slow, pytest.mark.process, *QUIET]
 ALL = dict.fromkeys((*NEEDED, *BESIDE), "1.0")
 GOOD = {
     "device": "npu:0", "device_name": "Ascend910B3", "simulated": True, "dtype": "bfloat16", "attention": "sdpa",

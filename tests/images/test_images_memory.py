@@ -35,6 +35,7 @@ def no_room(*arguments, **named):
 # ---- the ladder
 
 
+@pytest.mark.slow
 def test_the_way_down() -> None:
     names, at = [], "none"
     while at is not None:

@@ -215,6 +215,7 @@ def steps_of(told):
     return [int(found[1]) for part in told if (found := re.search(r'state="running" data-step="(\d+)"', str(part[0])))]
 
 
+@pytest.mark.slow
 def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
     port = int(server.url.rpartition(":")[2])
     assert server.url.startswith("http://127.0.0.1:")
@@ -234,6 +235,7 @@ def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
     assert "device" not in found
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
     tab.see("#status", "is loading: waiting for the test")
@@ -247,6 +249,7 @@ def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
     assert tab.page.is_checked("#refine input")
 
 
+@pytest.mark.slow
 def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server, pictures):
     server.load()
     server.said("is ready on npu:1")
@@ -267,6 +270,7 @@ def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server,
     assert httpx.get(f"{server.url}/gradio_api/file={kept[0]}", timeout=LONG).status_code in (403, 404)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_one_error_with_a_hint(server, pictures):
     server.load()
     for name, seed, hint in (("broken.png", 1, "check that it opens elsewhere"), ("cat.png", "x", "is not a seed")):
@@ -317,6 +321,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_history(server, 
     assert tab.page.input_value("#steps input[type=number]") == str(STEPS)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_cancel_stops_an_edit_and_the_panel_is_live(server, tab, pictures):
     tab.ready(server, pictures / "cat.png")
@@ -335,6 +340,7 @@ def test_cancel_stops_an_edit_and_the_panel_is_live(server, tab, pictures):
     assert "cancelled" in tab.page.inner_text("#panel")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
     tab.ready(server, pictures / "cat.png")
@@ -356,6 +362,7 @@ def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
     assert {record["seed"] for record in records} == {5}
 
 
+@pytest.mark.slow
 @needs_browser
 def test_two_clients_are_queued_and_one_that_leaves_frees_its_place(server, browser, tab, pictures):
     tab.ready(server, pictures / "cat.png")
@@ -378,12 +385,14 @@ def test_two_clients_are_queued_and_one_that_leaves_frees_its_place(server, brow
     assert server.device()["queue"]["cancelled"] == queue["cancelled"] + 1
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pages_fetched_nothing_from_elsewhere_and_ran_without_errors(tab):
     assert tab.elsewhere == []
     assert tab.errors == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_server_and_leaves_only_what_was_to_be_kept(server):
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)

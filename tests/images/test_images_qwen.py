@@ -10,7 +10,7 @@ from toprope.errors import PackageError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.families import named
 
-pytestmark = QUIET
+pytestmark = [pytest.mark.slow, *QUIET]
 
 
 def pipeline():

@@ -218,6 +218,7 @@ ON_DEVICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("form", FORMS)
 def test_answers(form, world):
@@ -235,6 +236,7 @@ def test_both_forms_are_alike(world):
     assert answers("toprope", world) == answers("vendored", world)
 
 
+@pytest.mark.slow
 def test_the_variable_chooses():
     code = WORLDS["sim"] + "{}\ntell(str(portable.device()), str(portable.device(0)), portable.is_available())"
     for form in FORMS.values():

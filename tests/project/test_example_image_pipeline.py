@@ -15,7 +15,7 @@ if any(importlib.util.find_spec(each) is None for each in ("PIL", "transformers"
 
 from device_stand_ins import environment
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "image_pipeline.py"
 GOOD = 5

@@ -10,7 +10,7 @@ import pytest
 from apt_machines import FACADES
 from device_stand_ins import environment, run
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "npu_integration.py"
 

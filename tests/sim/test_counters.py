@@ -32,6 +32,7 @@ def test_the_size_of_a_file_is_that_of_the_struct_in_c():
     assert SIZE == 160 + 64 + 16 * 80 + 8 + 2048 * 64 == len(packed())
 
 
+@pytest.mark.slow
 @given(
     pid=ANY,
     chip=TEXTS,

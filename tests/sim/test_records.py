@@ -90,6 +90,7 @@ def packed(
     return header + b"".join(ring)
 
 
+@pytest.mark.slow
 @given(st.lists(made(), max_size=12), st.integers(1, 8))
 def test_the_ring_gives_back_its_last_records_in_order(written: list[Record], capacity: int) -> None:
     trace = parse(packed(capacity, written), NAMES)
@@ -168,6 +169,7 @@ TRACES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(TRACES)
 def test_every_act_is_one_event_on_a_named_track(traces: list[Trace]) -> None:
     made = json.loads(json.dumps(chrome(traces)))
@@ -184,6 +186,7 @@ def test_every_act_is_one_event_on_a_named_track(traces: list[Trace]) -> None:
         assert ("dur" in event) == (event["ph"] == "X")
 
 
+@pytest.mark.slow
 @given(st.lists(made(), min_size=1, max_size=6))
 def test_one_track_has_one_card_stream_and_thread(kept: list[Record]) -> None:
     events = chrome([Trace(1, 0, 0, tuple(kept), 0)])["traceEvents"]

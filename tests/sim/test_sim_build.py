@@ -348,6 +348,7 @@ def test_whether_a_build_is_there(cache: Path, compiler: Compiler, monkeypatch: 
     assert not build.is_ready()
 
 
+@pytest.mark.slow
 def test_the_installed_torch_is_found_without_importing_it(cache: Path) -> None:
     code = """
 import sys

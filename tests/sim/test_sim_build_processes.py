@@ -101,6 +101,7 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_compilers_end_with_their_builder(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, ended: signal.Signals

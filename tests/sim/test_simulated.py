@@ -26,6 +26,12 @@ pytestmark = [pytest.mark.native, pytest.mark.process]
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
+# What `make test` runs of them; the others are left to `make check`.
+QUICK = (
+    "amp", "autograd", "core", "core_limits", "device", "devices", "dtypes", "faults", "indexing", "kernels",
+    "memory_figures", "operators", "out_of_memory", "random", "saving", "stream_memory", "streams", "trace", "views",
+    "waiting",
+)  # fmt: skip
 TEST_LIMIT, LIMIT = (1800, 3500) if SOAK else (120, 280)
 """Seconds for one test, after which its process prints every thread's stack and ends, and for a whole module."""
 
@@ -67,7 +73,13 @@ def failure(path: Path, limit: float = LIMIT, test_limit: float = TEST_LIMIT) ->
 
 
 @pytest.mark.timeout(LIMIT + 20)
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=() if Path(module).stem.removeprefix("test_") in QUICK else pytest.mark.slow)
+        for module in MODULES
+    ],
+)
 def test_module(module: str) -> None:
     wrong = failure(ROOT / "tests" / module)
     if wrong:

@@ -11,7 +11,7 @@ from torch import nn
 
 from device_stand_ins import environment
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 WIDTH = 1024
 LAYERS = 32

@@ -44,6 +44,7 @@ def step(model, seed, activations=None, retain=False):
     return [each.grad.clone() for each in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize(("keep", "ahead"), [(0, 0), (0, 2**26), (2**17, 2**16), (2**30, 0)])
 def test_gradients_are_the_same_bits(keep, ahead, retain):
@@ -110,6 +111,7 @@ def test_a_change_in_place_is_found_out(keep, size):
         loss.backward()
 
 
+@pytest.mark.slow
 def test_parameters_changed_between_forward_and_backward():
     activations, layer = Activations(Kept(), smallest=16), torch.nn.Linear(32, 32)
     with activations.hooks():
