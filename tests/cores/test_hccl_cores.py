@@ -65,6 +65,7 @@ def test_15_too_few_cores_are_an_error_and_other_limits_a_warning_per_peer() -> 
         assert [warning in line for line in err.splitlines() if "aivCoreLimit check fail" in line] == [True]
 
 
+@pytest.mark.slow
 def test_15_elsewhere_no_core_is_asked_for() -> None:
     for out, err in run("AI_CPU"):
         assert "refused" not in out

@@ -87,6 +87,7 @@ def test_the_switch_acts_in_the_probes_alone(variables: dict[str, str]) -> None:
         assert (done.stdout, done.returncode) == (f"{value}\n", 0)
 
 
+@pytest.mark.slow
 def test_beside_a_simulated_card_the_real_one_stands_aside(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "run", "--quiet", "--chip", "910B3", "-m", "toprope", "doctor")
     assert (done.returncode, done.stderr) == (0, "")

@@ -65,6 +65,7 @@ def begun(monkeypatch, tmp_path):
     df.finalize()
 
 
+@pytest.mark.slow
 def test_an_onnx_file_is_a_stage_and_an_input_that_does_not_fit_fails_alone():
     """Alone, behind a model on a simulated card, and as a closure; two batches, each its own size."""
     classifier("classifier.onnx")

@@ -99,6 +99,7 @@ def runtime(tmp_path, monkeypatch):
     deployed.end()
 
 
+@pytest.mark.slow
 def test_two_programs_after_one_start_get_cards_of_their_own(runtime, tmp_path):
     """Each handed out every card: two programs at once were both given card 0."""
     program = tmp_path / "program.py"

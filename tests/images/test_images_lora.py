@@ -94,6 +94,7 @@ def test_31_load_scale_fuse_unfuse_and_unload_give_what_they_must_bit_for_bit(en
     assert engine.describe()["loras"] == []
 
 
+@pytest.mark.slow
 def test_a_lora_is_fused_only_where_its_weights_edit_alone(engines, tmp_path) -> None:
     """E1-Full's other weights are those of the base: they refine."""
     engine = engines("hidream-e1-full")

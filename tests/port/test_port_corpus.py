@@ -132,6 +132,7 @@ def test_excerpts_are_converted_and_a_second_run_makes_no_edit():
         assert all(each.converted for each in preserving)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", [False, True], ids=["cpu", "card"])
 def test_excerpts_run(tmp_path, card):
     save_file({"weight": torch.ones(4, 4), "bias": torch.zeros(4)}, tmp_path / "editor.safetensors")

@@ -231,6 +231,7 @@ def test_answers(form, world):
     assert got == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_both_forms_are_alike(world):
     assert answers("toprope", world) == answers("vendored", world)

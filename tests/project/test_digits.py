@@ -42,6 +42,7 @@ def test_it_reads_97_percent_of_held_out_digits():
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow
 def test_it_says_so_when_it_does_not():
     done = run("--epochs", "1", "--require", "100")
     assert done.returncode == 1

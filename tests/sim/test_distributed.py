@@ -147,6 +147,7 @@ def test_torchrun_on_the_default_backend(case: str) -> None:
     check(case, launch_with_torchrun(RUN)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 30)
 def test_the_report_of_torchrun_names_both_cards() -> None:
     wrong, printed = launch_with_torchrun(RUN)

@@ -171,6 +171,7 @@ def test_cards_are_told_apart_and_a_mask_changes_names_only(run: Path) -> None:
             masked.end()
 
 
+@pytest.mark.slow
 def test_an_unhealthy_card_is_so_for_every_process_and_for_npu_smi(run: Path) -> None:
     with processes(run, 2) as (first, second):
         assert (
@@ -184,6 +185,7 @@ def test_an_unhealthy_card_is_so_for_every_process_and_for_npu_smi(run: Path) ->
         assert second("take('b', 1, card=1)") == "['a', 'b']"
 
 
+@pytest.mark.slow
 def test_processes_that_take_and_drop_at_once_leave_nothing_behind(run: Path) -> None:
     """Each takes and drops as fast as it can; together they never hold more than the card, and at the end nothing."""
     with processes(run, 4) as made:

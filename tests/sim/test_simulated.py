@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
 # What `make test` runs of them; the others are left to `make check`.
 QUICK = (
-    "amp", "autograd", "core", "core_limits", "device", "devices", "dtypes", "faults", "indexing", "kernels",
+    "amp", "autograd", "device", "devices", "dtypes", "faults", "indexing", "kernels",
     "memory_figures", "operators", "out_of_memory", "random", "saving", "stream_memory", "streams", "trace", "views",
     "waiting",
 )  # fmt: skip
