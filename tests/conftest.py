@@ -1,4 +1,4 @@
-"""What all tests share: the two sizes of a run (`make test`, `make soak`) and what a soak leaves behind."""
+"""Setup of all tests: sizes of a run (`make test`, `check`, `soak`), its fork server, and the record of a soak."""
 
 import datetime
 import functools
@@ -41,16 +41,15 @@ IMPURE = re.compile(
 
 
 @functools.cache
-def source_of(path):
-    return path.read_text(encoding="utf-8")
+def is_pure(path):
+    return not IMPURE.search(path.read_text(encoding="utf-8"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collectstart(collector):
     """Choose how many examples the properties of a module try, before it is imported."""
     if isinstance(collector, pytest.Module):
-        pure = not IMPURE.search(source_of(collector.path))
-        hypothesis.settings.load_profile(f"pure={pure}")
+        hypothesis.settings.load_profile(f"pure={is_pure(collector.path)}")
 
 
 def pytest_configure(config):
@@ -113,7 +112,7 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         test = getattr(item, "obj", None)
-        if getattr(test, "is_hypothesis_test", False) and not IMPURE.search(source_of(item.path)):
+        if getattr(test, "is_hypothesis_test", False) and is_pure(item.path):
             item.add_marker("pure")
     if not SOAK:
         for item in items:

@@ -179,9 +179,9 @@ class Display:
 
     def stage(self, text: str) -> None:
         """Show on a terminal what is done now, until something else is shown."""
-        from rich.text import Text
-
         if self._redraws:
+            from rich.text import Text
+
             self._draw(Text(f"{text} ...", no_wrap=True, overflow="ellipsis"))
 
     def step(self, step: Step) -> None:

@@ -256,7 +256,7 @@ class FuncProcessPoint:
 
 
 def _closure(point: GraphProcessPoint | FlowGraphProcessPoint) -> GraphClosure | ModelClosure:
-    """What the stage of a function is told of a process point that it may run.
+    """Description of a process point that a function may run, for the function's stage.
 
     Raises:
         DfException: its files cannot be run.

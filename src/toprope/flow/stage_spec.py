@@ -55,7 +55,7 @@ EOS, SEG = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class CountBatch:
-    """Stack so many messages of an input into one, on a new first axis.
+    """Stack a fixed number of messages of an input into one, on a new first axis.
 
     Attributes:
         batch_size: messages; more than 0.

@@ -95,7 +95,7 @@ def ensure() -> Build:
 
 
 def is_ready() -> bool:
-    """Whether the build for the installed torch is there; imports no torch.
+    """Return True if the build for the installed torch is there; imports no torch.
 
     Raises:
         BuildError: CXX or the build cannot be read.
@@ -105,7 +105,7 @@ def is_ready() -> bool:
 
 
 def is_being_built() -> bool:
-    """Whether a process is making the build for the installed torch now; imports no torch."""
+    """Return True if a process is making the build for the installed torch now; imports no torch."""
     torch = Torch.installed()
     return torch is not None and _library(torch).is_being_built()
 

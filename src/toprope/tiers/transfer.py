@@ -92,8 +92,8 @@ class Chunk(Protocol):
 
 
 class _Gate:
-    """Opens once. Waiting for it may be interrupted at any moment, which an Event of Python's may not: whoever sets it
-    would wait for the lock that was not let go.
+    """Gate that opens once, whose waiters may be interrupted at any moment. With Python's Event an interrupted waiter
+    may keep the lock, and the thread that sets it would wait for that lock.
     """
 
     __slots__ = ("_lock", "is_open")
