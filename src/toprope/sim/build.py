@@ -24,6 +24,7 @@ CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
+_WITHOUT_COLLECTING = ("--param", "ggc-min-heapsize=1048576")  # up to 1 GiB: a tenth of g++'s time
 # Parsing torch's headers is most of the time, so the glue is two translation units, each with the headers it shares.
 _HOT = ("call", "device", "fallback", "memory", "ops_frequent", "ops_memory")
 
@@ -139,9 +140,9 @@ def _library(torch: Torch) -> NativeLibrary:
     # First headers of our own that stand for torch's list of all operators, which takes long to parse.
     headers = (_SOURCES / "torch" / "brief", include, include / "torch/csrc/api/include")
     core, glue = (tuple(sorted((_SOURCES / room).glob("*.cpp"))) for room in ("core", "torch"))
-    flag = "-DAT_PER_OPERATOR_HEADERS"
-    hot = Unit("torch-hot", tuple(path for path in glue if path.stem in _HOT), ("-O2", flag), headers)
-    cold = Unit("torch-cold", tuple(path for path in glue if path.stem not in _HOT), ("-O1", flag), headers)
+    flags = ("-DAT_PER_OPERATOR_HEADERS", *_WITHOUT_COLLECTING)
+    hot = Unit("torch-hot", tuple(path for path in glue if path.stem in _HOT), ("-O2", *flags), headers)
+    cold = Unit("torch-cold", tuple(path for path in glue if path.stem not in _HOT), ("-O1", *flags), headers)
     return NativeLibrary(
         what="the simulated card",
         target=f" for torch {torch.version}",

@@ -195,6 +195,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"conj_physical_", "mode", "mode.values"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
+  // Composed by torch of their out= variants, which would be what is counted.
+  for (const char* name : {"avg_pool2d", "avg_pool2d_backward", "max_pool2d_with_indices",
+                           "max_pool2d_with_indices_backward", "upsample_nearest2d"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 void refuse_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack*) {

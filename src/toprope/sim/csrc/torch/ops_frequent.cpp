@@ -15,8 +15,6 @@
 #include <ATen/ops/any_ops.h>
 #include <ATen/ops/arange_ops.h>
 #include <ATen/ops/argmax_ops.h>
-#include <ATen/ops/avg_pool2d_ops.h>
-#include <ATen/ops/avg_pool2d_backward_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bitwise_and_ops.h>
 #include <ATen/ops/bitwise_not_ops.h>
@@ -44,8 +42,6 @@
 #include <ATen/ops/lt_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/max_ops.h>
-#include <ATen/ops/max_pool2d_with_indices_ops.h>
-#include <ATen/ops/max_pool2d_with_indices_backward_ops.h>
 #include <ATen/ops/maximum_ops.h>
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/minimum_ops.h>
@@ -54,16 +50,12 @@
 #include <ATen/ops/mse_loss_backward_ops.h>
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/mv_ops.h>
-#include <ATen/ops/native_batch_norm_ops.h>
-#include <ATen/ops/native_batch_norm_backward_ops.h>
 #include <ATen/ops/native_group_norm_ops.h>
 #include <ATen/ops/native_group_norm_backward_ops.h>
 #include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/native_layer_norm_backward_ops.h>
 #include <ATen/ops/ne_ops.h>
 #include <ATen/ops/neg_ops.h>
-#include <ATen/ops/nll_loss2d_backward_ops.h>
-#include <ATen/ops/nll_loss2d_forward_ops.h>
 #include <ATen/ops/nll_loss_backward_ops.h>
 #include <ATen/ops/nll_loss_forward_ops.h>
 #include <ATen/ops/pow_ops.h>
@@ -85,7 +77,6 @@
 #include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/tril_ops.h>
 #include <ATen/ops/triu_ops.h>
-#include <ATen/ops/upsample_nearest2d_ops.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
 
@@ -137,18 +128,15 @@ const bool registered_frequent = [] {
       op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward>();
   use<op::exp, op::log, op::sqrt, op::rsqrt, op::reciprocal, op::sin, op::cos, op::pow_Tensor_Scalar>();
   use<op::_softmax, op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data>();
-  use<op::nll_loss_forward, op::nll_loss_backward, op::nll_loss2d_forward, op::nll_loss2d_backward,
-      op::mse_loss, op::mse_loss_backward>();
+  use<op::nll_loss_forward, op::nll_loss_backward, op::mse_loss, op::mse_loss_backward>();
   use<op::native_layer_norm, op::native_layer_norm_backward, op::native_group_norm,
-      op::native_group_norm_backward, op::native_batch_norm, op::native_batch_norm_backward>();
+      op::native_group_norm_backward>();
   use<op::embedding, op::embedding_dense_backward, op::index_select, op::gather, op::cat, op::where_self>();
   use<op::eq_Scalar, op::eq_Tensor, op::ne_Scalar, op::ne_Tensor, op::lt_Scalar, op::lt_Tensor, op::gt_Scalar,
       op::gt_Tensor, op::le_Scalar, op::le_Tensor, op::ge_Scalar, op::ge_Tensor, op::bitwise_and_Tensor,
       op::bitwise_or_Tensor, op::bitwise_not, op::logical_not, op::masked_fill__Scalar,
       op::masked_fill_Scalar>();
   use<op::zero_, op::fill__Scalar, op::arange_start_out, op::triu, op::tril>();
-  use<op::max_pool2d_with_indices, op::max_pool2d_with_indices_backward, op::avg_pool2d,
-      op::avg_pool2d_backward, op::upsample_nearest2d>();
   return true;
 }();
 
