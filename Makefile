@@ -11,6 +11,9 @@ SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 # Of `make soak`: times that the tests of the simulated card are repeated.
 ROUNDS ?= 50
 
+# Tests start hundreds of Pythons: without what it compiled before, each begins by compiling.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN = .venv/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --max-worker-restart 0
 READY = .venv/.ready

@@ -68,6 +68,7 @@ def test_the_report_of_a_run_counts_the_program_alone(tmp_path: Path, empty_cach
     assert second.stdout == first.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["doctor", "devices"])
 def test_a_build_was_diagnosed_as_a_broken_torch(verb: str, empty_cache: dict[str, str]) -> None:
     done = toprope(verb, "--json", environment=empty_cache | {"TOPROPE_SIM": "910B3x2"})

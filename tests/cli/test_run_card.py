@@ -92,6 +92,7 @@ def test_children_are_counted_even_when_they_are_killed(tmp_path: Path) -> None:
     assert [(used["name"], used["capacity"]) for used in card["used_cards"]] == [("card 1", 64 * 2**20)]
 
 
+@pytest.mark.slow
 def test_a_torch_npu_that_breaks_torch_does_not_break_a_run(tmp_path: Path, broken: str) -> None:
     code = """
         import importlib.metadata, torch, torch_npu
@@ -103,6 +104,7 @@ def test_a_torch_npu_that_breaks_torch_does_not_break_a_run(tmp_path: Path, brok
     assert (facts["real_card"]["state"], facts["real_card"]["reason"]) == ("broken", "libhccl.so is missing")
 
 
+@pytest.mark.slow
 def test_who_switches_autoload_off_gets_the_card_with_torch_npu(tmp_path: Path) -> None:
     code = """
         import os, torch

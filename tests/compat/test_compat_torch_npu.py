@@ -53,11 +53,13 @@ def test_at_least_95_percent_agree(reported):
     assert len(found["all"].agree) > 130
 
 
+@pytest.mark.slow
 def test_every_difference_has_its_reason_and_no_reason_is_stale(reported):
     _, found = reported
     assert found["all"].differ.keys() == NAMES["differences"].keys()
 
 
+@pytest.mark.slow
 def test_every_name_was_read(reported):
     _, found = reported
     read = {*found["all"].agree, *found["all"].differ, *found["all"].unread}
@@ -78,6 +80,7 @@ def test_the_other_names_are_torch_npus_too(published):
     assert exported - {name for grade in GRADES for name in NAMES[grade]} == set()
 
 
+@pytest.mark.slow
 def test_the_page_is_in_step(published, reported):
     if published.version != NAMES["version"]:
         pytest.skip(f"docs/compat.md is about torch-npu {NAMES['version']}, this is {published.version}")

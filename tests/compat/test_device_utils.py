@@ -135,6 +135,7 @@ def test_03_defect_a_broken_torch_npu_ended_the_program(tmp_path, raised):
 wheel = pytest.fixture(published_wheel.unpacked, scope="module")
 
 
+@pytest.mark.slow
 def test_04_the_published_torch_npu_without_cann(wheel):
     assert told(ASK + "tell(*asked(None))", wheel) == "cpu"
 

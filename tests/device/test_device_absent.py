@@ -261,6 +261,7 @@ def test_a_run_without_an_npu_says_so(tmp_path):
 real_torch_npu = pytest.fixture(published_wheel.unpacked, scope="module")
 
 
+@pytest.mark.slow
 def test_the_published_torch_npu_without_cann(real_torch_npu):
     kind, what, looked_at, do = told(ERROR.format(name="npu"), real_torch_npu)
     assert kind == "DeviceBrokenError"
@@ -275,6 +276,7 @@ def test_the_published_torch_npu_without_cann(real_torch_npu):
     assert found[2] in done.stderr
 
 
+@pytest.mark.slow
 def test_the_published_torch_npu_without_cann_and_with_autoload(real_torch_npu):
     kind, what, _, do = told(ERROR.format(name="cpu"), real_torch_npu, by=run_anew, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
     assert kind == "DeviceBrokenError"

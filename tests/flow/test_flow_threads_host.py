@@ -74,6 +74,7 @@ def test_ray_47790_and_47285_the_drivers_error_is_the_users_own_with_its_lines(r
     assert "flow_thread_stages.py" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "cause"),
     [

@@ -313,7 +313,7 @@ class Office(RuleBasedStateMachine):
             assert free.scalars == node.scalars
 
 
-TestOffice = Office.TestCase
+TestOffice = pytest.mark.slow(Office.TestCase)
 TestOffice.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 

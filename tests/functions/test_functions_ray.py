@@ -264,6 +264,7 @@ def test_a_function_group_knows_its_ranks_and_cards_and_ends_together(backend):
     group.terminate()
 
 
+@pytest.mark.slow
 def test_a_group_that_does_not_fit_starts_none_of_its_members(backend):
     members = [Thing.options(opt(2, group_name="large")).invoke() for _ in range(3)]
     group = yr.Group("large", yr.GroupOptions(timeout=1))

@@ -76,6 +76,7 @@ def test_every_option_of_a_family_changes_the_picture(engines, family) -> None:
         assert engine.edit(request(**{name: others[name]})).pictures[0].tobytes() != first, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_option_that_a_family_does_not_have_is_refused(engines, family) -> None:
     engine = engines[family]

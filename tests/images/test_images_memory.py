@@ -125,6 +125,7 @@ def test_memory_that_runs_out_goes_one_rung_down_each_time_and_says_so(monkeypat
         assert edited(engine) == wanted  # the engine can be used on
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_while_encoding_goes_down_too(monkeypatch) -> None:
     with Engine.open(tiny("kontext"), device="cpu", memory="none") as plain:
         wanted = edited(plain)
@@ -140,6 +141,7 @@ def test_memory_that_runs_out_while_encoding_goes_down_too(monkeypatch) -> None:
         assert seen == ["none", "vae", "encoders", "tiers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoders", "tiers-least", "encoders-4bit"])
 def test_loras_come_and_go_on_every_rung(name, tmp_path) -> None:
     with Engine.open(tiny("kontext"), device="cpu", memory="none") as plain:

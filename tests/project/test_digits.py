@@ -29,6 +29,7 @@ def test_it_is_an_ordinary_program():
     assert "toprope" not in PROGRAM.read_text(encoding="utf-8").lower()
 
 
+@pytest.mark.slow
 def test_it_reads_97_percent_of_held_out_digits():
     done = run()
     assert done.returncode == 0, done.stderr

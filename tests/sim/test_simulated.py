@@ -86,6 +86,7 @@ def test_module(module: str) -> None:
         pytest.fail(wrong, pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "told"),
     [
@@ -104,6 +105,7 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path, body: str, told: s
     assert bool(told) == bool(wrong)
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_end_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "test_small.py"
     path.write_text("import atexit, time\n\natexit.register(time.sleep, 60)\n\n\ndef test_it():\n    pass\n")

@@ -300,6 +300,7 @@ def test_control_c_at_any_moment_of_passes(tmp_path):
     assert came
 
 
+@pytest.mark.slow
 def test_control_c_at_any_moment_of_training(running):
     """In forward, backward, the optimizer's step or a checkpoint."""
     ours, path = running

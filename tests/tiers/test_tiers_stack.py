@@ -454,6 +454,7 @@ def test_40_tensors_of_1_mib_into_10_and_50_mib_are_all_there(card):
     assert card["freed"] == 0
 
 
+@pytest.mark.slow
 def test_moves_are_exact_for_every_dtype_and_shape(card):
     assert "not exact" not in card
     assert card["reference"]
