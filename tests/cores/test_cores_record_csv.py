@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from toprope.cores import Card, Collective, Communicator, record
+from toprope.cores import Card, Collective, Communicator, Op, Program, Stream, record
+from toprope.cores.check import check
+from toprope.cores.findings import findings
 from toprope.errors import ScheduleError
 
 pytestmark = pytest.mark.native
@@ -57,7 +61,12 @@ def test_kernels_are_on_their_streams_in_the_order_of_their_begin(header: str) -
     assert (matmul.kind, matmul.microseconds, matmul.timing) == ("AI_CORE", 10.0, "profile")
     assert (index.kind, index.microseconds, index.timing) == ("AI_CPU", None, "")
     assert matmul.source == "k.csv: line 2"
-    assert not any(op.sync_all or op.waits or op.records or op.limit for _, op in program.ops())
+    assert not any(op.waits or op.records or op.limit for _, op in program.ops())
+    # MIX_AIV says it; of aclnnFlash and MatMulV2 no source says anything, and SwiGlu is known to have no barrier
+    assert [(op.sync_all, op.assumed) for op in (flash, matmul, mixed, index)] == [
+        (True, True), (True, True), (True, False), (False, False),
+    ]  # fmt: skip
+    assert not program.streams[1].ops[0].sync_all
 
 
 def test_what_is_known_to_need_all_of_its_blocks_says_so_and_nothing_else() -> None:
@@ -65,9 +74,80 @@ def test_what_is_known_to_need_all_of_its_blocks_says_so_and_nothing_else() -> N
         row("aclnnNonzero_NonZero", "AI_VECTOR_CORE", 1, 40, kind="NonZero"),
         row("combine", "AI_VECTOR_CORE", 2, 40, kind="MoeDistributeCombineV2"),
         row("aclnnSort", "AI_VECTOR_CORE", 3, 40, kind="Sort"),
+        row("aclnnAdd", "AI_VECTOR_CORE", 4, 40, kind="Add"),
+        row("mine", "AI_VECTOR_CORE", 5, 40, kind="MyKernel"),
+        row("mine", "AI_VECTOR_CORE", 6, 96, kind="MyKernel"),  # it ended, in turns: its blocks do not wait
+        row("mine", "AI_CPU", 7, kind="MyKernel"),
     ]
     program = record.from_csv({"k.csv": details(*rows)}, "910B3")
-    assert [op.sync_all for _, op in program.ops()] == [True, True, False]
+    assert [op.sync_all for _, op in program.ops()] == [True, True, True, False, True, False, False]
+    assert [op.assumed for _, op in program.ops()] == [False, False, False, False, True, False, False]
+    assert [op.sync_all for _, op in record.assuming_one_block(program).ops()] == [*[True] * 3, *[False] * 4]
+
+
+FUSED = (
+    "MoeDistributeDispatch", "MoeDistributeDispatchV3", "MoeDistributeCombine", "MoeDistributeCombineV4",
+    "DispatchFFNCombine", "MatmulAllReduce", "AllGatherMatmul", "MatmulReduceScatter", "AlltoAllvGroupedMatMul",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*FUSED, "Sort", "SomethingNew"])
+def test_csv_of_mc2_and_unknown_kernels_was_called_safe_under_every_order(kind: str) -> None:
+    ranks = {
+        f"r{rank}.csv": details(
+            row(f"aclnn{kind}", "AI_VECTOR_CORE", 100, 40, kind=kind, device=rank),
+            row("aiv_all_gather_bfloat16_t", "AI_VECTOR_CORE", 101, 24, stream=3, duration=30, device=rank),
+            hcom("allGather", "606", 0, 100, stream=4, duration=32, device=rank),
+        )
+        for rank in (0, 1)
+    }
+    program = record.from_csv(ranks, "910B3")
+    assert check(program).verdict == "deadlock"
+    one = check(record.assuming_one_block(program)).verdict
+    assert one == ("safe" if kind == "SomethingNew" else "deadlock")
+
+
+def test_the_csv_of_one_rank_alone_was_called_safe() -> None:
+    rows = [
+        row("aiv_all_gather_bfloat16_t", "AI_VECTOR_CORE", 11, 40, stream=3),
+        hcom("allGather", "606", 0, 10, stream=3),
+        hcom("allReduce", "707", 0, 10, stream=5),
+    ]
+    found = findings(record.from_csv({"rank0.csv": details(*rows)}, "910B3"))
+    assert [each.rule for each in found if each.level == "error"] == ["one-card-communicator"] * 2
+
+
+KNOWN = ("NonZero", "Sort", "Add", "SwiGlu", "MoeDistributeDispatchV2", "Cast")
+WITH_BARRIER = {"NonZero", "Sort", "MoeDistributeDispatchV2"}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from([*KNOWN, "Mine", "Other"]), st.integers(1, 4), st.booleans()),
+            min_size=1, max_size=3,
+        ),
+        min_size=1, max_size=3,
+    )
+)  # fmt: skip
+def test_a_csv_is_never_more_optimistic_than_the_schedule_that_it_shows(
+    streams: list[list[tuple[str, int, bool]]],
+) -> None:
+    """The booleans say whether a kernel has a barrier of which no source tells."""
+    text, known = [], True
+    ops: list[Stream] = []
+    for number, stream in enumerate(streams):
+        queue = []
+        for place, (kind, tenths, hidden) in enumerate(stream):
+            barrier = kind in WITH_BARRIER or (kind not in KNOWN and hidden)
+            known &= kind in KNOWN
+            text.append(row(kind, "AI_VECTOR_CORE", 10 * place + number, 10 * tenths, stream=number))
+            queue.append(Op(kind, 0, 10 * tenths, barrier))
+        ops.append(Stream(str(number), "0", tuple(queue)))
+    truth = check(Program((Card("0", 20, 40, "910B3"),), tuple(ops), ()), beside=False).verdict
+    seen = check(record.from_csv({"k.csv": details(*text)}, "910B3"), beside=False).verdict
+    assert seen == truth if known else (seen, truth) != ("safe", "deadlock")
 
 
 def test_more_blocks_than_cores_run_in_turns_but_not_with_a_barrier() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,19 @@ Files = Annotated[
         help="A schedule (JSON), a trace of toprope run --trace, or the kernel_details.csv of each rank.",
     ),
 ]
+
+
+class Assume(StrEnum):
+    """What operators are taken to need where no source says it."""
+
+    ALL = "all-blocks"
+    ONE = "one-block"
+
+
+Assumed = Annotated[
+    Assume,
+    typer.Option(help="What an operator that no source knows needs at once; all-blocks never calls a deadlock safe."),
+]
 Chip = Annotated[str, typer.Option(metavar="CHIP", help="Chip of the cards, for traces and CSV, which do not say it.")]
 World = Annotated[
     str, typer.Option(metavar="NAME", help="The communicator of all cards, where a trace does not name a collective's.")
@@ -55,6 +69,13 @@ def check(
         float, typer.Option(metavar="N", min=0, help="How long the exact test may take; then it is not decided.")
     ] = 10.0,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1, as errors do.")] = False,
+    fail_on: Annotated[
+        Discipline | None,
+        typer.Option(
+            help="End with 1 only where this way to hand out cores can deadlock. [default: that of --discipline]"
+        ),
+    ] = None,
+    assume: Assumed = Assume.ALL,
     chip: Chip = "",
     communicator: World = "",
     as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
@@ -76,7 +97,7 @@ def check(
     stdout = sarif is not None and str(sarif) == "-"
     if stdout and as_json:
         raise UsageError("--json and --sarif - both write to stdout.", do="give --sarif the name of a file")
-    program = _read(files, chip, communicator)
+    program = _read(files, chip, communicator, assume)
     result = _check(program, discipline, seconds)
     names = [str(file) for file in files]
     if sarif is not None:
@@ -89,10 +110,13 @@ def check(
         headline, timeline = _picture(program, result)
         _write(html, page(", ".join(names), render(report(program, result)), [(headline, timeline)]))
     if as_json:
-        say(json.dumps(as_dict(program, result, names, strict=strict), ensure_ascii=False, indent=2) + "\n")
+        say(
+            json.dumps(as_dict(program, result, names, strict=strict, fail_on=fail_on), ensure_ascii=False, indent=2)
+            + "\n"
+        )
     elif not stdout:
         show(report(program, result))
-    raise typer.Exit(exit_status(result, strict=strict))
+    raise typer.Exit(exit_status(result, strict=strict, fail_on=fail_on))
 
 
 @app.command(short_help="Limits under which they cannot, and are done early.", context_settings=HELP)
@@ -108,6 +132,7 @@ def plan(
         bool, typer.Option("--exact", help="The shortest plan that the exact test proves safe; needs toprope[plan].")
     ] = False,
     seconds: Annotated[float, typer.Option(metavar="N", min=0, help="How long --exact may take.")] = 30.0,
+    assume: Assumed = Assume.ALL,
     chip: Chip = "",
     communicator: World = "",
 ) -> None:
@@ -116,7 +141,7 @@ def plan(
     from toprope.cores.plan_program import plan_program
     from toprope.terminal import show
 
-    program = _read(files, chip, communicator)
+    program = _read(files, chip, communicator, assume)
     if exact:
         from toprope.cores.plan_exact import plan_exact
 
@@ -143,6 +168,7 @@ def show(
         ),
     ] = None,
     discipline: Annotated[Discipline, typer.Option(help="How the cards hand out cores.")] = Discipline.D0B,
+    assume: Assumed = Assume.ALL,
     chip: Chip = "",
     communicator: World = "",
 ) -> None:
@@ -152,7 +178,7 @@ def show(
 
     if svg is None and html is None:
         raise UsageError("there is no file for the picture.", do="add --svg FILE or --html FILE")
-    program = _read(files, chip, communicator)
+    program = _read(files, chip, communicator, assume)
     run = simulate(program, discipline, seed) if seed is not None else hunt(program, discipline)
     if run is None:
         run = simulate(program, discipline, 0)
@@ -198,10 +224,11 @@ def explain(
         terminal.show(cores_explain.text(found))
 
 
-def _read(files: list[Path], chip: str, communicator: str) -> Program:
+def _read(files: list[Path], chip: str, communicator: str, assume: Assume) -> Program:
     from toprope.cores import record
 
-    return record.read(*files, chip=chip, communicator=communicator)
+    program = record.read(*files, chip=chip, communicator=communicator)
+    return program if assume is Assume.ALL else record.assuming_one_block(program)
 
 
 def _check(program: Program, discipline: Discipline, seconds: float) -> Result:

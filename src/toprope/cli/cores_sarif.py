@@ -20,6 +20,7 @@ _TEXTS = {
     "deadlock": "The streams can wait for each other's cores for ever.",
     "undecided": "Whether the streams can deadlock was not decided.",
     "missing-rank": "A collective has no member on a card of its communicator.",
+    "one-card-communicator": "A communicator is seen on one card only: the files of the other ranks are missing.",
     "desync": "Cards run the collectives of a communicator in different order.",
     "cyclic-wait": "Streams, events and collectives wait for each other in a circle.",
     "sync-all-over-limit": "A barrier over more blocks than the limit lets run at the same time.",

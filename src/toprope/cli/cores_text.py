@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ _RED, _GREEN, _YELLOW = "bold red", "bold green", "bold yellow"
 _CARDS = 4
 """Cards whose waits are told one by one; of others only how many there are."""
 
+_NAMES = 8
+"""Operators that are named where their needs are assumed."""
+
 _OF_ORDER = ("cyclic-wait", "missing-rank")
 """Findings with which a program hangs whatever its cores."""
 
@@ -35,16 +39,22 @@ _HANDED_OUT = {
 }
 
 
-def exit_status(result: Result, *, strict: bool = False) -> int:
-    """0 safe, 1 deadlock or a finding of level error (with `strict` any finding), 3 unknown."""
-    if result.verdict == "deadlock" or any(strict or each.level is Level.ERROR for each in result.findings):
+def exit_status(result: Result, *, strict: bool = False, fail_on: Discipline | None = None) -> int:
+    """0 safe, 1 deadlock or a finding of level error (with `strict` any finding), 3 unknown.
+
+    Args:
+        fail_on: whose verdict counts; None for the discipline of the result.
+    """
+    same = fail_on in (None, result.discipline)
+    verdict = result.verdict if fail_on is None or same else result.weaker.get(fail_on, "unknown")
+    if verdict == "deadlock" or any(strict or each.level is Level.ERROR for each in result.findings):
         return 1
-    return 3 if result.verdict == "unknown" else 0
+    return 3 if verdict == "unknown" else 0
 
 
 def report(program: Program, result: Result) -> Group:
     """The verdict and the findings."""
-    items = list(_verdict(program, result))
+    items = [*_verdict(program, result), *_assumed(program)]
     if result.findings:
         items.append("")
         for finding in result.findings:
@@ -57,6 +67,8 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
     if result.verdict == "safe":
         known = not any(each.rule == "unknown-cores" for each in result.findings)
         far = "" if known else ", as far as cores are known"
+        if any(op.assumed and not op.sync_all for _, op in program.ops()):
+            far, known = f"{far} and if the operators below need one block at a time", False
         others = {name: verdict for name, verdict in result.weaker.items() if verdict != "safe"}
         if others:  # an operator that lacks one kind of core may keep idle ones of the other kind from the rest
             how = f"where cores are handed out one by one ({result.discipline})"
@@ -71,6 +83,8 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield f"  {result.proof}"
         return
     always = "" if result.discipline is Discipline.D0 else f" {how}"
+    if result.discipline is Discipline.D0 and result.weaker and set(result.weaker.values()) == {"safe"}:
+        always = " only under D0, where cores are handed out one by one in any order,"
     yield Text.assemble(("deadlock possible", _RED), f"{always} on {what}")
     if result.witness is not None:
         yield ""
@@ -90,6 +104,25 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield "no number of cores helps: who waits for whom must change, see the errors"
     else:
         yield from _mend(program, result.mend)
+
+
+def assumed(program: Program) -> Counter[str]:
+    """How often operators are in the program of which no source says whether they need all of their blocks at once."""
+    return Counter(op.name for _, op in program.ops() if op.assumed)
+
+
+def _assumed(program: Program) -> Iterator[RenderableType]:
+    found = assumed(program)
+    if not found:
+        return
+    every = any(op.assumed and op.sync_all for _, op in program.ops())
+    names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.most_common(_NAMES))
+    more = f" and {len(found) - _NAMES} more" if len(found) > _NAMES else ""
+    what = "all of their blocks at once" if every else "one block at a time"
+    other = "; --assume one-block takes the opposite for granted" if every else ", as --assume one-block says"
+    yield ""
+    yield f"assumed, since no source says it: these need {what}{other}"
+    yield f"  {names}{more}"
 
 
 def program_text(program: Program) -> str:
@@ -206,7 +239,14 @@ def place(program: Program, id: OpId) -> str:
     return program.op(id).source or f"streams[{id[0]}].ops[{id[1]}]"
 
 
-def as_dict(program: Program, result: Result, files: Iterable[str], *, strict: bool = False) -> dict[str, Any]:
+def as_dict(
+    program: Program,
+    result: Result,
+    files: Iterable[str],
+    *,
+    strict: bool = False,
+    fail_on: Discipline | None = None,
+) -> dict[str, Any]:
     """The same as plain data."""
     return {
         "files": list(files),
@@ -217,6 +257,7 @@ def as_dict(program: Program, result: Result, files: Iterable[str], *, strict: b
         "discipline": str(result.discipline),
         "proof": result.proof,
         "weaker": {str(name): str(verdict) for name, verdict in result.weaker.items()},
+        "assumed": dict(assumed(program)),
         "witness": None if result.witness is None else _witness(result.witness),
         "mend": None
         if result.mend is None
@@ -238,7 +279,7 @@ def as_dict(program: Program, result: Result, files: Iterable[str], *, strict: b
             }
             for each in result.findings
         ],
-        "exit_status": exit_status(result, strict=strict),
+        "exit_status": exit_status(result, strict=strict, fail_on=fail_on),
     }
 
 

@@ -87,7 +87,7 @@ def run(
         typer.Option(
             "--check-cores",
             help="Then check whether its streams can deadlock for cores. The exit status is the program's if it is not "
-            "0, else that of toprope cores check.",
+            "0, else that of toprope cores check --fail-on D0b.",
         ),
     ] = False,
     written_for: Annotated[

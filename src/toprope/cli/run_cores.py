@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.cli.choose import Choice
+from toprope.cores.model import Discipline
 from toprope.errors import ScheduleError, UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ __all__ = ["CoresCheck", "check", "of_run"]
 
 _WORLD = "all cards"
 _UNDECIDED = 3
+FAIL_ON = Discipline.D0B
+"""What counts for the exit status: under D0 nearly every program deadlocks that uses two streams at once."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class CoresCheck:
     """What the check of a run found.
 
     Attributes:
-        exit_status: as that of `toprope cores check`.
+        exit_status: as that of `toprope cores check --fail-on D0b`.
         text: for a reader.
         facts: the same as plain data.
     """
@@ -70,4 +73,5 @@ def of_run(folder: Path, choice: Choice) -> CoresCheck:
         items.append(
             "note: the record does not name communicators: all collectives are taken to be of one, of all cards"
         )
-    return CoresCheck(exit_status(result), tuple(items), as_dict(program, result, ["the run"]))
+    facts = as_dict(program, result, ["the run"], fail_on=FAIL_ON)
+    return CoresCheck(exit_status(result, fail_on=FAIL_ON), tuple(items), facts)

@@ -28,6 +28,7 @@ class Level(StrEnum):
 
 RULES = {
     "missing-rank": Level.ERROR,
+    "one-card-communicator": Level.ERROR,
     "desync": Level.ERROR,
     "cyclic-wait": Level.ERROR,
     "sync-all-over-limit": Level.ERROR,
@@ -61,6 +62,7 @@ def findings(program: Program) -> tuple[Finding, ...]:
     graph = Graph.of(program)
     found = [
         *_missing_ranks(program),
+        *_on_one_card(program),
         *_different_collectives(program),
         *_different_order(program),
         *_cyclic_wait(program, graph),
@@ -117,6 +119,21 @@ def _missing_ranks(program: Program) -> Iterator[Finding]:
         return f"{program.describe(ops[0])} is {collective}, which has no member on card {cards}: it never finishes."
 
     yield from _alike("missing-rank", found(), text)
+
+
+def _on_one_card(program: Program) -> Iterator[Finding]:
+    """Communicators whose other ranks were not given: what they would wait for is not known."""
+    for group in program.communicators:
+        if not group.as_seen or len(group.cards) > 1:
+            continue
+        ops = [id for each, ids in program.members.items() if each.communicator == group.name for id in ids]
+        if ops:
+            yield _finding(
+                "one-card-communicator",
+                f"communicator {group.name} is seen on card {group.cards[0]} only, {len(ops)} times: its other ranks are "
+                "not in the files, so that nothing is known of what it waits for. Give the files of all ranks.",
+                ops[:1],
+            )
 
 
 def _different_collectives(program: Program) -> Iterator[Finding]:

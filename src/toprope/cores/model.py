@@ -79,11 +79,13 @@ class Communicator:
         name: how collectives call it.
         cards: names of its cards, by rank.
         engine: what runs its collectives: "aiv" (on vector cores), "aicpu", "host", "ccu"; empty where not known.
+        as_seen: its cards are those that were seen to run one of its collectives; the source does not list them.
     """
 
     name: str
     cards: tuple[str, ...]
     engine: str = ""
+    as_seen: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Op:
         microseconds: how long it runs once it has its cores; None where not known.
         timing: where the time comes from: "measured", "profile" or "estimate"; empty without a time.
         kind: the profiler's word for it, such as "AI_VECTOR_CORE" or "MIX_AIC"; empty where not known.
+        assumed: no source says whether it needs all of its blocks at once: `sync_all` is an assumption.
         limit: cube and vector cores that its stream allowed when it was launched; None where not known.
         source: where it was read, such as "train.json: streams[2].ops[0]"; empty when made by a program.
     """
@@ -127,6 +130,7 @@ class Op:
     timing: str = ""
     kind: str = ""
     limit: Cores | None = None
+    assumed: bool = False
     source: str = field(default="", compare=False)
 
     @property

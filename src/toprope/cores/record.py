@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from toprope.cores.model import Program
@@ -14,6 +15,7 @@ from toprope.cores.record_trace import from_chrome, from_traces
 from toprope.errors import ScheduleError
 
 __all__ = [
+    "assuming_one_block",
     "from_chrome",
     "from_csv",
     "from_data",
@@ -53,6 +55,15 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
     if isinstance(data, dict) and "traceEvents" in data:
         return from_chrome(data, _chip(chip, texts), communicator, source)
     return from_data(data, source)
+
+
+def assuming_one_block(program: Program) -> Program:
+    """The program whose operators need one block at a time wherever no source says that they need all of them."""
+    streams = (
+        replace(stream, ops=tuple(replace(op, sync_all=op.sync_all and not op.assumed) for op in stream.ops))
+        for stream in program.streams
+    )
+    return replace(program, streams=tuple(streams))
 
 
 def _text(path: Path) -> str:

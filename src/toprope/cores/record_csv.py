@@ -227,14 +227,18 @@ def _communicators(members: _Members, engines: Mapping[str, str]) -> tuple[Commu
         if collective is not None:
             cards.setdefault(collective.communicator, set()).add(row.card)
     return tuple(
-        Communicator(group, tuple(sorted(cards[group], key=_by_number)), engines.get(group, ""))
+        Communicator(group, tuple(sorted(cards[group], key=_by_number)), engines.get(group, ""), as_seen=True)
         for group in sorted(cards)
     )
 
 
 def _op(row: _Row, kernel: _Row, collective: Collective | None, card: Card) -> Op:
-    needs_all = needs_all_blocks(kernel.type, kernel.name) and collective is None
+    known = needs_all_blocks(kernel.type, kernel.name, kernel.core)
     # More blocks than cores run in turns, so a kernel holds at most all cores; one with a barrier would never end.
+    # So one that no source knows, and that has ended, is none of those.
+    if known is None and any(count > cores for count, cores in zip(kernel.cores, card.cores, strict=True)):
+        known = False
+    needs_all = known is not False and collective is None and any(kernel.cores)
     cube, vector = kernel.cores if needs_all else (min(kernel.cores[0], card.cube), min(kernel.cores[1], card.vector))
     return Op(
         name=row.name,
@@ -245,6 +249,7 @@ def _op(row: _Row, kernel: _Row, collective: Collective | None, card: Card) -> O
         microseconds=row.microseconds,
         timing="" if row.microseconds is None else "profile",
         kind=kernel.core,
+        assumed=needs_all and known is None,
         source=row.source,
     )
 

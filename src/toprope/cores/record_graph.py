@@ -14,6 +14,7 @@ from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Progr
 from toprope.cores.record_queue import NO_CORES, Queue, streams_of
 from toprope.errors import ScheduleError
 from toprope.support.all_blocks import needs_all_blocks
+from toprope.support.operator_kinds import kind_of
 
 __all__ = ["from_graph"]
 
@@ -116,9 +117,11 @@ class _Reader:
         limit = self._limit(where)
         kind = NO_CORES if name in _FREE else self.kinds.get(name, "")
         cube, vector = _uses(kind, limit or self.card.cores)
+        known, collective = _needs_all_blocks(name, kind), self._collective(node, name)
+        needs_all = known is not False and collective is None and bool(cube or vector)
         op = Op(
-            name, cube, vector, needs_all_blocks(name) and bool(cube or vector), self._collective(node, name),
-            kind=kind, limit=limit, source=where,
+            name, cube, vector, needs_all, collective, kind=kind, limit=limit, assumed=needs_all and known is None,
+            source=where,
         )  # fmt: skip
         queue.add(op)
         queue.record(self._event(node.name), where)
@@ -163,6 +166,15 @@ def _name(target: Any) -> str:
     if known:
         return known[0]
     return parts[1] if len(parts) > 1 and not called else parts[0]
+
+
+def _needs_all_blocks(name: str, kind: str) -> bool | None:
+    """Whether an operator of torch needs all of its blocks at once; None where no source says it."""
+    known = needs_all_blocks(name, core=kind)
+    if known is None:
+        kinds = [each for each in (kind_of(f"aten::{name}"), kind_of(f"npu::{name}")) if not each.assumed]
+        known = kinds[0].sync_all if kinds else None
+    return known
 
 
 def _attributes(node: Any, where: str) -> Mapping[str, str]:

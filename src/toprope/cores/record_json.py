@@ -256,7 +256,7 @@ def _streams(tables: list[_Table], cards: Mapping[str, Card]) -> tuple[Stream, .
 def _op(table: _Table, card: Card) -> Op:
     table.only(
         "name", "cube", "vector", "sync_all", "collective", "sequence", "waits", "records", "microseconds", "timing",
-        "kind", "limit",
+        "kind", "limit", "assumed",
     )  # fmt: skip
     collective = None
     if table.has("collective"):
@@ -279,6 +279,7 @@ def _op(table: _Table, card: Card) -> Op:
         timing=table.one_of("timing", TIMINGS),
         kind=table.get("kind", str, ""),
         limit=_limit(table, card),
+        assumed=table.get("assumed", bool, False),
         source=table.where,
     )
 
@@ -302,7 +303,7 @@ def _op_data(op: Op) -> dict[str, Any]:
     collective = op.collective
     return (
         {"name": op.name}
-        | _without({"cube": op.cube, "vector": op.vector, "sync_all": op.sync_all})
+        | _without({"cube": op.cube, "vector": op.vector, "sync_all": op.sync_all, "assumed": op.assumed})
         | ({} if collective is None else {"collective": collective.communicator, "sequence": collective.sequence})
         | _without({"waits": list(op.waits), "records": list(op.records)})
         | ({} if op.microseconds is None else {"microseconds": op.microseconds})

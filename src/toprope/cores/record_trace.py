@@ -52,6 +52,7 @@ class _Act:
     cores: Cores = (0, 0)
     kind: str = ""
     sync_all: bool = False
+    assumed: bool = False
     limit: Cores | None = None
     communicator: str = ""
     sequence: int = -1
@@ -126,6 +127,7 @@ def _of_record(record: Any, pid: int, where: str) -> _Act:
         cores=(record.cube_cores, record.vector_cores),
         kind=getattr(record, "kind", ""),
         sync_all=bool(getattr(record, "sync_all", False)),
+        assumed=bool(getattr(record, "assumed", False)),
         limit=getattr(record, "limit", None),
         communicator=getattr(record, "communicator", ""),
         sequence=getattr(record, "sequence", -1),
@@ -172,6 +174,7 @@ def _of_event(event: Mapping[str, Any], tracks: dict[tuple[int, int], tuple[int,
         str(event["cat"]), str(event["name"]), track[0], *tracks[track], int(args.get("host thread", 0)), where,
         event=str(args.get("event", "")), cores=(int(args.get("cube cores", 0)), int(args.get("vector cores", 0))),
         kind=str(args.get("kind", "")), sync_all=args.get("sync_all") is True,
+        assumed=args.get("assumed") is True,
         limit=None if limit is None else (int(limit[0]), int(limit[1])),
         communicator=str(args.get("communicator", "")), sequence=int(args.get("sequence", -1)),
         engine=str(args.get("engine", "")), ranks=int(args.get("ranks", 0)),
@@ -231,10 +234,10 @@ class _Reader:
         self.heard[key] = len(waited)
 
     def _op(self, act: _Act, card: str) -> Op:
-        cube, vector = act.cores
+        (cube, vector), assumed = act.cores, act.assumed and any(act.cores)
         return Op(
-            act.name, cube, vector, act.sync_all, self._collective(act, card), kind=act.kind, limit=act.limit,
-            source=act.source,
+            act.name, cube, vector, act.sync_all or assumed, self._collective(act, card), kind=act.kind,
+            limit=act.limit, assumed=assumed, source=act.source,
         )  # fmt: skip
 
     def _collective(self, act: _Act, card: str) -> Collective | None:
@@ -242,6 +245,8 @@ class _Reader:
             return None
         if act.act == "operator" or act.name.removeprefix("hccl::") in ("send", "recv", "recv_anysource"):
             return None  # that of a message names its two ranks, but one from anybody no one
+        if act.ranks == 1:
+            return None  # it waits for nobody
         name = act.communicator or self.communicator
         if not name:
             raise ScheduleError(

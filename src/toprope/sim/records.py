@@ -292,6 +292,7 @@ def _arguments(record: Record) -> Iterator[tuple[str, object]]:
         "limit": None if record.limit is None else list(record.limit),
         "kind": record.kind,
         "sync_all": record.sync_all,
+        "assumed": record.assumed,
         "event": f"{record.address:#x}" if record.act.startswith("event") else "",
         "communicator": record.communicator,
         "ranks": record.ranks,

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import tomllib
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
-from typing import Any
+from importlib import resources
 
 __all__ = ["needs_all_blocks"]
 
 
-def needs_all_blocks(kind: str, name: str = "") -> bool:
-    """Return True if all_blocks.toml lists the kernel as one that needs all of its blocks at the same time.
+@cache
+def needs_all_blocks(kind: str, name: str = "", core: str = "") -> bool | None:
+    """Return whether a kernel needs all of its blocks at the same time; None if no source says it.
 
     Args:
-        kind: the operator's type, such as "NonZero".
+        kind: the operator's type, such as "NonZero", or torch's name, such as "npu_moe_distribute_combine_v2".
         name: the kernel's name, for kernels whose type says less.
+        core: the profiler's word for its cores; blocks of a "MIX_AIV" kernel wait for each other.
     """
-    return any(
-        row["sync_all"] and any(_is_kind(each, row["kind"]) for each in (kind, name) if each)
-        for row in _read("all_blocks.toml")["operator"]
-    )
+    exact, patterns = _table()
+    words = [_folded(each) for each in (kind, name) if each]
+    found = [exact.get(each) for each in words]
+    if True in found or core == "MIX_AIV" or any(fnmatchcase(each, pattern) for each in words for pattern in patterns):
+        return True
+    return False if found and found[0] is False else None
 
 
-def _is_kind(name: str, kind: str) -> bool:
-    """Return True if a name means this kind: torch's "npu_moe_distribute_combine_v2" means MoeDistributeCombineV2."""
-    return fnmatchcase(name, kind) or name.replace("_", "").casefold().removeprefix("npu") == kind.casefold()
+def _folded(name: str) -> str:
+    return name.replace("_", "").casefold().removeprefix("aclnn").removeprefix("npu")
 
 
 @cache
-def _read(file: str) -> dict[str, Any]:
-    import tomllib  # not needed by those who only import the package
-
-    return tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
+def _table() -> tuple[dict[str, bool], tuple[str, ...]]:
+    """Facts by an operator's name, and the patterns of names that need all of their blocks."""
+    text = resources.files("toprope.support").joinpath("all_blocks.toml").read_text(encoding="utf-8")
+    exact: dict[str, bool] = {}
+    patterns: list[str] = []
+    for row in tomllib.loads(text)["operator"]:
+        for kind in row["kinds"].split():
+            if "*" in kind:
+                patterns.append(_folded(kind))
+            else:
+                exact[_folded(kind)] = row["sync_all"] or exact.get(_folded(kind), False)
+    return exact, tuple(patterns)
