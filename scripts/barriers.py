@@ -55,8 +55,8 @@ def sources(folder: str) -> dict[str, str]:
     return found
 
 
-def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[str]]:
-    """The operators of a repository that need all of their blocks at once, and those that need one at a time."""
+def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[str], set[str]]:
+    """The operators of a repository that are MC2's, others that need all of their blocks, those that need one."""
     text = base | own
     by_name = collections.defaultdict(list)
     for path in text:
@@ -66,7 +66,7 @@ def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[st
         root, host, _ = path.partition("/op_host/")
         for operator in re.findall(r"OP_ADD\(\s*(\w+)", source) if host else ():
             roots[operator].add(root)
-    every, one = set(), set()
+    fused, every, one = set(), set(), set()
     for operator, folders in roots.items():
         kernel = [path for path in own if any(path.startswith(f"{root}/op_kernel/") for root in folders)]
         seen, ahead, outside = set(kernel), list(kernel), set()
@@ -83,35 +83,38 @@ def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[st
         waits = any(WAITS.search(text[path]) for path in seen)
         host = [path for path in own if any(path.startswith(f"{root}/op_host/") for root in folders)]
         batch = any(BATCH.search(own[path]) for path in host)
-        fused = any(root.startswith("mc2/") and "/3rd/" not in root for root in folders)
-        if fused or (kinds and all(kind.startswith("KERNEL_TYPE_MIX_AIV") for kind in kinds)):
+        if any(root.startswith("mc2/") and "/3rd/" not in root for root in folders):
+            fused.add(operator)
+        elif kinds and all(kind.startswith("KERNEL_TYPE_MIX_AIV") for kind in kinds):
             every.add(operator)
         elif kernel and not waits and not batch and not outside:
             one.add(operator)
-    return every, one
+    return fused, every, one
 
 
-def row(kinds: set[str], sync_all: bool, source: str) -> str:
+def row(kinds: set[str], facts: str, source: str) -> str:
     """A row of the table."""
     names = textwrap.fill(" ".join(sorted(kinds)), 118, break_long_words=False)
-    return f'\n[[operator]]\nkinds = """\n{names}"""\nsync_all = {str(sync_all).lower()}\nsource = "{source}"\n'
+    return f'\n[[operator]]\nkinds = """\n{names}"""\n{facts}\nsource = "{source}"\n'
 
 
 def main() -> None:
     """Read the checkouts that the command names, and write the table."""
     folders = dict(each.split("=", 1) for each in sys.argv[1:])
     base = {path: text for path, text in sources(folders.pop("opbase")).items() if "/atvoss/" in path}
-    rows: list[tuple[set[str], bool, str]] = []
+    rows: list[tuple[set[str], str, str]] = []
+    waiting: set[str] = set()
     for name, folder in folders.items():
-        head = git(folder, "rev-parse", "HEAD").decode().strip()
-        every, one = classes(sources(folder), base)
-        url = f"https://github.com/hicann/{name}/tree/{head}"
-        rows.append((every, True, f"{url} (MC2, or every kernel of it is MIX_AIV)"))
-        rows.append((one, False, f"{url} (nothing that its kernels include waits for other blocks)"))
-    waiting = set().union(*(kinds for kinds, sync_all, _ in rows if sync_all))
-    text = "".join(row(kinds if sync_all else kinds - waiting, sync_all, source) for kinds, sync_all, source in rows)
+        url = f"https://github.com/hicann/{name}/tree/{git(folder, 'rev-parse', 'HEAD').decode().strip()}"
+        fused, every, one = classes(sources(folder), base)
+        waiting |= fused | every
+        rows.append((fused, "sync_all = true\ncommunicates = true", f"{url}/mc2"))
+        rows.append((every, "sync_all = true", f"{url} (every kernel of it is MIX_AIV)"))
+        rows.append((one, "sync_all = false", f"{url} (nothing that its kernels include waits for other blocks)"))
+    rows = [(kinds if "true" in facts else kinds - waiting, facts, source) for kinds, facts, source in rows]
+    text = "".join(row(*each) for each in rows if each[0])
     PAGE.write_text(PAGE.read_text(encoding="utf-8").partition(BEGIN)[0] + BEGIN + text, encoding="utf-8")
-    sys.stdout.write("".join(f"{len(kinds)} {sync_all} {source}\n" for kinds, sync_all, source in rows))
+    sys.stdout.write("".join(f"{len(kinds)} {facts!r} {source}\n" for kinds, facts, source in rows))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,8 @@ def _on_one_card(program: Program) -> Iterator[Finding]:
         if ops:
             yield _finding(
                 "one-card-communicator",
-                f"communicator {group.name} is seen on card {group.cards[0]} only, {len(ops)} times: its other ranks are "
-                "not in the files, so that nothing is known of what it waits for. Give the files of all ranks.",
+                f"communicator {group.name} is seen on card {group.cards[0]} only ({len(ops)} collectives): its other "
+                "ranks are not in the files, so what it waits for is unknown. Give the files of all ranks.",
                 ops[:1],
             )
 

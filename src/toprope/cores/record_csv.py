@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program, Stream
 from toprope.cores.record_json import card_of_chip
 from toprope.errors import ScheduleError
-from toprope.support.all_blocks import needs_all_blocks
+from toprope.support.all_blocks import communicates, needs_all_blocks
 
 __all__ = ["from_csv", "looks_like_csv"]
 
@@ -158,6 +158,8 @@ _Members = dict[_Row, tuple[_Row, Collective | None]]
 def _collectives(rows: list[_Row]) -> tuple[_Members, dict[str, str], set[_Row]]:
     """Rows that are collectives, each with the row of the kernel that does its work and what it is a member of.
 
+    The n-th kernel of one type of MC2 on each card is one collective: the files do not say which cards it is of.
+
     The second is the engine of each communicator, the third are the rows that others speak for: the kernels of
     collectives, and a second row of the same collective.
     """
@@ -189,6 +191,13 @@ def _collectives(rows: list[_Row]) -> tuple[_Members, dict[str, str], set[_Row]]
             engines[group] = "aiv"
         stream = (kernel or row).stream or f"hccl {group}"
         members[row] = replace(kernel or row, stream=stream), Collective(group, numbers[group, place])
+    counts: dict[tuple[str, str], int] = {}
+    for row in sorted(rows, key=lambda row: row.start):
+        if not any(row.cores) or _AIV_KERNEL.fullmatch(row.name) or not communicates(row.type):
+            continue
+        number = counts.get((row.card, row.type), 0)
+        counts[row.card, row.type] = number + 1
+        members[row] = row, Collective(row.type, number)
     return members, engines, absorbed
 
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 
-__all__ = ["needs_all_blocks"]
+__all__ = ["communicates", "needs_all_blocks"]
 
 
 @cache
@@ -27,18 +27,29 @@ def needs_all_blocks(kind: str, name: str = "", core: str = "") -> bool | None:
     return False if found and found[0] is False else None
 
 
+@cache
+def communicates(kind: str) -> bool:
+    """Return True if a kernel waits for its peers on other cards, as MC2's do: "MatmulAllReduce".
+
+    HCCL's own kernels are none of them: each belongs to a collective that the profiler lists.
+    """
+    exact, patterns = _table(communicating=True)
+    name = _folded(kind)
+    return name in exact or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _folded(name: str) -> str:
     return name.replace("_", "").casefold().removeprefix("aclnn").removeprefix("npu")
 
 
 @cache
-def _table() -> tuple[dict[str, bool], tuple[str, ...]]:
-    """Facts by an operator's name, and the patterns of names that need all of their blocks."""
+def _table(communicating: bool = False) -> tuple[dict[str, bool], tuple[str, ...]]:
+    """Facts by name, and the patterns of names that need all of their blocks; of all kernels or of MC2's."""
     text = resources.files("toprope.support").joinpath("all_blocks.toml").read_text(encoding="utf-8")
     exact: dict[str, bool] = {}
     patterns: list[str] = []
     for row in tomllib.loads(text)["operator"]:
-        for kind in row["kinds"].split():
+        for kind in row["kinds"].split() if row.get("communicates", False) or not communicating else ():
             if "*" in kind:
                 patterns.append(_folded(kind))
             else:
