@@ -169,7 +169,7 @@ def _name(target: Any) -> str:
 
 
 def _needs_all_blocks(name: str, kind: str) -> bool | None:
-    """Whether an operator of torch needs all of its blocks at once; None where no source says it."""
+    """Return whether an operator of torch needs all of its blocks at once; None if no source says it."""
     known = needs_all_blocks(name, core=kind)
     if known is None:
         kinds = [each for each in (kind_of(f"aten::{name}"), kind_of(f"npu::{name}")) if not each.assumed]
