@@ -242,7 +242,7 @@ def test_nothing_of_the_wheel_is_imported():
     assert "torch_npu" not in sys.modules
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_script_writes_the_page(published, tmp_path):
     if published.version != NAMES["version"]:
         pytest.skip(f"docs/compat.md is about torch-npu {NAMES['version']}, this is {published.version}")

@@ -71,9 +71,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1, as errors do.")] = False,
     fail_on: Annotated[
         Discipline | None,
-        typer.Option(
-            help="End with 1 only where this way to hand out cores can deadlock. [default: that of --discipline]"
-        ),
+        typer.Option(help="End with 1 only where this way to hand out cores can deadlock. [default: as --discipline]"),
     ] = None,
     assume: Assumed = Assume.ALL,
     chip: Chip = "",
