@@ -35,7 +35,7 @@ Files = Annotated[
 
 
 class Assume(StrEnum):
-    """What operators are taken to need where no source says it."""
+    """Assumption about operators of which no source says how many blocks they need at once."""
 
     ALL = "all-blocks"
     ONE = "one-block"
@@ -43,7 +43,7 @@ class Assume(StrEnum):
 
 Assumed = Annotated[
     Assume,
-    typer.Option(help="What an operator that no source knows needs at once; all-blocks never calls a deadlock safe."),
+    typer.Option(help="Need of operators that no source knows; with all-blocks no deadlock is called safe."),
 ]
 Chip = Annotated[str, typer.Option(metavar="CHIP", help="Chip of the cards, for traces and CSV, which do not say it.")]
 World = Annotated[

@@ -18,7 +18,7 @@ __all__ = ["CoresCheck", "check", "of_run"]
 _WORLD = "all cards"
 _UNDECIDED = 3
 FAIL_ON = Discipline.D0B
-"""What counts for the exit status: under D0 nearly every program deadlocks that uses two streams at once."""
+"""Discipline that decides the exit status: under D0 nearly every program deadlocks that uses two streams at once."""
 
 
 @dataclass(frozen=True)
