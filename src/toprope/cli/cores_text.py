@@ -43,7 +43,7 @@ def exit_status(result: Result, *, strict: bool = False, fail_on: Discipline | N
     """0 safe, 1 deadlock or a finding of level error (with `strict` any finding), 3 unknown.
 
     Args:
-        fail_on: whose verdict counts; None for the discipline of the result.
+        fail_on: the discipline to judge by; None for that of the result.
     """
     same = fail_on in (None, result.discipline)
     verdict = result.verdict if fail_on is None or same else result.weaker.get(fail_on, "unknown")
@@ -107,7 +107,7 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
 
 
 def assumed(program: Program) -> Counter[str]:
-    """How often operators are in the program of which no source says whether they need all of their blocks at once."""
+    """Count the operators of which no source says whether they need all of their blocks at once."""
     return Counter(op.name for _, op in program.ops() if op.assumed)
 
 
