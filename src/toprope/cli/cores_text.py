@@ -43,7 +43,7 @@ def exit_status(result: Result, *, strict: bool = False, fail_on: Discipline | N
     """0 safe, 1 deadlock or a finding of level error (with `strict` any finding), 3 unknown.
 
     Args:
-        fail_on: the discipline to judge by; None for that of the result.
+        fail_on: the discipline to judge by; None for the result's own.
     """
     same = fail_on in (None, result.discipline)
     verdict = result.verdict if fail_on is None or same else result.weaker.get(fail_on, "unknown")
