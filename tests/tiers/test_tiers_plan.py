@@ -293,3 +293,9 @@ def test_budgets_that_cannot_do_are_refused_with_what_would() -> None:
 @given(st.integers(0, 10**14))
 def test_a_rounded_size_is_read_back_as_enough(size: int) -> None:
     assert size == 0 or size <= parse_size(enough(size)) <= size * 1.1 + 1
+
+
+def test_a_small_model_took_six_percent_longer_than_with_the_best_set() -> None:
+    groups = [Group.of(str(number), size * MB) for number, size in enumerate((3, 5, 5, 5, 2, 3))]
+    made = plan(groups, tuple(Use(each.name) for each in groups), Budgets(17 * MB, 10**9), LINKS)
+    assert made.predicted_seconds <= 0.01701

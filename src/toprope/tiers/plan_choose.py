@@ -4,14 +4,14 @@ A cycle hits as often as possible if a fixed set stays (Belady's choice), whiche
 well loads and computation take turns. A few are made, each as much as fits: spread over the order, its beginning, its
 end, the largest first; for some sizes of the slots (all that is larger stays), and for each number of slots up to the
 one that hides the longest load behind the shortest computation. The virtual clock says which is best. No set whose own
-limit is above the best time found so far is tried.
+limit is above the best time found so far is tried. Of a model of a few units every set is a candidate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 from math import ceil, inf
 
 from toprope.tiers.plan_model import Tier
@@ -27,6 +27,7 @@ TILE = 8 * 2**20
 
 _SIZES = 6  # sizes of slots that are tried
 _WORK = 20_000  # uses on the virtual clock in all
+_SMALL = 8  # units of a model of which every set is tried
 _SWAPS = 40  # exchanges that are tried on the best
 _ENOUGH = 1.01  # times the limit: not worth a search
 
@@ -136,8 +137,9 @@ def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int
             room = _rest(problem, size, stay, count)
             if room < 0:
                 break
-            for pick in (_spread, _first, _last, _largest):
-                kept = [*stay, *_kept(problem, stay, room, pick)]
+            picked = [_kept(problem, stay, room, pick) for pick in (_spread, _first, _last, _largest)]
+            for rest in [*picked, *_all_fillings(problem, stay, room)]:
+                kept = [*stay, *rest]
                 names = frozenset((unit.what, unit.name) for unit in kept)
                 if (names, count) not in seen:
                     seen.add((names, count))
@@ -214,6 +216,19 @@ def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list
         room -= sum(unit.bytes for unit in taken)
         kept += taken
     return kept
+
+
+def _all_fillings(problem: Problem, stay: Sequence[Unit], room: int) -> Iterator[list[Unit]]:
+    """Every set of the other units to which nothing can be added; of small models only, whose sets are few."""
+    forced = {(unit.what, unit.name) for unit in stay}
+    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
+    if len(problem.units) > _SMALL:
+        return
+    for number in range(len(rest)):
+        for kept in combinations(rest, number):
+            left = room - sum(unit.bytes for unit in kept)
+            if left >= 0 and all(unit.bytes > left or unit in kept for unit in rest):
+                yield list(kept)
 
 
 def _filled(units: Iterable[Unit], room: int, chosen: list[Unit]) -> list[Unit]:
