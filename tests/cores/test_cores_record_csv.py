@@ -148,8 +148,8 @@ def test_a_csv_is_never_more_optimistic_than_the_schedule_that_it_shows(
             text.append(row(kind, "AI_VECTOR_CORE", 10 * place + number, 10 * tenths, stream=number))
             queue.append(Op(kind, 0, 10 * tenths, barrier))
         ops.append(Stream(str(number), "0", tuple(queue)))
-    truth = check(Program((Card("0", 20, 40, "910B3"),), tuple(ops), ()), beside=False).verdict
-    seen = check(record.from_csv({"k.csv": details(*text)}, "910B3"), beside=False).verdict
+    truth = check(Program((Card("0", 20, 40, "910B3"),), tuple(ops), ())).verdict
+    seen = check(record.from_csv({"k.csv": details(*text)}, "910B3")).verdict
     assert seen == truth if known else (seen, truth) != ("safe", "deadlock")
 
 

@@ -45,8 +45,8 @@ def exit_status(result: Result, *, strict: bool = False, fail_on: Discipline | N
     Args:
         fail_on: the discipline to judge by; None for the result's own.
     """
-    same = fail_on in (None, result.discipline)
-    verdict = result.verdict if fail_on is None or same else result.weaker.get(fail_on, "unknown")
+    verdicts = {**result.weaker, result.discipline: result.verdict}
+    verdict = verdicts.get(fail_on or result.discipline, "unknown")
     if verdict == "deadlock" or any(strict or each.level is Level.ERROR for each in result.findings):
         return 1
     return 3 if verdict == "unknown" else 0

@@ -205,12 +205,16 @@ def _useful(placement: Placement) -> int:
 Pick = Callable[[list[Unit], int], list[Unit]]
 
 
+def _free(problem: Problem, stay: Sequence[Unit]) -> list[Unit]:
+    """The units that may stay, but for those that have to."""
+    forced = {(unit.what, unit.name) for unit in stay}
+    return [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
+
+
 def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list[Unit]:
     """What else stays, by saved seconds a byte; among equals as `pick` says."""
-    forced = {(unit.what, unit.name) for unit in stay}
-    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
     kept: list[Unit] = []
-    ordered = sorted(rest, key=lambda unit: (-_density(unit.saved, unit), unit.rank))
+    ordered = sorted(_free(problem, stay), key=lambda unit: (-_density(unit.saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: _density(unit.saved, unit)):
         taken = pick(list(some), room)
         room -= sum(unit.bytes for unit in taken)
@@ -220,10 +224,9 @@ def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list
 
 def _all_fillings(problem: Problem, stay: Sequence[Unit], room: int) -> Iterator[list[Unit]]:
     """Every set of the other units to which nothing can be added; of small models only, whose sets are few."""
-    forced = {(unit.what, unit.name) for unit in stay}
-    rest = [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
     if len(problem.units) > _SMALL:
         return
+    rest = _free(problem, stay)
     for number in range(len(rest)):
         for kept in combinations(rest, number):
             left = room - sum(unit.bytes for unit in kept)
