@@ -11,7 +11,7 @@ from cores_exhaustive import TooMany, deadlocks
 from cores_programs import collectives, elastic, figure, local, member, on, programs, with_ops
 from toprope.cores import Discipline, exact_solver, simulate
 from toprope.cores.check import Verdict, check
-from toprope.cores.mend import with_limit
+from toprope.cores.fix import with_limit
 
 pytestmark = pytest.mark.process
 
@@ -54,15 +54,15 @@ def test_the_figure():
     assert result.weaker == {Discipline.D0B: DEADLOCK, Discipline.D1: DEADLOCK, Discipline.D2: SAFE}
 
 
-def test_what_mends_the_figure():
-    mend = check(figure()).mend
-    assert (mend.op, mend.cards) == ("NonZero", ("0", "1"))
-    assert (mend.vector, mend.exact_vector) == (8, 9)
-    assert check(with_limit(figure(), "NonZero", (mend.cube, mend.vector))).verdict is SAFE
+def test_the_fix_of_the_figure():
+    fix = check(figure()).fix
+    assert (fix.op, fix.cards) == ("NonZero", ("0", "1"))
+    assert (fix.vector, fix.exact_vector) == (8, 9)
+    assert check(with_limit(figure(), "NonZero", (fix.cube, fix.vector))).verdict is SAFE
     assert check(with_limit(figure(), "NonZero", (0, 9))).verdict is SAFE
     assert check(with_limit(figure(), "NonZero", (0, 10))).verdict is DEADLOCK
-    assert check(figure(), discipline=Discipline.D1).mend.exact_vector == 32
-    assert check(figure(), discipline=Discipline.D0B).mend.exact_vector == 32
+    assert check(figure(), discipline=Discipline.D1).fix.exact_vector == 32
+    assert check(figure(), discipline=Discipline.D0B).fix.exact_vector == 32
 
 
 @pytest.mark.parametrize("limit", [9, 8])
@@ -70,7 +70,7 @@ def test_the_figure_with_few_cores_is_safe_under_all(limit):
     result = check(figure(limit))
     assert result.verdict is SAFE
     assert set(result.weaker.values()) == {SAFE}
-    assert (result.witness, result.mend) == (None, None)
+    assert (result.witness, result.fix) == (None, None)
     if limit == 8:
         assert result.proof == "sum of the streams' cores 16 + 24 + 8 = 48 of 48 vector cores on card 0"
     for discipline in Discipline:
@@ -91,7 +91,7 @@ def test_pairs_that_fit_are_no_proof():
     assert result.verdict is DEADLOCK
     assert set(result.weaker.values()) == {DEADLOCK}
     assert result.witness.held == (24, 24, 0, 24, 0, 24, 0, 24, 24)
-    assert result.mend is None  # no limit of one of them is enough
+    assert result.fix is None  # no limit of one of them is enough
     assert check(collectives("012", 3, 16)).verdict is SAFE
 
 
@@ -125,7 +125,7 @@ def test_a_circle_is_told_whatever_the_cores():
         assert result.verdict is DEADLOCK
         assert result.proof.startswith("waits in a circle, whatever the cores: ")
         assert result.witness.is_stuck(discipline)
-        assert result.mend is None
+        assert result.fix is None
         assert set(result.weaker.values()) == {DEADLOCK}
     assert "cyclic-wait" in {finding.rule for finding in result.findings}
 
@@ -150,7 +150,7 @@ def test_what_is_not_decided_is_unknown_and_says_what_would_help(monkeypatch):
     monkeypatch.setattr(exact_solver, "available", lambda: False)
     result = check(long_program(), seconds=1)
     assert result.verdict is UNKNOWN
-    assert (result.witness, result.mend) == (None, None)
+    assert (result.witness, result.fix) == (None, None)
     assert "no circular waits; S1: 12 + 12 + 13 = 37 of 36 vector cores on card 0; S2: " in result.proof
     assert "sets of finished operators looked at" in result.proof
     assert result.proof.endswith("pip install 'toprope[plan]'")
@@ -187,21 +187,21 @@ def test_a_local_operator_is_limited_before_a_collective():
         {"x": "01"},
         [(card, [op]) for card in "01" for op in (member("X", "x", 40), local("N", 40), elastic("E", 48))],
     )
-    mend = check(program).mend
-    assert (mend.op, mend.vector) == ("N", 7)
+    fix = check(program).fix
+    assert (fix.op, fix.vector) == ("N", 7)
 
 
 def test_the_operator_that_loses_least_is_limited():
     program = on({"0": (24, 48)}, {}, [("0", [local("A", 30)]), ("0", [local("B", 24)])])
-    mend = check(program).mend
-    assert (mend.op, mend.cards, mend.vector) == ("A", ("0",), 24)
+    fix = check(program).fix
+    assert (fix.op, fix.cards, fix.vector) == ("A", ("0",), 24)
 
 
 def test_a_limit_of_both_kinds_keeps_their_ratio():
     program = on({"0": (24, 48)}, {}, [("0", [local("mix", 48, 24)]), ("0", [local("vector", 40)])])
-    mend = check(program).mend
-    assert mend.op == "vector" or (mend.vector == 2 * mend.cube)
-    assert check(with_limit(program, mend.op, (mend.cube, mend.vector))).verdict is SAFE
+    fix = check(program).fix
+    assert fix.op == "vector" or (fix.vector == 2 * fix.cube)
+    assert check(with_limit(program, fix.op, (fix.cube, fix.vector))).verdict is SAFE
 
 
 def test_many_cards_that_run_the_same_are_quick():
@@ -211,7 +211,7 @@ def test_many_cards_that_run_the_same_are_quick():
     assert time.process_time() - began < 10
     assert result.verdict is DEADLOCK
     assert result.witness.is_stuck(Discipline.D0)
-    assert result.mend.cards == tuple(cards)
+    assert result.fix.cards == tuple(cards)
 
 
 def test_the_thinking_needs_no_extra():
@@ -236,18 +236,18 @@ def test_verdicts_hold_in_every_order_of_things(program):
         }
         if dead[discipline]:
             assert result.witness.is_stuck(discipline)
-        if result.mend is not None:
+        if result.fix is not None:
             _holds(program, result)
 
 
 def _holds(program, result):
     """What mends a program makes it safe by the sums, and so under all disciplines; the larger limit under this one."""
-    mend = result.mend
-    safe = check(with_limit(program, mend.op, (mend.cube, mend.vector)), findings=False)
+    fix = result.fix
+    safe = check(with_limit(program, fix.op, (fix.cube, fix.vector)), findings=False)
     assert safe.proof.startswith("sum of the streams' cores")
     assert set(safe.weaker.values()) == {SAFE}
-    if mend.exact_vector is not None:
-        larger = with_limit(program, mend.op, (mend.exact_cube, mend.exact_vector))
+    if fix.exact_vector is not None:
+        larger = with_limit(program, fix.op, (fix.exact_cube, fix.exact_vector))
         assert check(larger, discipline=result.discipline, seconds=60, findings=False).verdict is SAFE
 
 

@@ -16,7 +16,7 @@ from toprope.cores.bounds import largest_of_streams
 from toprope.cores.check import Verdict, check
 from toprope.cores.order import Graph, furthest
 from toprope.cores.plan import Limit, Plan, plan
-from toprope.cores.plan_program import Sources, limited, plan_program, stream_names
+from toprope.cores.plan_program import Sources, limited, plan_by_sums, stream_names
 from toprope.cores.plan_times import Demand, Times, Work, profile_times
 from toprope.errors import PlanError
 
@@ -250,7 +250,7 @@ KEPT = {"reduce": (0, 16), "dispatch": (0, 24)}
 def test_a_plan_for_the_figure(chip):
     # HCCL recommends 24 cores for a ReduceScatter on a 910B; this one was launched on 16, and keeps them.
     program = figure(chip)
-    found = plan_program(program, Sources(minima=KEPT))
+    found = plan_by_sums(program, Sources(minima=KEPT))
     assert [limit.cores for limit in found.limits] == [(0, 16), (0, 24), (0, 8)]
     assert [limit.cards for limit in found.limits] == [("0", "1")] * 3
     assert found.makespan == 30.0
@@ -263,26 +263,26 @@ def test_a_plan_for_the_figure(chip):
 
 
 def test_minima_of_hccl():
-    free = plan_program(figure(""))
-    held = plan_program(figure("910B1"))
+    free = plan_by_sums(figure(""))
+    held = plan_by_sums(figure("910B1"))
     assert free.limit("reduce").vector < 16
     assert held.limit("reduce").vector == 16
-    assert plan_program(figure("910B1"), Sources(hccl=False)) == free
+    assert plan_by_sums(figure("910B1"), Sources(hccl=False)) == free
     with pytest.raises(PlanError, match=r"reduce 16 \+ dispatch 33 \+ main 1 = 50 of 48"):
-        plan_program(figure("910B1"), Sources(minima={"dispatch": (0, 33)}))
+        plan_by_sums(figure("910B1"), Sources(minima={"dispatch": (0, 33)}))
     with pytest.raises(PlanError, match="there is no stream dispathc"):
-        plan_program(figure(), Sources(minima={"dispathc": (0, 24)}))
+        plan_by_sums(figure(), Sources(minima={"dispathc": (0, 24)}))
 
 
 def test_tables_and_profiles_of_a_program():
     ops = (Op("MatMul", cube=24, microseconds=100.0, timing="measured"), Op("Add", vector=48, microseconds=10.0))
     program = Program((CARD,), (Stream("a", "0", ops), Stream("b", "0", ops)))
-    assert plan_program(program).limits[0].microseconds == pytest.approx(200 + 20)
-    asked = plan_program(program, Sources(profiles=True))
+    assert plan_by_sums(program).limits[0].microseconds == pytest.approx(200 + 20)
+    asked = plan_by_sums(program, Sources(profiles=True))
     assert asked.timing == "profile"
     assert asked.limits[0].microseconds == pytest.approx(192 + 11)
     tables = {"MatMul": Times.measured({12: 70.0, 24: 60.0}), "Add": Times.measured({24: 10.0})}
-    given = plan_program(program, Sources(tables=tables))
+    given = plan_by_sums(program, Sources(tables=tables))
     assert (given.makespan, given.timing) == (80.0, "measured")
 
 
@@ -332,7 +332,7 @@ def one_block_each(program):
 @given(programs(), st.sampled_from(["S1", "S2"]), st.integers(0, 1000))
 def test_a_planned_program_never_waits_for_cores(program, condition, seed):
     try:
-        found = plan_program(program, condition=condition)
+        found = plan_by_sums(program, condition=condition)
     except PlanError:
         assert any(sum(cores) > have for cores, have in zip(one_block_each(program), (4, 8), strict=True))
         return
@@ -356,10 +356,10 @@ def test_a_planned_program_never_waits_for_cores(program, condition, seed):
 @given(programs())
 def test_sharing_is_never_slower(program):
     try:
-        apart = plan_program(program, condition="S1")
+        apart = plan_by_sums(program, condition="S1")
     except PlanError:
         return
-    shared = plan_program(program, condition="S2")
+    shared = plan_by_sums(program, condition="S2")
     slowest = [max((limit.microseconds for limit in each.limits), default=0.0) for each in (shared, apart)]
     assert slowest[0] <= slowest[1]
 
@@ -368,7 +368,7 @@ def test_streams_one_after_the_other_share_all_cores():
     first = Stream("first", "0", (Op("a", 0, 48, microseconds=10.0, records=("done",)),))
     second = Stream("second", "0", (Op("b", 0, 48, microseconds=10.0, waits=("done",)),))
     program = Program((CARD,), (first, second))
-    summed, shared = plan_program(program), plan_program(program, condition="S2")
+    summed, shared = plan_by_sums(program), plan_by_sums(program, condition="S2")
     assert [limit.vector for limit in summed.limits] == [24, 24]
     assert summed.makespan == 40.0
     assert [limit.vector for limit in shared.limits] == [48, 48]
@@ -381,17 +381,17 @@ def test_a_circle_cannot_be_planned():
     first = Stream("first", "0", (Op("a", 0, 4, waits=("y",), records=("x",)),))
     second = Stream("second", "0", (Op("b", 0, 4, waits=("x",), records=("y",)),))
     with pytest.raises(PlanError, match="wait for each other in a circle") as error:
-        plan_program(Program((CARD,), (first, second)))
+        plan_by_sums(Program((CARD,), (first, second)))
     assert "a(0) -> b(0) -> a(0)" in str(error.value).replace("b(0) -> a(0) -> b(0)", "a(0) -> b(0) -> a(0)")
     with pytest.raises(PlanError, match="no condition S9"):
-        plan_program(figure(), condition="S9")
+        plan_by_sums(figure(), condition="S9")
 
 
 def test_streams_of_the_same_name_on_one_card_are_told_apart():
     ops = (Op("a", 0, 48, microseconds=1.0),)
     program = Program((CARD,), (Stream("s", "0", ops), Stream("s", "0", ops)))
     assert stream_names(program) == ["s[0]", "s[1]"]
-    assert [limit.vector for limit in plan_program(program).limits] == [24, 24]
+    assert [limit.vector for limit in plan_by_sums(program).limits] == [24, 24]
 
 
 def test_limits_of_an_operator():
@@ -406,7 +406,7 @@ def test_limits_of_an_operator():
 
 
 def test_a_plan_goes_through_json():
-    found = plan_program(figure(), Sources(minima=KEPT))
+    found = plan_by_sums(figure(), Sources(minima=KEPT))
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
@@ -453,11 +453,11 @@ def test_the_script_sets_the_limits(monkeypatch):
     exec(script, module)
     module["set_limits"]({"both's": "first", "vector": "second"})
     assert calls == [("first", {"cube_num": 4, "vector_num": 16}), ("second", {"vector_num": 8})]
-    assert compile(plan_program(figure()).script(), "script", "exec")
+    assert compile(plan_by_sums(figure()).script(), "script", "exec")
 
 
 def test_a_plan_names_its_streams():
-    found = plan_program(figure())
+    found = plan_by_sums(figure())
     assert found.limit("main").stream == "main"
     with pytest.raises(PlanError, match="the plan has no stream side"):
         found.limit("side")

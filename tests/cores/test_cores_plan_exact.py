@@ -12,7 +12,7 @@ from toprope.cores.check import Verdict, check
 from toprope.cores.order import Graph
 from toprope.cores.plan_exact import plan_exact
 from toprope.cores.plan_order import longest_chain, order_of
-from toprope.cores.plan_program import plan_program
+from toprope.cores.plan_program import plan_by_sums
 from toprope.errors import PlanError
 
 
@@ -59,7 +59,7 @@ def best_by_trying(program, most):
 
 @needs_ortools
 def test_the_figure_runs_on_more_cores_than_the_sums_allow():
-    by_sums, exact = plan_program(figure()), plan_exact(figure())
+    by_sums, exact = plan_by_sums(figure()), plan_exact(figure())
     assert by_sums.makespan == 30.0
     assert exact.makespan == best_by_trying(figure(), 6) == 20.0
     assert [limit.vector for limit in exact.limits] == [2, 3, 2]
@@ -103,7 +103,7 @@ def programs(draw):
 @given(programs())
 def test_it_is_the_best_of_all_limits(program):
     exact = plan_exact(program)
-    assert exact.makespan <= plan_program(program).makespan
+    assert exact.makespan <= plan_by_sums(program).makespan
     assert exact.makespan == pytest.approx(makespan(program, exact))
     # To the thousandth of a microsecond that the solver counts in, for each operator of a chain.
     assert exact.makespan == pytest.approx(best_by_trying(program, 4), abs=0.02)
@@ -119,7 +119,7 @@ def test_where_operators_use_both_kinds_of_core_d1_is_checked_as_well():
     cards = tuple(Card(card, 3, 6) for card in "01")
     program = Program(cards, tuple(streams), (Communicator("g", ("0", "1")),))
     found = plan_exact(program)
-    assert (found.makespan, plan_program(program).makespan) == (10.0, 20.0)
+    assert (found.makespan, plan_by_sums(program).makespan) == (10.0, 20.0)
     assert [line.split(":")[0] for line in found.proof] == ["safe under D0", "safe under D1"]
     for discipline in Discipline:
         assert check(limited(program, found), discipline=discipline, beside=False).verdict is Verdict.SAFE
@@ -137,7 +137,7 @@ def test_without_anything_better_the_sums_stay():
 @needs_ortools
 def test_when_the_time_is_up_the_sums_stay():
     found = plan_exact(figure(), seconds=0.0)
-    assert found.limits == plan_program(figure()).limits
+    assert found.limits == plan_by_sums(figure()).limits
     assert "the time was up" in found.notes[-1]
 
 

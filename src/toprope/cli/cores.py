@@ -129,14 +129,17 @@ def plan(
     exact: Annotated[
         bool, typer.Option("--exact", help="The shortest plan that the exact test proves safe; needs toprope[plan].")
     ] = False,
-    seconds: Annotated[float, typer.Option(metavar="N", min=0, help="How long --exact may take.")] = 30.0,
+    seconds: Annotated[float, typer.Option(metavar="N", min=0, help="How long the exact tests may take.")] = 10.0,
     assume: Assumed = Assume.ALL,
     chip: Chip = "",
     communicator: World = "",
 ) -> None:
-    """Give limits for the streams under which they cannot deadlock and are done as early as can be."""
+    """Give the limits that the streams need so that they cannot deadlock, each with its reason.
+
+    Streams that are safe without a limit get none.
+    """
     from toprope.cli.cores_text import plan_text
-    from toprope.cores.plan_program import plan_program
+    from toprope.cores.plan_safe import plan_program
     from toprope.terminal import show
 
     program = _read(files, chip, communicator, assume)
@@ -145,7 +148,7 @@ def plan(
 
         found = plan_exact(program, seconds=seconds)
     else:
-        found = plan_program(program)
+        found = plan_program(program, seconds=seconds)
     if as_json is not None:
         _write(as_json, json.dumps(found.to_json(), ensure_ascii=False, indent=2) + "\n")
     if script is not None:

@@ -39,9 +39,8 @@ def sarif(program: Program, result: Result, files: list[str]) -> dict[str, Any]:
         cycle = () if result.witness is None else result.witness.cycle()
         told = " -> ".join(map(seen.describe, (*cycle, *cycle[:1])))
         text = f"Deadlock possible on {program_text(program)}." + (f" {told}" if told else f" {result.proof}")
-        if result.mend is not None:
-            mend = result.mend
-            text += f" Safe with {mend.op} limited to {cores_text((mend.cube, mend.vector))}."
+        if (fix := result.fixes.best) is not None:
+            text += f" Safe with {fix.op} limited to {cores_text((fix.cube, fix.vector))}."
         results.append(_result("deadlock", "error", text, seen, cycle, files))
     elif result.verdict == "unknown":
         results.append(_result("undecided", "warning", f"Not decided: {result.proof}", program, (), files))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from toprope.cores.findings import Finding, Level
+from toprope.cores.findings import Finding, Level, assuming_cores
 from toprope.cores.model import Discipline, OpId, Program
 from toprope.cores.words import cores_text, holds_text, kinds_used, wait_text
 from toprope.terminal import field, table, unbroken
 
 if TYPE_CHECKING:
-    from toprope.cores.check import Mend, Result
+    from toprope.cores.check import Fixes, Result
     from toprope.cores.plan import Plan
     from toprope.cores.state import State
 
@@ -65,14 +66,12 @@ def report(program: Program, result: Result) -> Group:
 def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
     what, how = program_text(program), _HANDED_OUT[result.discipline]
     if result.verdict == "safe":
-        known = not any(each.rule == "unknown-cores" for each in result.findings)
-        far = "" if known else ", as far as cores are known"
-        if any(op.assumed and not op.sync_all for _, op in program.ops()):
-            far, known = f"{far} and if the operators below need one block at a time", False
+        relaxed = any(op.assumed and not op.sync_all for _, op in program.ops())
+        far = " if the operators below need one block at a time" if relaxed else ""
         others = {name: verdict for name, verdict in result.weaker.items() if verdict != "safe"}
         if others:  # an operator that lacks one kind of core may keep idle ones of the other kind from the rest
             how = f"where cores are handed out one by one ({result.discipline})"
-        yield Text.assemble((f"safe {how}{far}", _GREEN if known else _YELLOW), f": {what}")
+        yield Text.assemble((f"safe {how}{far}", _YELLOW if relaxed else _GREEN), f": {what}")
         yield f"proven by: {result.proof}"
         if others:
             told = ", ".join(f"{name} {verdict}" for name, verdict in sorted(others.items()))
@@ -82,10 +81,7 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield Text.assemble(("not decided", _YELLOW), f": {what}")
         yield f"  {result.proof}"
         return
-    always = "" if result.discipline is Discipline.D0 else f" {how}"
-    if result.discipline is Discipline.D0 and result.weaker and set(result.weaker.values()) == {"safe"}:
-        always = " only under D0, where cores are handed out one by one in any order,"
-    yield Text.assemble(("deadlock possible", _RED), f"{always} on {what}")
+    yield Text.assemble(("deadlock possible", _RED), f"{_under(result)} on {what}")
     if result.witness is not None:
         yield ""
         yield from _moment(result.witness)
@@ -100,22 +96,32 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         told = ", ".join(f"{name} {verdict}" for name, verdict in sorted(result.weaker.items()))
         yield f"with other ways to hand out cores: {told}"
     yield ""
-    if any(each.rule in _OF_ORDER for each in result.findings) and result.mend is None:
+    if any(each.rule in _OF_ORDER for each in result.findings) and result.fix is None:
         yield "no number of cores helps: who waits for whom must change, see the errors"
     else:
-        yield from _mend(program, result.mend)
+        yield from _fix(program, result)
+
+
+def _under(result: Result) -> str:
+    """Under which disciplines a deadlock is possible: the one that allows the fewest orders says most."""
+    verdicts = {**result.weaker, result.discipline: result.verdict}
+    most = next((each for each in reversed(Discipline) if verdicts.get(each) == "deadlock"), result.discipline)
+    others = [verdict for each, verdict in verdicts.items() if each is not Discipline.D0]
+    if most is Discipline.D0 and others and set(others) == {"safe"}:
+        return " only under D0, where cores are handed out one by one in any order,"
+    return "" if most is Discipline.D0 else f" even {_HANDED_OUT[most]}"
 
 
 def assumed(program: Program) -> Counter[str]:
     """Count the operators of which no source says whether they need all of their blocks at once."""
-    return Counter(op.name for _, op in program.ops() if op.assumed)
+    return Counter(op.name for _, op in assuming_cores(program).ops() if op.assumed)
 
 
 def _assumed(program: Program) -> Iterator[RenderableType]:
     found = assumed(program)
     if not found:
         return
-    every = any(op.assumed and op.sync_all for _, op in program.ops())
+    every = any(op.assumed and op.sync_all for _, op in assuming_cores(program).ops())
     names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.most_common(_NAMES))
     more = f" and {len(found) - _NAMES} more" if len(found) > _NAMES else ""
     what = "all of their blocks at once" if every else "one block at a time"
@@ -172,29 +178,41 @@ def _rank(state: State, id: OpId) -> tuple[int, OpId]:
     return (0 if state.has_all(id) else 1), id
 
 
-def _mend(program: Program, mend: Mend | None) -> Iterator[str]:
-    if mend is None:
-        yield "no limit on one operator alone makes it safe; limits for all streams: toprope cores plan"
-        return
-    from toprope.cores.mend import with_limit
+def _fix(program: Program, result: Result) -> Iterator[str]:
+    from toprope.cores.fix import with_limit
 
-    numbers = {"cube": mend.cube, "vector": mend.vector}
-    before = _largest(program, mend.op, mend.cards)
+    fix, fixes = result.fix, result.fixes
+    if fix is None:
+        if fixes.undecided:
+            yield f"no limit of one operator was found; not decided in time: {', '.join(fixes.undecided)}"
+            yield "more time: --seconds N; limits for all streams: toprope cores plan"
+        else:
+            yield "no limit on one operator alone makes it safe (exact search); for all streams: toprope cores plan"
+        yield from _no_effect(fixes)
+        return
+    numbers = {"cube": fix.cube, "vector": fix.vector}
+    before = _largest(program, fix.op, fix.cards)
     limits = {kind: number for kind, number in numbers.items() if before[kind] > number} or {
         kind: number for kind, number in numbers.items() if before[kind]
     }
-    exact = {"cube": mend.exact_cube, "vector": mend.exact_vector}
+    exact = {"cube": fix.exact_cube, "vector": fix.exact_vector}
     more = [str(exact[kind]) for kind in limits if exact[kind] is not None and exact[kind] != limits[kind]]
     also = f" (the exact test also allows {' and '.join(more)})" if more else ""
     what = " and ".join(f"{number} {kind} core{'' if number == 1 else 's'}" for kind, number in limits.items())
-    everywhere = len(mend.cards) == len(program.cards)
-    where = "" if everywhere else f" on card{'' if len(mend.cards) == 1 else 's'} {', '.join(mend.cards)}"
-    yield f"what makes it safe under every dispatch order: limit {mend.op}{where} to {what}{also}"
+    everywhere = len(fix.cards) == len(program.cards)
+    where = "" if everywhere else f" on card{'' if len(fix.cards) == 1 else 's'} {', '.join(fix.cards)}"
+    how = _HANDED_OUT[Discipline.D0 if fix.by_sums else result.discipline]
+    yield f"what makes it safe {how}: limit {fix.op}{where} to {what}{also}"
     arguments = ", ".join(f"{kind}_num={number}" for kind, number in limits.items())
     yield unbroken(f"  torch.npu.set_stream_limit(stream, {arguments})")
-    sums = _sums(with_limit(program, mend.op, (mend.cube, mend.vector)), tuple(limits))
-    if sums:
-        yield f"proven by: {sums}"
+    sums = _sums(with_limit(program, fix.op, (fix.cube, fix.vector)), tuple(limits))
+    yield f"proven by: {sums or 'the exact test'}"
+    yield from _no_effect(fixes)
+
+
+def _no_effect(fixes: Fixes) -> Iterator[str]:
+    for name, reason in fixes.no_effect.items():
+        yield f"not proposed: a limit on {name}, which would have no effect ({reason})"
 
 
 def _largest(program: Program, name: str, cards: Iterable[str]) -> dict[str, int]:
@@ -259,16 +277,9 @@ def as_dict(
         "weaker": {str(name): str(verdict) for name, verdict in result.weaker.items()},
         "assumed": dict(assumed(program)),
         "witness": None if result.witness is None else _witness(result.witness),
-        "mend": None
-        if result.mend is None
-        else {
-            "op": result.mend.op,
-            "cards": list(result.mend.cards),
-            "cube": result.mend.cube,
-            "vector": result.mend.vector,
-            "exact_cube": result.mend.exact_cube,
-            "exact_vector": result.mend.exact_vector,
-        },
+        "fix": None if result.fix is None else {**asdict(result.fix), "cards": list(result.fix.cards)},
+        "fix_undecided": list(result.fixes.undecided),
+        "fix_no_effect": result.fixes.no_effect,
         "findings": [
             {
                 "level": str(each.level),
@@ -307,14 +318,21 @@ def _witness(state: State) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan) -> Group:
-    """Limits of streams as a table, with their proof."""
+    """Limits of streams as a table, with their reasons and their proof."""
+    if plan.method == "as it is":
+        return Group(
+            Text("safe as it is: no stream needs a limit", _GREEN),
+            *(f"proven by: {line}" for line in plan.proof),
+            f"all done after {plan.makespan:.1f} us ({plan.timing}); {plan.bound}",
+            *(f"note: {line}" for line in plan.notes),
+        )
     rows = []
     for each in plan.limits:
         cards = ", ".join(each.cards) if len(each.cards) <= 4 else f"{len(each.cards)} cards"
         cube, vector = ("-" if number is None else str(number) for number in (each.cube, each.vector))
-        rows.append((each.stream, cards, cube, vector, f"{each.microseconds:.1f} us ({each.timing})"))
+        rows.append((each.stream, cards, cube, vector, f"{each.microseconds:.1f} us ({each.timing})", each.reason))
     return Group(
-        table(rows, ("stream", "cards", "cube", "vector", "time"), right=(2, 3), wrapped=(0, 4)),
+        table(rows, ("stream", "cards", "cube", "vector", "time", "why"), right=(2, 3), wrapped=(0, 5)),
         f"all done after {plan.makespan:.1f} us ({plan.timing}); {plan.bound}",
         *(f"proven by {plan.method}: {line}" for line in plan.proof),
         *(f"note: {line}" for line in plan.notes),

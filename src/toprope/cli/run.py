@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -33,10 +33,12 @@ class RunCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Set `--` before PROGRAM, so that what follows is the program's."""
         takes_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
-        place = 0
+        args, place = list(args), 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place].startswith("-m"):
                 break
+            if args[place] == "--check-cores":  # its value is optional, and only a `=` gives it
+                args[place] = "--check-cores=D0b"
             place += 2 if args[place] in takes_value else 1
         if place < len(args) and args[place] != "--":
             args = [*args[:place], "--", *args[place:]]
@@ -83,13 +85,14 @@ def run(
         ),
     ] = None,
     check_cores: Annotated[
-        bool,
+        Literal["D0", "D0b", "D1", "D2"] | None,
         typer.Option(
             "--check-cores",
+            metavar="[=D0|D0b|D1|D2]",
             help="Then check whether its streams can deadlock for cores. The exit status is the program's if it is not "
-            "0, else that of toprope cores check --fail-on D0b.",
+            "0, else that of toprope cores check --fail-on D0b, or the discipline given.",
         ),
-    ] = False,
+    ] = None,
     written_for: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +135,7 @@ def run(
     )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)
-    if check_cores:
+    if check_cores is not None:
         run_cores.check(choice)
     if choice.spec is not None:
         card_build.ensure(quiet=quiet)
@@ -159,7 +162,7 @@ def _run(
     trace_cuda: Path | None,
     *,
     log: str,
-    check_cores: bool,
+    check_cores: str | None,
     as_json: bool,
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and the report."""
@@ -183,7 +186,7 @@ def _run(
         yr.install(Path(folder))
         environment = environment_for(
             choice, os.environ, folder, real_installed=installed_version() is not None,
-            trace=trace is not None or check_cores,
+            trace=trace is not None or check_cores is not None,
         )  # fmt: skip
         if log:
             environment["TOPROPE_LOG"] = log
@@ -195,7 +198,7 @@ def _run(
         status = run_program(command, environment)
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
-        cores = run_cores.of_run(Path(folder), choice) if check_cores else None
+        cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
         told = notes.read(Path(folder))
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.cli.choose import Choice
-from toprope.cores.model import Discipline
 from toprope.errors import ScheduleError, UsageError
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ __all__ = ["CoresCheck", "check", "of_run"]
 
 _WORLD = "all cards"
 _UNDECIDED = 3
-FAIL_ON = Discipline.D0B
-"""Discipline that decides the exit status: under D0 nearly every program deadlocks that uses two streams at once."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class CoresCheck:
     """What the check of a run found.
 
     Attributes:
-        exit_status: as that of `toprope cores check --fail-on D0b`.
+        exit_status: as that of `toprope cores check --fail-on`.
         text: for a reader.
         facts: the same as plain data.
     """
@@ -50,16 +47,24 @@ def check(choice: Choice) -> None:
         )
 
 
-def of_run(folder: Path, choice: Choice) -> CoresCheck:
-    """Checks what the processes of a run recorded in its folder."""
+def of_run(folder: Path, choice: Choice, fail_on: str) -> CoresCheck:
+    """Check what the processes of a run recorded in its folder.
+
+    Args:
+        folder: that of the run.
+        choice: the simulated cards.
+        fail_on: the discipline that decides the exit status. Under D0 most programs deadlock that keep two streams busy.
+    """
     from rich.text import Text
 
     from toprope.cli.cores_text import as_dict, exit_status, report
     from toprope.cores import record
     from toprope.cores.check import check as check_program
+    from toprope.cores.model import Discipline
     from toprope.sim.tracing import read_run
 
     assert choice.spec is not None
+    discipline = Discipline(fail_on)
     try:
         program = record.from_traces(read_run(folder), choice.spec.chip, _WORLD, "the run")
     except ScheduleError as error:
@@ -73,5 +78,5 @@ def of_run(folder: Path, choice: Choice) -> CoresCheck:
         items.append(
             "note: the record does not name communicators: all collectives are taken to be of one, of all cards"
         )
-    facts = as_dict(program, result, ["the run"], fail_on=FAIL_ON)
-    return CoresCheck(exit_status(result, fail_on=FAIL_ON), tuple(items), facts)
+    facts = as_dict(program, result, ["the run"], fail_on=discipline)
+    return CoresCheck(exit_status(result, fail_on=discipline), tuple(items), facts)

@@ -1,10 +1,11 @@
 """Core limits: can a set of streams deadlock, why, and which limits make it safe."""
 
-from toprope.cores.check import Mend, Result, Verdict, check
+from toprope.cores.check import Fix, Result, Verdict, check
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
 from toprope.cores.plan import Limit, Plan, plan
 from toprope.cores.plan_exact import plan_exact
-from toprope.cores.plan_program import Sources, limited, plan_program
+from toprope.cores.plan_program import Sources, limited, plan_by_sums
+from toprope.cores.plan_safe import plan_program
 from toprope.cores.plan_times import Demand, Times, Work
 from toprope.cores.run import Interval, Moment, Run
 from toprope.cores.simulate import hunt, simulate
@@ -18,9 +19,9 @@ __all__ = [
     "Cores",
     "Demand",
     "Discipline",
+    "Fix",
     "Interval",
     "Limit",
-    "Mend",
     "Moment",
     "Op",
     "OpId",
@@ -40,6 +41,7 @@ __all__ = [
     "hunt",
     "limited",
     "plan",
+    "plan_by_sums",
     "plan_exact",
     "plan_program",
     "simulate",

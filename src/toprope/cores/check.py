@@ -18,14 +18,14 @@ from toprope.cores.bursts import explore
 from toprope.cores.cut import Cuts
 from toprope.cores.exact import Outcome, search
 from toprope.cores.fewer_cards import FewerCards
-from toprope.cores.findings import Finding
+from toprope.cores.findings import Finding, assuming_cores
 from toprope.cores.findings import findings as _findings
-from toprope.cores.mend import Mend, mend
+from toprope.cores.fix import Fix, Fixes, find_fixes
 from toprope.cores.model import Cores, Discipline, Program
 from toprope.cores.order import Graph, cycle, furthest
 from toprope.cores.state import State
 
-__all__ = ["Mend", "Result", "Verdict", "check"]
+__all__ = ["Fix", "Fixes", "Result", "Verdict", "check"]
 
 PLAIN_SECONDS = 0.3
 """Time of the plain exact test where the solver is there to go on."""
@@ -34,7 +34,10 @@ SOLVER_OPERATORS_A_SECOND = 2000
 """Operators for which the solver is tried, for each second of time: a larger program it could barely read in."""
 
 SIDE_SECONDS = 1.0
-"""Time for each question beside the verdict: each other discipline, the larger limit."""
+"""Time for the verdict under each other discipline."""
+
+FIX_SECONDS = 5.0
+"""Time for the search for a fix."""
 
 
 class Verdict(StrEnum):
@@ -60,7 +63,7 @@ class Result:
         proof: what proves it, with its sums; of an unknown verdict, what was tried and what would help.
         witness: a moment in which nothing can go on, of those found the one with the fewest operators finished; None
             unless the verdict is deadlock.
-        mend: the limit that makes it safe; None where no limit of one operator does, or there is no deadlock.
+        fixes: what the search for a limit of one operator that makes it safe has found.
         weaker: what is true under the other disciplines, as far as a short look tells.
         findings: what else is wrong, or may be; they change no verdict.
     """
@@ -69,9 +72,14 @@ class Result:
     discipline: Discipline
     proof: str
     witness: State | None = None
-    mend: Mend | None = None
+    fixes: Fixes = field(default_factory=Fixes)
     weaker: dict[Discipline, Verdict] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def fix(self) -> Fix | None:
+        """The limit of one operator that makes it safe and costs least; None where none was found."""
+        return self.fixes.best
 
 
 def check(
@@ -87,22 +95,24 @@ def check(
     Args:
         program: what to check.
         discipline: how cards hand out cores; what real cards do is not documented, and D0 is the strictest.
-        seconds: time for all of it. The questions beside the verdict get a second each, of what is left.
+        seconds: time for all of it. Of what is left after the verdict, the search for a fix gets 5 seconds and each
+            other discipline one.
         findings: whether to look for what else is wrong as well.
-        beside: whether to answer the questions beside the verdict: what mends it, and the other disciplines.
+        beside: whether to answer the further questions: what fixes it, and the other disciplines.
 
     Returns:
-        The verdict with its proof or its witness. A program with a collective that lacks a member is never safe.
+        The verdict with its proof or its witness. A program with a collective that lacks a member is never safe. An
+        operator of unknown cores counts as needing all cores of its card at once.
     """
     deadline = time.monotonic() + seconds
-    checker = _Checker(program)
+    checker = _Checker(assuming_cores(program))
     decision = checker.decide(discipline, deadline)
     return Result(
         decision.verdict,
         discipline,
         decision.proof,
         decision.witness and checker.fewer.back(decision.witness),
-        checker.mend(decision, discipline, deadline) if beside else None,
+        checker.fixes(decision, discipline, deadline) if beside else Fixes(),
         checker.others(discipline, deadline) if beside else {},
         _findings(program) if findings else (),
     )
@@ -209,22 +219,32 @@ class _Checker:
             text += f"; larger programs are decided with OR-tools: {exact_solver.INSTALL}"
         return _Decision(Verdict.UNKNOWN, text)
 
-    def mend(self, decision: _Decision, discipline: Discipline, deadline: float) -> Mend | None:
-        """The limit that makes the program safe; its cards are those of the whole program."""
+    def fixes(self, decision: _Decision, discipline: Discipline, deadline: float) -> Fixes:
+        """Limits of one operator that make the program safe; their cards are those of the whole program.
+
+        What is safe under D0 must be safe under D1 too, where that is no part of D0.
+        """
         if decision.witness is None or self.hangs_by_order:
-            return None
+            return Fixes()
+        side = min(deadline, time.monotonic() + FIX_SECONDS)
+        disciplines = [discipline]
+        if discipline is Discipline.D0 and (Discipline.D1, Discipline.D0) not in self._parts:
+            disciplines.append(Discipline.D1)
 
-        side = min(deadline, time.monotonic() + SIDE_SECONDS)
+        def is_safe(program: Program) -> bool | None:
+            if time.monotonic() > side:
+                return None
+            checker = _Checker(program)
+            verdicts = {checker.decide(each, side).verdict for each in disciplines}
+            return False if Verdict.DEADLOCK in verdicts else None if Verdict.UNKNOWN in verdicts else True
 
-        def is_safe(program: Program) -> bool:
-            return _Checker(program).decide(discipline, side).verdict is Verdict.SAFE
-
-        found = mend(self.program, decision.witness, is_safe)
-        if found is None:
-            return None
-        streams = self.whole.streams
-        running = {stream.card for stream in streams if any(op.name == found.op for op in stream.ops)}
-        return replace(found, cards=tuple(card.name for card in self.whole.cards if card.name in running))
+        found = find_fixes(self.program, decision.witness, is_safe, monotone=discipline is not Discipline.D0B)
+        if found.best is None:
+            return found
+        streams, op = self.whole.streams, found.best.op
+        running = {stream.card for stream in streams if any(each.name == op for each in stream.ops)}
+        cards = tuple(card.name for card in self.whole.cards if card.name in running)
+        return replace(found, best=replace(found.best, cards=cards))
 
     def others(self, discipline: Discipline, deadline: float) -> dict[Discipline, Verdict]:
         """The verdicts under the other disciplines."""

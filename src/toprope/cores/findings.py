@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, product
 
@@ -13,7 +13,7 @@ from toprope.cores.model import Collective, Cores, OpId, Program
 from toprope.cores.order import Graph, cycle
 from toprope.cores.overlap import Overlap
 
-__all__ = ["RULES", "Finding", "Level", "findings", "unknown_cores"]
+__all__ = ["RULES", "Finding", "Level", "assuming_cores", "findings", "unknown_cores"]
 
 
 class Level(StrEnum):
@@ -76,7 +76,7 @@ def findings(program: Program) -> tuple[Finding, ...]:
 
 
 def unknown_cores(program: Program) -> tuple[OpId, ...]:
-    """Operators of which the record says neither cores nor kind: nothing can be proven about them.
+    """Operators of which the record says neither cores nor kind.
 
     A collective of a communicator whose engine is known, and is not "aiv", is none of them: it uses no cores.
     """
@@ -88,6 +88,28 @@ def unknown_cores(program: Program) -> tuple[OpId, ...]:
         return bool(any(op.cores) or op.kind or engine not in ("", "aiv"))
 
     return tuple(id for id, _ in program.ops() if not is_known(id))
+
+
+def assuming_cores(program: Program, *, all_blocks: bool = True) -> Program:
+    """The program in which operators of unknown cores need all cores of their card at once, or one block.
+
+    Args:
+        program: the program.
+        all_blocks: False: one vector core, or on a card without any one cube core.
+    """
+    unknown = set(unknown_cores(program))
+    if not unknown:
+        return program
+    streams = list(program.streams)
+    for number in {stream for stream, _ in unknown}:
+        card = program.card_of((number, 0))
+        cores = card.cores if all_blocks else (int(not card.vector), min(card.vector, 1))
+        ops = (
+            replace(op, cube=cores[0], vector=cores[1], sync_all=all_blocks, assumed=True) if (number, at) in unknown else op
+            for at, op in enumerate(streams[number].ops)
+        )
+        streams[number] = replace(streams[number], ops=tuple(ops))
+    return replace(program, streams=tuple(streams))
 
 
 def _finding(rule: str, text: str, ops: Iterable[OpId]) -> Finding:
@@ -307,7 +329,7 @@ def _unknown(program: Program) -> Iterator[Finding]:
         yield _finding(
             "unknown-cores",
             f"how many cores {program.describe(ops[0])} uses is not known, nor of {len(ops)} operators in all; they "
-            "count as using none.",
+            "count as needing all cores of their card at once.",
             ops[:1],
         )
 

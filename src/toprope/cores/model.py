@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -114,6 +114,7 @@ class Op:
         microseconds: how long it runs once it has its cores; None where not known.
         timing: where the time comes from: "measured", "profile" or "estimate"; empty without a time.
         kind: the profiler's word for it, such as "AI_VECTOR_CORE" or "MIX_AIC"; empty where not known.
+        ignores_limit: why a core limit has no effect on it, such as "static kernel"; empty where it has.
         assumed: no source says whether it needs all of its blocks at once: `sync_all` is an assumption.
         limit: cube and vector cores that its stream allowed when it was launched; None where not known.
         source: where it was read, such as "train.json: streams[2].ops[0]"; empty when made by a program.
@@ -130,6 +131,7 @@ class Op:
     timing: str = ""
     kind: str = ""
     limit: Cores | None = None
+    ignores_limit: str = ""
     assumed: bool = False
     source: str = field(default="", compare=False)
 
@@ -163,6 +165,14 @@ class Op:
     def need(self) -> Cores:
         """Cores that it must hold at the same time to finish."""
         return self.cores if self.all_at_once else self.block
+
+    def within(self, limit: Cores) -> Op:
+        """The operator launched within a limit: on as many blocks as fit, at least one, as the card does it."""
+        if not self.blocks or self.ignores_limit:
+            return self
+        fits = min(limit[kind] // self.block[kind] for kind in (0, 1) if self.block[kind])
+        blocks = max(min(self.blocks, fits), 1)
+        return replace(self, cube=self.block[0] * blocks, vector=self.block[1] * blocks, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)

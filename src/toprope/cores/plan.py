@@ -25,9 +25,10 @@ class Limit:
     Attributes:
         stream: its name.
         cards: names of the cards with a stream of this name.
-        cube, vector: the limit; None where it uses no such cores, and needs none.
+        cube, vector: the limit; None where it needs none, or uses no such cores.
         microseconds: how long its work takes with it.
         timing: where that comes from: "measured", "profile" or "estimate".
+        reason: why it is limited, or why it is not.
     """
 
     stream: str
@@ -36,6 +37,12 @@ class Limit:
     vector: int | None
     microseconds: float
     timing: str
+    reason: str = ""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a limit."""
+        return self.cube is not None or self.vector is not None
 
     @property
     def cores(self) -> Cores:
@@ -51,7 +58,7 @@ class Plan:
         limits: one for each stream.
         makespan: microseconds until all is done.
         timing: where the times come from, the weakest of them: "measured", "profile" or "estimate".
-        method: what makes it safe: "S1", "S2", or "exact".
+        method: what makes it safe: "S1", "S2", or "exact"; "as it is" where no limit is needed.
         proof: that condition with its sums.
         bound: what keeps it from being faster.
         notes: what was assumed.
@@ -121,7 +128,8 @@ class Plan:
             numbers = {f"{kind}_num": getattr(each, kind) for kind in KINDS if getattr(each, kind) is not None}
             arguments = "".join(f", {name}={value}" for name, value in numbers.items())
             call = f"torch.npu.set_stream_limit(streams[{each.stream!r}]{arguments})"
-            lines.append(f"    {call}" if numbers else f"    # {each.stream!r} uses no cores that a limit is for")
+            reason = " ".join(each.reason.split()) or "uses no cores that a limit is for"
+            lines.append(f"    {call}" if numbers else f"    # {each.stream!r}: {reason}")
         return "\n".join([*lines, "    return streams", ""])
 
 
@@ -264,7 +272,7 @@ def _check_types(plan: Plan) -> None:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"stream {limit.stream}: {value!r} is no number of cores")
     texts = [plan.timing, plan.method, plan.bound, *plan.proof, *plan.notes]
-    texts += [text for each in plan.limits for text in (each.stream, each.timing, *each.cards)]
+    texts += [text for each in plan.limits for text in (each.stream, each.timing, each.reason, *each.cards)]
     times = [plan.makespan, *(each.microseconds for each in plan.limits)]
     wrong: list[object] = [text for text in texts if not isinstance(text, str)]
     wrong += [time for time in times if not isinstance(time, int | float) or not time >= 0]

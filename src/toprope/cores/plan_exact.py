@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toprope.cores.check import Result, Verdict, check
+from toprope.cores.findings import assuming_cores
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
 from toprope.cores.plan import Limit, Plan
 from toprope.cores.plan_order import order_of
-from toprope.cores.plan_program import Sources, demands_of, limited, plan_program, stream_names, with_order
+from toprope.cores.plan_program import Sources, beyond, demands_of, limited, plan_by_sums, stream_names, with_order
+from toprope.cores.plan_safe import as_it_is, strictest
 from toprope.cores.plan_search import KINDS, Choices, by_block
 from toprope.cores.plan_times import Demand, Times, Work, weakest
 from toprope.errors import PlanError
@@ -60,10 +62,13 @@ def plan_exact(
             the streams can do with do not fit the card.
     """
     solver_module = _cp_model()
-    sources = sources or Sources()
+    sources, program = sources or Sources(), assuming_cores(program)
     deadline = time.monotonic() + seconds
-    disciplines = _strictest(program) if disciplines is None else tuple(disciplines)
-    incumbent = plan_program(program, sources)
+    disciplines = strictest(program) if disciplines is None else tuple(disciplines)
+    unlimited = as_it_is(program, sources, disciplines, deadline)
+    if unlimited is not None:
+        return unlimited
+    incumbent = plan_by_sums(program, sources)
     search = _Search(solver_module, program, sources, incumbent)
     unproven = 0
     while (left := deadline - time.monotonic()) > 0:
@@ -81,15 +86,6 @@ def plan_exact(
     if search.exhausted:
         found = "no better limits are safe" if not unproven else "no better limits could be proven safe"
     return replace(incumbent, notes=(*incumbent.notes, f"exact search, {search.proposals} proposals: {found}"))
-
-
-def _strictest(program: Program) -> tuple[Discipline, ...]:
-    """The disciplines of which the others are part: D0, and D1 where a card's operators use both kinds of core."""
-    used: dict[str, set[int]] = {}
-    for id, op in program.ops():
-        used.setdefault(program.card_of(id).name, set()).update(kind for kind in (0, 1) if op.cores[kind])
-    both = any(len(kinds) > 1 for kinds in used.values())
-    return (Discipline.D0, Discipline.D1) if both else (Discipline.D0,)
 
 
 def _check(program: Program, discipline: Discipline, deadline: float) -> Result:
@@ -162,23 +158,23 @@ class _Search:
     def plan(self, proposed: dict[str, Cores], results: Sequence[Result], unproven: int) -> Plan:
         """The plan for limits that were proven safe."""
         limits = tuple(self._limit(name, cores) for name, cores in proposed.items())
-        notes = [*self.incumbent.notes]
-        beyond = self._beyond(proposed)
-        if beyond:
-            notes.append(f"{beyond}: operators may wait for cores, which the times do not count")
-        notes.append(
+        note = (
             f"exact search, {self.proposals} proposals: {self.incumbent.makespan:.1f} microseconds by sums (S1)"
             + (f"; {unproven} better ones could be neither proven nor refuted" if unproven else "")
         )
         found = Plan(
             limits=limits,
             makespan=max(each.microseconds for each in limits),
-            timing="estimate" if beyond else weakest(each.timing for each in limits),
+            timing=weakest(each.timing for each in limits),
             method="exact",
             proof=tuple(f"safe under {each.discipline.value}: {each.proof}" for each in results),
             bound="",
-            notes=tuple(notes),
+            notes=(*self.incumbent.notes, note),
         )
+        over = beyond(self.program, found)
+        if over:
+            notes = (*self.incumbent.notes, f"{over}: operators may wait for cores, which the times do not count", note)
+            found = replace(found, timing="estimate", notes=notes)
         slowest = max(limits, key=lambda each: each.microseconds)
         found = replace(found, bound=f"{slowest.stream} is the slowest stream: {slowest.microseconds:.1f} microseconds")
         return with_order(self.program, self.graph, self.order, self.sources, found)
@@ -200,16 +196,6 @@ class _Search:
         choices = Choices(demand, self._cores(demand))
         cube, vector = (cores[kind] if choices.least[kind] else None for kind in (0, 1))
         return Limit(name, demand.cards, cube, vector, choices.given(cores), choices.timing(cores))
-
-    def _beyond(self, proposed: dict[str, Cores]) -> str:
-        """Which sums of limits exceed a card; empty where none does."""
-        found = []
-        for card in self.program.cards:
-            for kind in (0, 1):
-                total = sum(proposed[name][kind] for name, each in self.demands.items() if card.name in each.cards)
-                if total > card.cores[kind]:
-                    found.append(f"{total} of {card.cores[kind]} {KINDS[kind]} cores of card {card.name}")
-        return f"the limits add up to {', '.join(found)}" if found else ""
 
     def _cores(self, demand: Demand) -> Cores:
         mine = [card for card in self.program.cards if card.name in demand.cards]

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from toprope.collectives import hccl_minimum
-from toprope.cores.model import Cores, Op, OpId, Program, Stream
+from toprope.cores.model import Cores, Op, OpId, Program
 from toprope.cores.order import Graph
 from toprope.cores.plan import Plan, plan
 from toprope.cores.plan_order import Chain, longest_chain, never_together, order_of
+from toprope.cores.plan_search import KINDS
 from toprope.cores.plan_times import Demand, Times, Work, profile_times
 from toprope.cores.simulate import UNKNOWN_MICROSECONDS
 from toprope.errors import PlanError
 
-__all__ = ["Sources", "demands_of", "limited", "plan_program", "stream_names", "with_order"]
+__all__ = ["Sources", "beyond", "demands_of", "limited", "plan_by_sums", "stream_names", "unknown_times", "with_order"]
+
+_ALL = 2**30
+"""As a limit: more cores than any card has."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +66,23 @@ def stream_names(program: Program) -> list[str]:
 
 
 def limited(program: Program, limits: Plan | Mapping[str, Cores]) -> Program:
-    """The program with its streams limited: each operator launched on as many blocks as fit, one at least.
+    """The program with its streams limited: each operator launched on as many blocks as fit, at least one.
 
     Args:
         program: the program.
         limits: a plan, or cube and vector cores by the name of a stream; streams not named stay as they are.
     """
     if isinstance(limits, Plan):
-        limits = {each.stream: each.cores for each in limits.limits}
+        limits = {
+            each.stream: (_ALL if each.cube is None else each.cube, _ALL if each.vector is None else each.vector)
+            for each in limits.limits
+            if each.is_limited
+        }
     streams = []
     for name, stream in zip(stream_names(program), program.streams, strict=True):
         limit = limits.get(name)
-        ops = stream.ops if limit is None else tuple(_limited(op, limit) for op in stream.ops)
-        streams.append(Stream(stream.name, stream.card, ops))
-    return Program(program.cards, tuple(streams), program.communicators)
-
-
-def _limited(op: Op, limit: Cores) -> Op:
-    if not op.blocks:
-        return op
-    allowed = min(limit[kind] // op.block[kind] for kind in (0, 1) if op.block[kind])
-    blocks = max(min(op.blocks, allowed), 1)
-    return replace(op, cube=op.block[0] * blocks, vector=op.block[1] * blocks, limit=limit)
+        streams.append(stream if limit is None else replace(stream, ops=tuple(op.within(limit) for op in stream.ops)))
+    return replace(program, streams=tuple(streams))
 
 
 def demands_of(program: Program, sources: Sources) -> list[Demand]:
@@ -108,6 +107,7 @@ def _demand(program: Program, sources: Sources, name: str, numbers: list[int]) -
             key = _signature(op)
             alike[key] = op, alike.get(key, (op, 0))[1] + 1
             least = _larger(least, _hccl(program, (number, place)) if sources.hccl else (0, 0))
+            least = _larger(least, op.cores if op.ignores_limit else (0, 0))
             most = _larger(most, op.cores)
         works.append(tuple(Work(sources.times(op), op.block, count, op.name) for op, count in alike.values()))
     given = (sources.minima or {}).get(name, (0, 0))
@@ -140,8 +140,8 @@ def _larger(one: Cores, other: Cores) -> Cores:
     return max(one[0], other[0]), max(one[1], other[1])
 
 
-def plan_program(program: Program, sources: Sources = Sources(), *, condition: str = "S1") -> Plan:
-    """Limits for the streams of a program.
+def plan_by_sums(program: Program, sources: Sources = Sources(), *, condition: str = "S1") -> Plan:
+    """Limits for the streams of a program with which the sums of S1 or S2 prove it safe.
 
     Streams of the same name get the same limit on all cards. What is made as short as can be is the slowest stream;
     the makespan of the plan is that of the order, which can be longer: `plan_exact` takes it into account.
@@ -162,7 +162,7 @@ def plan_program(program: Program, sources: Sources = Sources(), *, condition: s
     graph = Graph.of(program)
     order = order_of(graph)
     apart = _apart(program, graph, order) if condition == "S2" else []
-    found = plan(demands_of(program, sources), program.cards, apart=apart, notes=_notes(program))
+    found = plan(demands_of(program, sources), program.cards, apart=apart, notes=unknown_times(program))
     return with_order(program, graph, order, sources, found)
 
 
@@ -180,6 +180,22 @@ def with_order(program: Program, graph: Graph, order: list[int], sources: Source
     if chain.microseconds <= slowest * (1 + 1e-9):
         return found
     return replace(found, makespan=chain.microseconds, bound=_bound(program, chain))
+
+
+def beyond(program: Program, found: Plan) -> str:
+    """Which sums of what the streams of a plan can hold exceed a card; empty where none does."""
+    totals = {card.name: [0, 0] for card in program.cards}
+    for stream in limited(program, found).streams:
+        for kind in (0, 1):
+            totals[stream.card][kind] += max((op.cores[kind] for op in stream.ops), default=0)
+    sums = [
+        f"{totals[card.name][kind]} of {card.cores[kind]} {KINDS[kind]} cores of card {card.name}"
+        for card in program.cards
+        for kind in (0, 1)
+        if totals[card.name][kind] > card.cores[kind]
+    ]
+    more = f" and {len(sums) - 4} more" if len(sums) > 4 else ""
+    return f"the streams can ask for {', '.join(sums[:4])}{more}" if sums else ""
 
 
 def _bound(program: Program, chain: Chain) -> str:
@@ -204,7 +220,8 @@ def _apart(program: Program, graph: Graph, order: list[int]) -> list[tuple[str, 
     return [pair for pair, never in pairs.items() if never]
 
 
-def _notes(program: Program) -> list[str]:
+def unknown_times(program: Program) -> list[str]:
+    """Note on operators of which no time is known."""
     ops = [op for _, op in program.ops()]
     unknown = sum(op.microseconds is None for op in ops)
     if not unknown:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from toprope.cores.findings import assuming_cores
 from toprope.cores.model import Program
 from toprope.cores.record_csv import from_csv, looks_like_csv
 from toprope.cores.record_graph import from_graph
@@ -32,7 +33,9 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
     """The program in a file or in several that belong together.
 
     Args:
-        paths: one JSON schedule; one Chrome trace of `toprope run --trace`; or the `kernel_details.csv` of each rank.
+        paths: one JSON schedule; one Chrome trace of `toprope run --trace`; or what the vendor's profiler wrote of
+            each rank: `kernel_details.csv`, `op_summary*.csv`, or a folder that has them at any depth, such as
+            ASCEND_PROFILER_OUTPUT. A path with `*` stands for all files that match.
         chip: the chip of the cards, for traces and CSV, which do not say it.
         communicator: name of the one communicator of all cards, for collectives whose record does not name theirs.
 
@@ -41,7 +44,7 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
     """
     if not paths:
         raise ScheduleError("there is no file to read.", do="name a schedule, a trace, or the CSV files of the ranks")
-    texts = {os.fspath(path): _text(Path(path)) for path in paths}
+    texts = {os.fspath(path): _text(path) for path in _files(paths)}
     if all(looks_like_csv(text) for text in texts.values()):
         return from_csv(texts, _chip(chip, texts))
     if len(texts) > 1:
@@ -54,16 +57,83 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
     data = parse(text, source)
     if isinstance(data, dict) and "traceEvents" in data:
         return from_chrome(data, _chip(chip, texts), communicator, source)
-    return from_data(data, source)
+    if isinstance(data, list) and any(isinstance(each, dict) and "ph" in each for each in data):
+        raise ScheduleError(
+            f"{source} is the profiler's timeline, which does not say how many blocks a kernel has.",
+            looked_at=f"{source}: a list of {len(data)} trace events",
+            do="give kernel_details.csv, which the profiler writes into the same folder, or that folder",
+        )
+    program = from_data(data, source)
+    if not any(True for _ in program.ops()):
+        raise ScheduleError(
+            f"{source} has no operators: there is nothing to check.",
+            looked_at=f"{source}: {len(program.cards)} cards, {len(program.streams)} streams",
+            do="check that the record is complete",
+        )
+    return program
 
 
 def assuming_one_block(program: Program) -> Program:
     """The program whose operators need one block at a time wherever no source says that they need all of them."""
+    program = assuming_cores(program, all_blocks=False)
     streams = (
         replace(stream, ops=tuple(replace(op, sync_all=op.sync_all and not op.assumed) for op in stream.ops))
         for stream in program.streams
     )
     return replace(program, streams=tuple(streams))
+
+
+_PROFILED = ("kernel_details.csv", "op_summary*.csv")
+"""Files of the profiler in the order in which they are looked for: the first says more, but not in all releases."""
+
+
+def _files(paths: tuple[str | os.PathLike[str], ...]) -> list[Path]:
+    """The files that paths stand for, each once.
+
+    Raises:
+        ScheduleError: a folder or a pattern has none, or a file is given twice.
+    """
+    files: list[Path] = []
+    for given in map(Path, paths):
+        if given.is_dir():
+            files += _of_folder(given)
+        elif "*" in given.name and not given.exists():
+            found = sorted(given.parent.glob(given.name))
+            if not found:
+                raise ScheduleError(f"no file matches {given}.", looked_at=str(given.parent))
+            files += found
+        else:
+            files.append(given)
+    twice = sorted({str(file) for file in files if [each.resolve() for each in files].count(file.resolve()) > 1})
+    if twice:
+        raise ScheduleError("a file is given twice.", looked_at=", ".join(twice), do="give each rank's file once")
+    return files
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    """The profiler's file of each rank: of one folder `kernel_details.csv`, where that names streams."""
+    ranks: dict[Path, list[Path]] = {}
+    for pattern in _PROFILED:
+        for file in sorted(folder.rglob(pattern)):
+            ranks.setdefault(_rank_folder(file, folder), []).append(file)
+    if not ranks:
+        raise ScheduleError(
+            f"{folder} has no file of the profiler.",
+            looked_at=f"{folder}, at any depth: {', '.join(_PROFILED)}",
+            do="give the profiler's folder, after the profiler has ended and written its analysis",
+        )
+    files: list[Path] = []
+    for found in ranks.values():
+        details = [file for file in found if file.name == _PROFILED[0]]
+        with_streams = [file for file in details if "Stream ID" in file.read_text("utf-8-sig").partition("\n")[0]]
+        files += with_streams or [file for file in found if file not in details] or details
+    return files
+
+
+def _rank_folder(file: Path, top: Path) -> Path:
+    """The folder of one run of the profiler, such as `host_4711_20260101_ascend_pt`; else that of the file."""
+    inside = [parent for parent in file.parents if parent == top or top in parent.parents]
+    return next((each for each in inside if each.name.endswith("_ascend_pt")), file.parent)
 
 
 def _text(path: Path) -> str:

@@ -25,6 +25,7 @@ _COLUMNS = {
     "name": ("Name", "Op Name"),
     "type": ("Type", "OP Type"),
     "core": ("Accelerator Core", "Task Type"),
+    "state": ("OP State",),
     "start": ("Start Time(us)", "Task Start Time(us)"),
     "duration": ("Duration(us)", "Task Duration(us)"),
     "blocks": ("Block Num", "Block Dim"),
@@ -38,6 +39,8 @@ _COMMUNICATION = ("HCCL", "COMMUNICATION")
 
 # hcom_allReduce__606_0_1: the last three digits of the communicator's hash, the how manieth of it, the iteration.
 _HCOM = re.compile(r"hcom_(?P<what>[A-Za-z]+)_(?P<engine>[A-Za-z]*)_(?P<group>\w{3})_(?P<index>\d+)_(?P<iteration>\d+)")
+# The Ascend Transformer Boost library registers its kernels by the names of C++ classes, as `PpMatMulF16Kernel`.
+_ATB_KERNEL = re.compile(r"(?!.*Aiv)[A-Z]\w+Kernel(?:\d\w*)?")
 _AIV_KERNEL = re.compile(r"aiv_.*|.*AivKernel", re.IGNORECASE)
 
 
@@ -46,6 +49,7 @@ class _Row:
     name: str
     type: str
     core: str
+    ignores_limit: str
     start: float
     microseconds: float | None
     cores: Cores
@@ -130,6 +134,7 @@ def _row(values: Mapping[str, str], where: str) -> _Row:
         name=values["name"],
         type=values.get("type", ""),
         core=core if core not in _NOTHING else "",
+        ignores_limit=_ignores_limit(values),
         start=_real(values["start"], "start", where),
         microseconds=None if duration in _NOTHING else _real(duration, "duration", where),
         cores=cores,
@@ -137,6 +142,16 @@ def _row(values: Mapping[str, str], where: str) -> _Row:
         card="" if values.get("device", "") in _NOTHING else values["device"],
         source=where,
     )
+
+
+def _ignores_limit(values: Mapping[str, str]) -> str:
+    """Reason why a core limit has no effect on a kernel; empty where it has.
+
+    From the vendor's page on core limits: limits reach operators when they are tiled.
+    """
+    if values.get("state", "").casefold() == "static":
+        return "static kernel: its blocks were fixed when it was compiled"
+    return "ATB operator" if _ATB_KERNEL.fullmatch(values.get("type", "")) else ""
 
 
 def _with_cards(files: list[tuple[str, list[_Row]]]) -> Iterator[_Row]:
@@ -258,6 +273,7 @@ def _op(row: _Row, kernel: _Row, collective: Collective | None, card: Card) -> O
         microseconds=row.microseconds,
         timing="" if row.microseconds is None else "profile",
         kind=kernel.core,
+        ignores_limit=kernel.ignores_limit,
         assumed=needs_all and known is None,
         source=row.source,
     )

@@ -39,7 +39,7 @@ def from_json(text: str, source: str = "schedule") -> Program:
 
     Raises:
         ScheduleError: it is no JSON, is cut short, has a wrong type or an unknown key, names a chip, card or
-            communicator that is not there, asks for too few or too many cores, or a collective lacks a rank.
+            communicator that is not there, or asks for too few or too many cores.
     """
     return from_data(parse(text, source), source)
 
@@ -62,9 +62,6 @@ def from_data(data: object, source: str = "schedule") -> Program:
         if source in error.looked_at:
             raise
         raise ScheduleError(error.what, f"{source}: {error.looked_at}", error.do) from None
-    for collective in program.members:
-        if collective in program.incomplete:
-            _refuse(program, collective)
     return program
 
 
@@ -110,7 +107,7 @@ def parse(text: str, source: str) -> Any:
         raise ScheduleError(
             f"{source} is cut short." if short else f"{source} is not JSON: {error.msg}.",
             looked_at=f"{source}: line {error.lineno}, column {error.colno}",
-            do="write the file again, and wait until it is whole" if short else "mend the text at that place",
+            do="write the file again, and wait until it is whole" if short else "correct the text at that place",
         ) from None
     except RecursionError:
         raise ScheduleError(f"{source} is nested too deep for a schedule.", looked_at=source) from None
@@ -231,7 +228,7 @@ def _streams(tables: list[_Table], cards: Mapping[str, Card]) -> tuple[Stream, .
             raise ScheduleError(
                 f"stream {table.get('name', str)} is on card {card!r}, which is not there.",
                 looked_at=f"{table.where}; cards {', '.join(cards) or 'none'}",
-                do="list the card under cards, or mend its name",
+                do="list the card under cards, or correct its name",
             )
         ops = []
         for place in table.tables("ops"):
@@ -256,7 +253,7 @@ def _streams(tables: list[_Table], cards: Mapping[str, Card]) -> tuple[Stream, .
 def _op(table: _Table, card: Card) -> Op:
     table.only(
         "name", "cube", "vector", "sync_all", "collective", "sequence", "waits", "records", "microseconds", "timing",
-        "kind", "limit", "assumed",
+        "kind", "limit", "ignores_limit", "assumed",
     )  # fmt: skip
     collective = None
     if table.has("collective"):
@@ -267,18 +264,21 @@ def _op(table: _Table, card: Card) -> Op:
         raise ScheduleError("a sequence is below 0.", looked_at=f"{table.where}: sequence", do="count from 0")
     if table.has("timing") and not table.has("microseconds"):
         raise ScheduleError("timing without a time.", looked_at=table.where, do="add microseconds, or leave out timing")
+    cube, vector = table.get("cube", int, 0), table.get("vector", int, 0)
     return Op(
         name=table.get("name", str),
-        cube=table.get("cube", int, 0),
-        vector=table.get("vector", int, 0),
+        cube=cube,
+        vector=vector,
         sync_all=table.get("sync_all", bool, False),
         collective=collective,
         waits=table.texts("waits", ()),
         records=table.texts("records", ()),
         microseconds=float(table.get("microseconds", float)) if table.has("microseconds") else None,
         timing=table.one_of("timing", TIMINGS),
-        kind=table.get("kind", str, ""),
+        # A 0 that is written says that it uses no cores; what is left out is unknown.
+        kind=table.get("kind", str, "HOST" if not (cube or vector) and (table.has("cube") or table.has("vector")) else ""),
         limit=_limit(table, card),
+        ignores_limit=table.get("ignores_limit", str, ""),
         assumed=table.get("assumed", bool, False),
         source=table.where,
     )
@@ -307,20 +307,8 @@ def _op_data(op: Op) -> dict[str, Any]:
         | ({} if collective is None else {"collective": collective.communicator, "sequence": collective.sequence})
         | _without({"waits": list(op.waits), "records": list(op.records)})
         | ({} if op.microseconds is None else {"microseconds": op.microseconds})
-        | _without({"timing": op.timing, "kind": op.kind})
+        | _without({"timing": op.timing, "kind": op.kind, "ignores_limit": op.ignores_limit})
         | ({} if op.limit is None else {"limit": _cores(op.limit)})
-    )
-
-
-def _refuse(program: Program, collective: Collective) -> None:
-    ids = program.members[collective]
-    have = ", ".join(program.streams[stream].card for stream, _ in ids)
-    (want,) = (each.cards for each in program.communicators if each.name == collective.communicator)
-    missing = ", ".join(program.missing(collective))
-    raise ScheduleError(
-        f"collective {collective} lacks a member on card {missing}.",
-        looked_at=f"{program.op(ids[0]).source}: members on cards {have}, communicator of {', '.join(want)}",
-        do="check that every rank's record is there and complete",
     )
 
 
