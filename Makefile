@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Tests that run at a time: most wait for processes of their own.
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 # Parts of ../shared/contract that must hold (see .ci/run).
 CONTRACT_PARTS = sim device cores functions flow
 

@@ -53,6 +53,9 @@ def pytest_collectstart(collector):
 
 
 def pytest_configure(config):
+    # A shell starts what it runs in the background with SIGINT ignored, and children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # `make test` tries the same examples every time; with a seed, as `make check` gives one, they are others
     seeded = SOAK or config.getoption("--hypothesis-seed", None) is not None
     options = {"print_blob": True} if seeded else {"derandomize": True}

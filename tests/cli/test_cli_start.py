@@ -315,7 +315,7 @@ def test_the_real_yr_goes_before_ours(tmp_path, monkeypatch):
     assert not (tmp_path / "bin").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_missions_commands_in_three_shells(runtime, tmp_path):
     """yr start --master --npu_collection_mode=all, then the program, then yr stop."""
     program = tmp_path / "both.py"
@@ -340,6 +340,7 @@ def test_the_missions_commands_in_three_shells(runtime, tmp_path):
     assert toprope("run", "-q", "yr", "status")[0] == "System Status: STOPPED\n"
 
 
+@pytest.mark.slow
 def test_start_program_and_stop_in_one_run(runtime, tmp_path):
     script = tmp_path / "all.sh"
     script.write_text(

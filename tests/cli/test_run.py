@@ -394,7 +394,7 @@ def test_auto_with_a_torch_npu_that_cannot_be_loaded_explains(world: World) -> N
     assert "set_env.sh" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_auto_with_a_real_card_takes_it(world: World) -> None:
     properties = 'lambda index: types.SimpleNamespace(name="Ascend910B3", total_memory=2**36)'
     world.stub("torch_npu", f"{in_python(2)}npu.get_device_properties = {properties}\n", "torch-npu")

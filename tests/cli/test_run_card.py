@@ -151,6 +151,7 @@ LIBRARIES = """
     ("options", "seen"),
     [(["--chip", "910B3", "--count", "2"], "True True True 2\n"), (["--device", "cpu"], "False False False 0\n")],
 )
+@pytest.mark.slow
 def test_libraries_find_the_card_only_where_there_is_one(tmp_path: Path, options: list[str], seen: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

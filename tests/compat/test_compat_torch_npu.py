@@ -45,7 +45,7 @@ def test_what_is_said_of_names_is_said_of_names_there_are():
     assert not {*NAMES["gone"]} & known
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_at_least_95_percent_agree(reported):
     _, found = reported
     assert found["all"].share >= 95

@@ -45,6 +45,7 @@ def on_both(program, folder, takes_folder=False):
     return card, cpu
 
 
+@pytest.mark.soak
 def test_trainer(tmp_path):
     """Training, a checkpoint, resuming from it with the card's random state, and an evaluation."""
     card, cpu = on_both("llama_trainer.py", tmp_path, takes_folder=True)

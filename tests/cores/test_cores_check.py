@@ -2,6 +2,7 @@ import dataclasses
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import given
 
 from cores_exhaustive import TooMany, deadlocks
 from cores_programs import collectives, elastic, figure, local, member, on, programs, with_ops
-from toprope.cores import Discipline, exact_solver, simulate
+from toprope.cores import Discipline, exact_solver, record, simulate
 from toprope.cores.check import Verdict, check
 from toprope.cores.fix import with_limit
 
 pytestmark = pytest.mark.process
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cores"
 TWO = dict.fromkeys("01", (24, 48))
 SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
 
@@ -23,7 +25,7 @@ SAFE, DEADLOCK, UNKNOWN = Verdict.SAFE, Verdict.DEADLOCK, Verdict.UNKNOWN
 def patience():
     """Every test and question gets as long as it needs: a loaded machine must not leave one undecided."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SIDE_SECONDS", "PLAIN_SECONDS"):
+        for name in ("SIDE_SECONDS", "PLAIN_SECONDS", "FIX_SECONDS"):
             patch.setattr(sys.modules["toprope.cores.check"], name, 60)
         yield
 
@@ -241,14 +243,70 @@ def test_verdicts_hold_in_every_order_of_things(program):
 
 
 def _holds(program, result):
-    """What mends a program makes it safe by the sums, and so under all disciplines; the larger limit under this one."""
+    """A fix by sums is safe under all disciplines; one by the exact test, and the larger limit, under this one."""
     fix = result.fix
-    safe = check(with_limit(program, fix.op, (fix.cube, fix.vector)), findings=False)
-    assert safe.proof.startswith("sum of the streams' cores")
-    assert set(safe.weaker.values()) == {SAFE}
+    disciplines = Discipline if fix.by_sums else [result.discipline]
+    for discipline in disciplines:
+        limited = with_limit(program, fix.op, (fix.cube, fix.vector))
+        assert check(limited, discipline=discipline, seconds=60, findings=False, beside=False).verdict is SAFE
     if fix.exact_vector is not None:
         larger = with_limit(program, fix.op, (fix.exact_cube, fix.exact_vector))
         assert check(larger, discipline=result.discipline, seconds=60, findings=False).verdict is SAFE
+
+
+@given(programs())
+def test_no_fix_is_said_only_where_exhaustive_search_finds_none(program):
+    result = check(program, seconds=60, findings=False)
+    if result.verdict is not DEADLOCK or checked_by_order(program):
+        hypothesis.reject()
+    assert not result.fixes.undecided
+    names = {op.name for _, op in program.ops() if op.blocks > 1}
+    for name in names if result.fix is None else ():
+        one_block = with_limit(program, name, (0, 0))
+        try:
+            still = any(deadlocks(one_block, discipline) for discipline in (Discipline.D0, Discipline.D1))
+        except TooMany:
+            hypothesis.reject()
+        assert still, f"a limit on {name} makes it safe"
+
+
+def checked_by_order(program):
+    """Whether a circle or a missing rank makes it hang with any number of cores."""
+    return (
+        check(with_ops(program, lambda _, op: dataclasses.replace(op, cube=0, vector=0, kind="HOST"))).verdict
+        is DEADLOCK
+    )
+
+
+@pytest.mark.parametrize("name", ["three-barriers", "pairwise-2-cards"])
+def test_examples_were_said_to_have_no_fix(name):
+    program = record.read(EXAMPLES / f"{name}.json")
+    fix = check(program).fix
+    assert not fix.by_sums
+    for discipline in Discipline:
+        assert check(with_limit(program, fix.op, (fix.cube, fix.vector)), discipline=discipline).verdict is SAFE
+    assert check(with_limit(program, fix.op, (fix.cube + 1, fix.vector + 1))).verdict is DEADLOCK
+
+
+def test_the_smallest_program_that_was_said_to_have_no_fix():
+    program = on({"0": (0, 2)}, {}, [("0", [elastic("x", 1), local("y", 2)]), ("0", [local("a", 2), local("b", 2)])])
+    assert check(program).fix.op == "y"
+
+
+def test_a_limit_without_effect_was_proposed():
+    static = dataclasses.replace(local("N", 48), ignores_limit="static kernel")
+    program = on({"0": (24, 48)}, {}, [("0", [static]), ("0", [local("M", 24)])])
+    result = check(program)
+    assert (result.fix.op, result.fix.vector, result.fixes.no_effect) == ("M", 1, {"N": "static kernel"})
+    program = on({"0": (24, 48)}, {}, [("0", [static]), ("0", [static])])
+    assert set(check(program).fixes.no_effect) == {"N"}
+
+
+def test_the_search_for_a_fix_says_that_its_time_was_up(monkeypatch):
+    monkeypatch.setattr(sys.modules["toprope.cores.check"], "FIX_SECONDS", 0)
+    result = check(collectives("012", 3, 24))
+    assert result.verdict is DEADLOCK
+    assert (result.fix, set(result.fixes.undecided)) == (None, set("XYZ"))
 
 
 @given(programs(), hypothesis.strategies.integers(0, 1000))

@@ -317,6 +317,7 @@ def programs(draw):
                         tuple(f"{each}@{card}" for each in waits),
                         (f"{event}@{card}",),
                         draw(st.sampled_from([None, 1.0, 5.0, 12.0])),
+                        kind="" if cube or vector_ else "AI_CPU",
                     )
                 )
             streams.append(Stream(f"s{place}", str(card), tuple(ops)))

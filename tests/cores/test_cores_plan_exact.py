@@ -65,7 +65,7 @@ def test_the_figure_runs_on_more_cores_than_the_sums_allow():
     assert [limit.vector for limit in exact.limits] == [2, 3, 2]
     assert exact.method == "exact"
     assert exact.proof[0].startswith("safe under D0: ")
-    assert exact.notes[-2].startswith("the limits add up to 7 of 6 vector cores of card 0")
+    assert exact.notes[-2].startswith("the streams can ask for 7 of 6 vector cores of card 0")
     after = limited(figure(), exact)
     for discipline in Discipline:
         assert check(after, discipline=discipline, beside=False).verdict is Verdict.SAFE

@@ -183,13 +183,6 @@ WRONG: list[tuple[list[Any], Any, str, str, str]] = [
         "communicator",
     ),
     (["streams", 1, "card"], "7", "is on card '7', which is not there.", "x.json: streams[1]; cards 0, 1", "cards"),
-    (
-        ["streams", 1, "ops"],
-        [],
-        "collective dp#0 lacks a member on card 1.",
-        "x.json: streams[0].ops[0]",
-        "every rank's",
-    ),
     (["cards", 0, "chip"], "910Z", "card 0: there is no chip '910Z'.", "x.json: cards[0]", ""),
     (["cards", 1, "vector"], -4, "card 1 has fewer than 0 cores.", "x.json: cards[1]: vector", ""),
     (["cards", 1], {"name": "0", "chip": "910B1"}, "is on card '1', which is not there", "streams[1]; cards 0", ""),

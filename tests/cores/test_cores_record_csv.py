@@ -124,6 +124,7 @@ KNOWN = ("NonZero", "Sort", "Add", "SwiGlu", "MoeDistributeDispatchV2", "Cast")
 WITH_BARRIER = {"NonZero", "Sort", "MoeDistributeDispatchV2"}
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

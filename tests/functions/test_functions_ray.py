@@ -157,6 +157,7 @@ def test_an_address_that_is_none_is_refused():
             yr.init(yr.Config(server_address=address, deployment_config=SimpleNamespace(datamem=100)))
 
 
+@pytest.mark.slow
 def test_the_program_of_the_mission_runs_unchanged(cluster, tmp_path):
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, "-m", "toprope", "run", "--chip", "910B4", "--count", "4", "--quiet", "program.py"]

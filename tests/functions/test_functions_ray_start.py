@@ -35,6 +35,7 @@ yr.finalize()
 """
 
 
+@pytest.mark.soak
 def test_start_program_status_and_stop_with_ray(tmp_path):
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()

@@ -1,5 +1,7 @@
 """Programs that tests of `toprope.cores` share: the figure, the traps, and small random ones."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Op, Program, Stream
@@ -26,7 +28,7 @@ def on(cards, groups, streams):
 
 
 def with_collective(op, collective):
-    return Op(op.name, op.cube, op.vector, op.sync_all, collective, op.waits, op.records)
+    return replace(op, collective=collective)
 
 
 def local(name, vector=0, cube=0, waits=(), records=()):
@@ -110,7 +112,7 @@ def one_block_more(op, card):
     cube, vector = op.cube + op.block[0], op.vector + op.block[1]
     if not op.blocks or cube > card.cube or vector > card.vector:
         return op
-    return Op(op.name, cube, vector, op.sync_all, op.collective, op.waits, op.records)
+    return replace(op, cube=cube, vector=vector)
 
 
 @st.composite
@@ -139,7 +141,8 @@ def programs(draw, most_ops=6, most_streams=5):
             waits = [event for event, (_, target) in events.items() if target == (stream, place)]
             records = [event for event, (source, _) in events.items() if source == (stream, place)]
             text = f"op{stream}.{place}" if name is None else name
-            ops.append(Op(text, cube, vector, barrier, name, tuple(waits), tuple(records)))
+            kind = "" if cube or vector else "AI_CPU"
+            ops.append(Op(text, cube, vector, barrier, name, tuple(waits), tuple(records), kind=kind))
         streams.append((str(owners[stream]), ops))
     sizes = {str(number): cores for number, cores in enumerate(cards)}
     return on(sizes, {name: [str(card) for card in group] for name, group in groups.items()}, streams)

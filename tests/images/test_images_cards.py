@@ -46,6 +46,7 @@ def records() -> dict[str, dict]:
     return {path.name: json.loads(path.read_text()) for path in sorted(Path("out").glob("*.json"))}
 
 
+@pytest.mark.soak
 def test_jobs_are_spread_over_both_cards_and_a_corrupt_picture_fails_alone(place, capsys, monkeypatch) -> None:
     assert edit(place, "--image", ".", "--steps", "2", "--dtype", "fp32", "--json") == 1
     seen = capsys.readouterr()

@@ -57,7 +57,12 @@ def test_the_way_down() -> None:
         Engine.open(tiny("kontext"), device="cpu", memory="cellar")
 
 
-@pytest.mark.parametrize("family", ["ip2p", "kontext", "hidream-e1"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "family", ["ip2p", pytest.param("kontext", marks=SLOW), pytest.param("hidream-e1", marks=SLOW)]
+)
 def test_rungs_give_the_same_pictures_and_the_model_back(family) -> None:
     """One model is placed on every rung after the other, as when memory runs out on each."""
     other = EditRequest(CAT, "make it rain", steps=2, seed=3, max_pixels=256)

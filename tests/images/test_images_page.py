@@ -215,7 +215,7 @@ def steps_of(told):
     return [int(found[1]) for part in told if (found := re.search(r'state="running" data-step="(\d+)"', str(part[0])))]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
     port = int(server.url.rpartition(":")[2])
     assert server.url.startswith("http://127.0.0.1:")
@@ -249,7 +249,7 @@ def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
     assert tab.page.is_checked("#refine input")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_progress_events_are_the_steps_and_a_form_gives_the_same_picture(server, pictures):
     server.load()
     server.said("is ready on npu:1")
@@ -282,6 +282,7 @@ def test_what_cannot_be_is_one_error_with_a_hint(server, pictures):
     assert too_large.status_code == 413
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_picture_is_uploaded_edited_compared_and_found_in_the_history(server, tab, pictures):
     server.load()

@@ -28,10 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
 # What `make test` runs of them; the others are left to `make check`.
 QUICK = (
-    "amp", "autograd", "device", "devices", "dtypes", "faults", "indexing", "kernels",
-    "memory_figures", "operators", "out_of_memory", "random", "saving", "stream_memory", "streams", "trace", "views",
-    "waiting",
+    "autograd", "device", "devices", "dtypes", "faults", "indexing", "memory_figures", "operators", "out_of_memory",
+    "random", "stream_memory", "streams", "trace", "views",
 )  # fmt: skip
+LONG = (
+    "core", "fork", "images_engine", "images_hidream", "images_memory", "memory_leaks", "module_samples",
+    "npu_settings", "samples_with_documents", "sharing", "tiers_training",
+)  # fmt: skip
+"""Modules of 15 s and more, for `make soak`."""
+
 TEST_LIMIT, LIMIT = (1800, 3500) if SOAK else (120, 280)
 """Seconds for one test, after which its process prints every thread's stack and ends, and for a whole module."""
 
@@ -76,8 +81,9 @@ def failure(path: Path, limit: float = LIMIT, test_limit: float = TEST_LIMIT) ->
 @pytest.mark.parametrize(
     "module",
     [
-        pytest.param(module, marks=() if Path(module).stem.removeprefix("test_") in QUICK else pytest.mark.slow)
+        pytest.param(module, marks=() if name in QUICK else pytest.mark.soak if name in LONG else pytest.mark.slow)
         for module in MODULES
+        for name in [Path(module).stem.removeprefix("test_")]
     ],
 )
 def test_module(module: str) -> None:

@@ -32,7 +32,7 @@ def bench(request, monkeypatch):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_passes_from_disk_and_host_are_measured_beside_accelerate(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tiers.py", "--quick", "--json", "--rows", "3", "--folder", str(tmp_path)])
     bench.main()

@@ -109,7 +109,7 @@ def _under(result: Result) -> str:
     others = [verdict for each, verdict in verdicts.items() if each is not Discipline.D0]
     if most is Discipline.D0 and others and set(others) == {"safe"}:
         return " only under D0, where cores are handed out one by one in any order,"
-    return "" if most is Discipline.D0 else f" even {_HANDED_OUT[most]}"
+    return "" if most is Discipline.D0 else f" even under {most}"
 
 
 def assumed(program: Program) -> Counter[str]:

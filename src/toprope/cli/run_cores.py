@@ -51,9 +51,9 @@ def of_run(folder: Path, choice: Choice, fail_on: str) -> CoresCheck:
     """Check what the processes of a run recorded in its folder.
 
     Args:
-        folder: that of the run.
+        folder: the run's.
         choice: the simulated cards.
-        fail_on: the discipline that decides the exit status. Under D0 most programs deadlock that keep two streams busy.
+        fail_on: the discipline that decides the exit status; under D0 most programs with two busy streams deadlock.
     """
     from rich.text import Text
 

@@ -41,7 +41,7 @@ FIX_SECONDS = 5.0
 
 
 class Verdict(StrEnum):
-    """What a check has found."""
+    """Answer of a check."""
 
     SAFE = "safe"
     """No order of things ends in a deadlock."""
@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         verdict: the answer.

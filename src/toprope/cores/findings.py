@@ -105,7 +105,9 @@ def assuming_cores(program: Program, *, all_blocks: bool = True) -> Program:
         card = program.card_of((number, 0))
         cores = card.cores if all_blocks else (int(not card.vector), min(card.vector, 1))
         ops = (
-            replace(op, cube=cores[0], vector=cores[1], sync_all=all_blocks, assumed=True) if (number, at) in unknown else op
+            replace(op, cube=cores[0], vector=cores[1], sync_all=all_blocks, assumed=True)
+            if (number, at) in unknown
+            else op
             for at, op in enumerate(streams[number].ops)
         )
         streams[number] = replace(streams[number], ops=tuple(ops))

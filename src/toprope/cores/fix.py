@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from toprope.cores.model import Cores, Op, Program
 from toprope.cores.state import State
@@ -87,19 +88,21 @@ def find_fixes(program: Program, witness: State, is_safe: IsSafe, *, monotone: b
         if one is None:
             undecided.append(limits.name)
         elif one or not monotone:
-            blocks = _largest(limits.blocks, lambda each, of=limits: is_safe(of.program_with(each)) is True, monotone)
+            blocks = _largest(limits.blocks, partial(_is_safe_with, limits, is_safe), monotone)
             found += [(limits, blocks)] if blocks else []
     if not found:
         return Fixes(None, tuple(undecided), no_effect)
     limits, blocks = min(found, key=lambda each: (each[0].largest.collective is not None, -each[1] / each[0].blocks))
     more = blocks
     if by_sums:
-        more = _largest(
-            limits.blocks, lambda each: each <= blocks or is_safe(limits.program_with(each)) is True, monotone
-        )
+        more = _largest(limits.blocks, lambda each: each <= blocks or _is_safe_with(limits, is_safe, each), monotone)
     exact: tuple[int | None, int | None] = limits.of(more) if more > blocks else (None, None)
     cards = tuple(card.name for card in program.cards if card.name in limits.cards)
     return Fixes(Fix(limits.name, cards, *limits.of(blocks), *exact, by_sums), tuple(undecided), no_effect)
+
+
+def _is_safe_with(limits: _Limits, is_safe: IsSafe, blocks: int) -> bool:
+    return is_safe(limits.program_with(blocks)) is True
 
 
 def with_limit(program: Program, name: str, limit: Cores) -> Program:
@@ -153,7 +156,7 @@ class _Limits:
         return with_limit(self.program, self.name, self.of(blocks))
 
     def sums_fit(self, blocks: int) -> bool:
-        """Whether S1 proves the program safe with this limit."""
+        """Return True if S1 proves the program safe with this limit."""
         limit = self.of(blocks)
         totals = {card.name: [0, 0] for card in self.program.cards}
         for stream, ops, others in zip(self.program.streams, self.variants, self.others, strict=True):

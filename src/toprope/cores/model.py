@@ -142,7 +142,7 @@ class Op:
 
     @property
     def all_at_once(self) -> bool:
-        """Whether it can only finish when all of its blocks hold their cores at the same time."""
+        """True if it can only finish when all of its blocks hold their cores at the same time."""
         return self.sync_all or self.collective is not None
 
     @property

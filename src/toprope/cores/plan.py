@@ -20,7 +20,7 @@ __all__ = ["Limit", "Plan", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a stream is limited to.
+    """Limit of a stream.
 
     Attributes:
         stream: its name.
@@ -41,7 +41,7 @@ class Limit:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it has a limit."""
+        """True if it has a limit."""
         return self.cube is not None or self.vector is not None
 
     @property

@@ -158,9 +158,8 @@ class _Search:
     def plan(self, proposed: dict[str, Cores], results: Sequence[Result], unproven: int) -> Plan:
         """The plan for limits that were proven safe."""
         limits = tuple(self._limit(name, cores) for name, cores in proposed.items())
-        note = (
-            f"exact search, {self.proposals} proposals: {self.incumbent.makespan:.1f} microseconds by sums (S1)"
-            + (f"; {unproven} better ones could be neither proven nor refuted" if unproven else "")
+        note = f"exact search, {self.proposals} proposals: {self.incumbent.makespan:.1f} microseconds by sums (S1)" + (
+            f"; {unproven} better ones could be neither proven nor refuted" if unproven else ""
         )
         found = Plan(
             limits=limits,

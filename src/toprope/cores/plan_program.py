@@ -57,7 +57,7 @@ class Sources:
 
 
 def stream_names(program: Program) -> list[str]:
-    """What a plan calls each stream: its name; where a card has two of that name, with its number."""
+    """Name of each stream in a plan; where a card has two streams of one name, with their numbers."""
     twice = Counter((stream.card, stream.name) for stream in program.streams)
     unclear = {name for (_, name), count in twice.items() if count > 1}
     return [
@@ -183,7 +183,7 @@ def with_order(program: Program, graph: Graph, order: list[int], sources: Source
 
 
 def beyond(program: Program, found: Plan) -> str:
-    """Which sums of what the streams of a plan can hold exceed a card; empty where none does."""
+    """Sums of the cores that streams of a plan can hold and a card does not have; empty if all fit."""
     totals = {card.name: [0, 0] for card in program.cards}
     for stream in limited(program, found).streams:
         for kind in (0, 1):

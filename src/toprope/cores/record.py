@@ -131,7 +131,7 @@ def _of_folder(folder: Path) -> list[Path]:
 
 
 def _rank_folder(file: Path, top: Path) -> Path:
-    """The folder of one run of the profiler, such as `host_4711_20260101_ascend_pt`; else that of the file."""
+    """The folder of one run of the profiler, such as `host_4711_20260101_ascend_pt`; else the file's own."""
     inside = [parent for parent in file.parents if parent == top or top in parent.parents]
     return next((each for each in inside if each.name.endswith("_ascend_pt")), file.parent)
 

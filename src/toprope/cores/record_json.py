@@ -276,7 +276,9 @@ def _op(table: _Table, card: Card) -> Op:
         microseconds=float(table.get("microseconds", float)) if table.has("microseconds") else None,
         timing=table.one_of("timing", TIMINGS),
         # A 0 that is written says that it uses no cores; what is left out is unknown.
-        kind=table.get("kind", str, "HOST" if not (cube or vector) and (table.has("cube") or table.has("vector")) else ""),
+        kind=table.get(
+            "kind", str, "HOST" if not (cube or vector) and (table.has("cube") or table.has("vector")) else ""
+        ),
         limit=_limit(table, card),
         ignores_limit=table.get("ignores_limit", str, ""),
         assumed=table.get("assumed", bool, False),
