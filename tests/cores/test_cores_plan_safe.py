@@ -107,3 +107,16 @@ def test_the_exact_plan_says_safe_as_it_is_too():
     pytest.importorskip("ortools")
     program = on(CARD, {}, [("0", [local("N", 40)]), ("0", [Op("Add", 0, 40)])])
     assert plan_exact(program).method == "as it is"
+
+
+def test_streams_of_cards_that_lack_a_kind_of_core_were_refused():
+    """The same stream uses cube cores on one card and vector cores on the other, which has no cube cores."""
+    streams = (
+        Stream("s", "0", (Op("a", 24, 0, True),)),
+        Stream("s", "1", (Op("b", 0, 48, True),)),
+        Stream("t", "0", (Op("c", 24, 0, True),)),
+    )
+    program = Program((Card("0", 24, 48), Card("1", 0, 48)), streams)
+    found = plan_program(program)
+    assert sorted(each.cube for each in found.limits) == [12, 13]
+    assert check(limited(program, found)).verdict == "safe"

@@ -15,7 +15,11 @@ from toprope.cores.plan_search import KINDS, Choices, Room, search
 from toprope.cores.plan_times import Demand, weakest
 from toprope.errors import PlanError
 
-__all__ = ["Limit", "Plan", "plan"]
+__all__ = ["Limit", "Plan", "cores_for", "plan"]
+
+
+_NO_SUCH_CORES = 2**30
+"""Room for limits of a kind of core that a card lacks: none of its streams uses any, so that no sum is too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def plan(
     """
     known = [cards] if isinstance(cards, Card) else list(cards)
     _check_names(demands, known)
-    choices = [Choices(demand, _cores_for(demand, known)) for demand in demands]
+    choices = [Choices(demand, cores_for(demand, known)) for demand in demands]
     never = {frozenset(pair) for pair in apart}
     rooms = rooms_of(demands, known, never)
     limits = search(choices, rooms)
@@ -186,7 +190,8 @@ def rooms_of(demands: Sequence[Demand], cards: Sequence[Card], never: set[frozen
         here = [number for number, each in enumerate(demands) if not each.cards or card.name in each.cards]
         for streams in _together(here, demands, never):
             other = rooms.get(streams)
-            cores = card.cores if other is None else (min(card.cube, other.cores[0]), min(card.vector, other.cores[1]))
+            have = card.cube or _NO_SUCH_CORES, card.vector or _NO_SUCH_CORES
+            cores = have if other is None else (min(have[0], other.cores[0]), min(have[1], other.cores[1]))
             rooms[streams] = Room(card.name if other is None else other.card, cores, streams)
     return list(rooms.values())
 
@@ -218,7 +223,7 @@ def proof_of(limits: Sequence[Limit], rooms: Sequence[Room], never: set[frozense
         where = f" of card {room.card}" if len({each.card for each in rooms}) > 1 else ""
         for kind in (0, 1):
             cores = [limits[each].cores[kind] for each in room.streams if limits[each].cores[kind]]
-            if cores:
+            if cores and room.cores[kind] != _NO_SUCH_CORES:
                 total, have = sum(cores), room.cores[kind]
                 sums = f"{' + '.join(map(str, cores))} = {total}" if len(cores) > 1 else str(total)
                 within = "" if total == have else f", at most {have}"
@@ -245,9 +250,11 @@ def _bound(limits: Sequence[Limit]) -> str:
     )
 
 
-def _cores_for(demand: Demand, cards: Sequence[Card]) -> Cores:
-    mine = [card for card in cards if not demand.cards or card.name in demand.cards]
-    return min(card.cube for card in mine), min(card.vector for card in mine)
+def cores_for(demand: Demand, cards: Sequence[Card]) -> Cores:
+    """Cores that each of a stream's cards has; a kind that a card lacks altogether is none that the stream uses there."""
+    mine = [card.cores for card in cards if not demand.cards or card.name in demand.cards]
+    cube, vector = (min((cores[kind] for cores in mine if cores[kind]), default=0) for kind in (0, 1))
+    return cube, vector
 
 
 def _check_names(demands: Sequence[Demand], cards: Sequence[Card]) -> None:

@@ -21,12 +21,12 @@ from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import assuming_cores
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
-from toprope.cores.plan import Limit, Plan
+from toprope.cores.plan import Limit, Plan, cores_for
 from toprope.cores.plan_order import order_of
 from toprope.cores.plan_program import Sources, beyond, demands_of, limited, plan_by_sums, stream_names, with_order
 from toprope.cores.plan_safe import as_it_is, strictest
 from toprope.cores.plan_search import KINDS, Choices, by_block
-from toprope.cores.plan_times import Demand, Times, Work, weakest
+from toprope.cores.plan_times import Times, Work, weakest
 from toprope.errors import PlanError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Search:
         self.model: cp_model.CpModel = cp.CpModel()
         self.limits: dict[tuple[str, int], cp_model.IntVar] = {}
         for name, demand in self.demands.items():
-            choices = Choices(demand, self._cores(demand))
+            choices = Choices(demand, cores_for(demand, self.program.cards))
             for kind in (0, 1):
                 self.limits[name, kind] = self.model.new_int_var(
                     choices.least[kind], choices.most[kind], f"{name} {KINDS[kind]}"
@@ -192,13 +192,9 @@ class _Search:
 
     def _limit(self, name: str, cores: Cores) -> Limit:
         demand = self.demands[name]
-        choices = Choices(demand, self._cores(demand))
+        choices = Choices(demand, cores_for(demand, self.program.cards))
         cube, vector = (cores[kind] if choices.least[kind] else None for kind in (0, 1))
         return Limit(name, demand.cards, cube, vector, choices.given(cores), choices.timing(cores))
-
-    def _cores(self, demand: Demand) -> Cores:
-        mine = [card for card in self.program.cards if card.name in demand.cards]
-        return min(card.cube for card in mine), min(card.vector for card in mine)
 
     # The model: a start and a finish for every piece of a stream, and a makespan after all.
 

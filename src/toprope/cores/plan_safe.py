@@ -10,7 +10,7 @@ from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import assuming_cores
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
-from toprope.cores.plan import Limit, Plan, plan
+from toprope.cores.plan import Limit, Plan, cores_for, plan
 from toprope.cores.plan_order import order_of
 from toprope.cores.plan_program import (
     Sources,
@@ -266,8 +266,7 @@ class _Search:
         return cube, vector
 
     def _choices(self, demand: Demand) -> Choices:
-        mine = [card for card in self.program.cards if card.name in demand.cards]
-        return Choices(demand, (min(card.cube for card in mine), min(card.vector for card in mine)))
+        return Choices(demand, cores_for(demand, self.program.cards))
 
     def _loss(self, name: str, limit: Cores) -> float:
         """How much slower its limit makes a stream."""
@@ -305,8 +304,7 @@ def _plan(
 
 def _unlimited_time(program: Program, demand: Demand) -> tuple[float, str]:
     """Microseconds of a stream without a limit, and where they come from."""
-    mine = [card for card in program.cards if card.name in demand.cards]
-    choices = Choices(demand, (min(card.cube for card in mine), min(card.vector for card in mine)))
+    choices = Choices(demand, cores_for(demand, program.cards))
     return choices.given(choices.most), choices.timing(choices.most)
 
 

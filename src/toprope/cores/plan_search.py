@@ -64,13 +64,14 @@ class Choices:
         most = cores if demand.maximum is None else demand.maximum
         cube, vector = (min(most[kind], cores[kind]) if self.least[kind] else 0 for kind in (0, 1))
         self.most: Cores = cube, vector
+        names = f" ({', '.join(demand.cards)})" if demand.cards else ""
         for kind in (0, 1):
             if self.least[kind] > self.most[kind]:
                 raise PlanError(
                     f"stream {demand.stream} needs {self.least[kind]} {KINDS[kind]} cores and is allowed "
                     f"{self.most[kind]}.",
                     looked_at=f"its minimum, the cores of one block of what it runs, its maximum and the {cores[kind]} "
-                    f"{KINDS[kind]} cores of the card",
+                    f"{KINDS[kind]} cores of the smallest of its cards{names}",
                     do="raise its maximum, or lower its minimum",
                 )
         self.uneven = False
