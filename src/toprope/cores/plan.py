@@ -251,7 +251,7 @@ def _bound(limits: Sequence[Limit]) -> str:
 
 
 def cores_for(demand: Demand, cards: Sequence[Card]) -> Cores:
-    """Cores that each of a stream's cards has; a kind that a card lacks altogether is none that the stream uses there."""
+    """Cores that each of a stream's cards has; where a card lacks a kind, the stream uses none of it there."""
     mine = [card.cores for card in cards if not demand.cards or card.name in demand.cards]
     cube, vector = (min((cores[kind] for cores in mine if cores[kind]), default=0) for kind in (0, 1))
     return cube, vector
