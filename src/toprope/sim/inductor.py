@@ -1,8 +1,4 @@
-"""torch.compile for the card: what TorchDynamo asks of a device, and Inductor's C++ code over the card's bytes.
-
-The generated kernels are those for the CPU: they read and write the same memory. Nothing here says anything about
-the code that a real card would run.
-"""
+"""torch.compile for the card: registered with TorchDynamo and Inductor when a program imports them."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ import torch
 
 from toprope.imports import after_import
 
-__all__ = ["codegen", "register"]
+__all__ = ["register"]
 
 
 def register() -> None:
-    """Tells the compiler about npu as soon as a program uses it; importing it takes seconds."""
+    """Tell the compiler about npu as soon as a program uses it; importing it takes seconds."""
     after_import("torch._dynamo.device_interface", _register_interface)
-    after_import("torch._inductor.codegen.common", _register_overrides)
+    after_import("torch._inductor.compile_fx", _lower_as_host)
 
 
 def _register_interface() -> None:
@@ -81,68 +77,7 @@ def _register_interface() -> None:
         register_interface_for_device(f"npu:{index}", NpuInterface)
 
 
-def _register_overrides() -> None:
-    from torch._inductor.codegen.common import DeviceOpOverrides, register_device_op_overrides
+def _lower_as_host() -> None:
+    from toprope.sim import inductor_graph
 
-    class NpuOverrides(DeviceOpOverrides):
-        def import_get_raw_stream_as(self, name: str) -> str:
-            return f"def {name}(_): return 0"
-
-        def set_device(self, device_idx: int) -> str:
-            return f"torch.npu.set_device({device_idx})"
-
-        def synchronize(self) -> str:
-            return "torch.npu.synchronize()"
-
-        def device_guard(self, device_idx: int) -> str:
-            return f"torch.npu.device({device_idx})"
-
-    register_device_op_overrides("npu", NpuOverrides())
-
-
-def codegen(name: str) -> Any:
-    """The class that Inductor looks up in `torch.npu` under this name; None for one we have no answer to."""
-    if name == "Scheduling":
-        from torch._inductor.codegen.cpp import CppScheduling
-
-        return CppScheduling
-    if name == "PythonWrapperCodegen":
-        return _wrapper()
-    if name == "CppWrapperCodegen":
-        from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-
-        return CppWrapperCpu
-    if name == "WrapperFxCodegen":
-        from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
-
-        return WrapperFxCodegen
-    return None
-
-
-def _wrapper() -> Any:
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-    from torch._inductor.virtualized import V
-
-    class NpuWrapper(PythonWrapperCodegen):
-        """Calls the generated C++ kernels as for the host."""
-
-        @staticmethod
-        def create(is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None) -> Any:
-            if is_subgraph:
-                return PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
-            return NpuWrapper()  # type: ignore[no-untyped-call]
-
-        def make_allocation(self, name: str, device: torch.device, *rest: Any, **options: Any) -> str:
-            line = str(super().make_allocation(name, device, *rest, **options))  # type: ignore[no-untyped-call]
-            # torch writes the kind alone for a device that it does not know, which is the current card
-            return line.replace("device='npu'", f"device='{device}'")
-
-        def _generate_kernel_call_helper(
-            self, kernel_name: str, call_args: Any, *, device: Any = None, **rest: Any
-        ) -> Any:
-            device = device or V.graph.get_current_device_or_throw()
-            if device.type == "npu":
-                device = torch.device("cpu")
-            return super()._generate_kernel_call_helper(kernel_name, call_args, device=device, **rest)
-
-    return NpuWrapper
+    inductor_graph.register()

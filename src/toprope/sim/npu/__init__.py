@@ -299,8 +299,4 @@ def __getattr__(name: str) -> Any:
         from toprope.sim.npu.random import default_generators
 
         return default_generators()
-    if name in ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen"):
-        from toprope.sim.inductor import codegen
-
-        return codegen(name)
     raise AttributeError(f"torch.npu.{name} is not there on the simulated card (toprope has no such API yet)")

@@ -13,6 +13,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "call.h"
 
 namespace toprope::glue {
@@ -262,9 +264,48 @@ Tensor host_view(const Tensor& tensor) {
   return view;
 }
 
+// Until it is left, what this thread allocates on the host is memory of the card, as inside a host kernel.
+int64_t enter_kernel(int64_t device) {
+  int index = device_index(npu(static_cast<int>(device)));
+  check_usable(index);
+  wait_for_current_stream(index);
+  sim::add(sim::counters->operators);
+  return reinterpret_cast<int64_t>(new sim::KernelScope(index));
+}
+
+void leave_kernel(int64_t scope) { delete reinterpret_cast<sim::KernelScope*>(scope); }
+
+// Tensors of the card for what host code computed from views of `originals` within a kernel: results that share a
+// view's bytes get the storage of its original, others their own bytes without a copy.
+std::vector<Tensor> onto_card(std::vector<Tensor> results, at::TensorList originals, at::TensorList views,
+                              int64_t device) {
+  c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 8> known;
+  for (size_t i = 0; i < views.size(); i++) {
+    known.emplace_back(views[i].storage().unsafeGetStorageImpl(), originals[i].storage());
+  }
+  for (Tensor& result : results) {
+    c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
+    auto found = std::find_if(known.begin(), known.end(), [&](const auto& each) { return each.first == storage; });
+    if (found == known.end()) {
+      size_t bytes = storage->nbytes();
+      c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+      storage->set_nbytes(0);
+      known.emplace_back(storage, make_storage(into_device(std::move(data), bytes, static_cast<int>(device)), bytes));
+      found = known.end() - 1;
+    }
+    result = device_tensor(found->second, result);
+  }
+  return results;
+}
+
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(toprope_sim, m) { m.def("host_view(Tensor tensor) -> Tensor"); }
+TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
+  m.def("host_view(Tensor tensor) -> Tensor");
+  m.def("enter_kernel(int device) -> int", &enter_kernel);
+  m.def("leave_kernel(int scope) -> ()", &leave_kernel);
+  m.def("onto_card(Tensor[] results, Tensor[] originals, Tensor[] views, int device) -> Tensor[]", &onto_card);
+}
 TORCH_LIBRARY_IMPL(toprope_sim, PrivateUse1, m) { m.impl("host_view", &host_view); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

@@ -130,6 +130,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {call.out(grad_query), call.out(grad_key), call.out(grad_value), Tensor()};
 }
 
+// The same for graphs that Inductor compiles as the host's: results have the strides that torch's meta kernels promise.
+Tensor laid_out_as(const Tensor& like, const Tensor& result) {
+  return result.strides() == like.strides() ? result : at::empty_like(like).copy_(result);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> host_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias, double dropout,
+    bool is_causal, bool, std::optional<double> scale) {
+  auto [output, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, is_causal, bias, scale);
+  return {laid_out_as(query, output), logsumexp.contiguous(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> host_attention_backward(
+    const Tensor& grad_output, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
+    std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&, SymInt, SymInt,
+    double dropout, bool is_causal, const Tensor&, const Tensor&, std::optional<double> scale) {
+  MaybeTensor mask = bias.defined() ? MaybeTensor(bias) : std::nullopt;
+  auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad_output, query, key, value, output, logsumexp, dropout, is_causal, mask, scale);
+  return {laid_out_as(query, grad_query), laid_out_as(key, grad_key), laid_out_as(value, grad_value), Tensor()};
+}
+
 // ---- recurrent cells: torch has fused ones only for devices; these are the textbook formulas
 
 Tensor plus(Tensor sum, const MaybeTensor& bias) {
@@ -203,6 +227,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", &gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("_scaled_dot_product_fused_attention_overrideable", &host_attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", &host_attention_backward);
 }
 
 }  // namespace toprope::glue

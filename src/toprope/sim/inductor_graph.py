@@ -1,0 +1,186 @@
+"""Graphs of the card that Inductor compiles as graphs of the host, over the card's own bytes.
+
+The generated kernels read and write the card's memory without a copy. They say nothing about the code that a real card
+would run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.utils._pytree import tree_map
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Have Inductor compile graphs of the card as graphs of the host, over the card's own bytes.
+
+    Inductor chooses between its C++ and its Triton code in many places, by the type of a node's device. A graph that
+    is the host's when it gets there needs none of these choices to know the card.
+    """
+    import torch._functorch.config
+    import torch._inductor.compile_fx as compile_fx
+
+    compile_inner = compile_fx._compile_fx_inner
+
+    @functools.wraps(compile_inner)
+    def compile_for_card(gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        graph = _Graph.of(gm)
+        if graph is None:
+            return compile_inner(gm, example_inputs, *args, **kwargs)
+        return graph.compiled(functools.partial(compile_inner, *args, **kwargs), example_inputs)
+
+    compile_fx._compile_fx_inner = compile_for_card
+    # It keeps compiled graphs between processes without what is added here.
+    torch._functorch.config.enable_autograd_cache = False
+
+
+class _Graph:
+    """Graph of the card that is made one of the host, and called with the card's tensors.
+
+    Attributes:
+        gm: the graph, changed in place.
+        outputs: of each output that is a tensor of the card its device, else None.
+        seeds: how many seeds each of the placeholders takes that were added for random operators.
+    """
+
+    def __init__(self, gm: Any, card: torch.device) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        self.gm, self.card = gm, card
+        self.outputs = [_device(node) for node in output.args[0]]
+        self.constants: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
+        self.seeds: list[int] = []
+        self._known: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, gm: Any) -> _Graph | None:
+        """The graph; None where it computes nothing, or nothing on the card."""
+        computes = any(node.op not in ("placeholder", "get_attr", "output") for node in gm.graph.nodes)
+        cards = (card for node in gm.graph.nodes if (card := _device(node)) is not None)
+        card = next(cards, None) if computes else None
+        return None if card is None else cls(gm, card)
+
+    def compiled(self, compile_inner: Callable[..., Any], example_inputs: Sequence[Any]) -> Any:
+        """The function that Inductor made of the graph, for tensors of the card."""
+        self._convert(self.gm)
+        extra = self._seeds_as_inputs()
+        self.gm.recompile()
+        function = compile_inner(self.gm, [*map(self._host, example_inputs), *extra])
+
+        def call(inputs: list[Any]) -> list[Any]:
+            mine = [*inputs, *(self._draw(count) for count in self.seeds)]
+            inputs.clear()
+            return self._call(function, mine)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def _call(self, function: Any, inputs: list[Any]) -> list[Any]:
+        ops = torch.ops.toprope_sim
+        originals, views = [*self.constants], [*self.views]
+        for place, value in enumerate(inputs):
+            if isinstance(value, torch.Tensor) and value.device.type == "npu":
+                originals.append(value)
+                views.append(ops.host_view(value))
+                inputs[place] = views[-1]
+        scope = ops.enter_kernel(self.card.index or 0)
+        try:
+            results = list(function(inputs))
+            of_card = [place for place, device in enumerate(self.outputs) if device is not None]
+            moved = ops.onto_card([results[place] for place in of_card], originals, views, self.card.index or 0)
+        finally:
+            ops.leave_kernel(scope)
+        known = {view.untyped_storage()._cdata for view in views}
+        for place, value in enumerate(results):
+            # a copy to the host that Inductor left out, since for it both are the host
+            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in known:
+                results[place] = value.clone()
+        for place, tensor in zip(of_card, moved, strict=True):
+            device = self.outputs[place]
+            results[place] = tensor if tensor.device == device else tensor.to(device)
+        return results
+
+    def _draw(self, count: int) -> torch.Tensor:
+        """Seeds from the card's generator."""
+        limits = torch.iinfo(torch.int64)
+        return torch.randint(limits.min, limits.max, (count,), device=self.card, dtype=torch.int64)
+
+    def _seeds_as_inputs(self) -> list[Any]:
+        """Replace the nodes that draw seeds by placeholders, so that the card's generator draws them."""
+        added = []
+        graph = self.gm.graph
+        last = graph.find_nodes(op="placeholder")
+        for node in graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_seeds.default):
+            with graph.inserting_after(last[-1]) if last else graph.inserting_before(next(iter(graph.nodes))):
+                placeholder = graph.placeholder(f"seeds_{len(added)}")
+            placeholder.meta = dict(node.meta)
+            node.replace_all_uses_with(placeholder)
+            graph.erase_node(node)
+            last = [placeholder]
+            self.seeds.append(int(node.args[0]))
+            added.append(placeholder.meta["val"])
+        return added
+
+    def _convert(self, gm: Any) -> None:
+        """Make every device of a graph and of its inner graphs the host."""
+        for node in gm.graph.nodes:
+            if node.op == "get_attr":
+                self._convert_attribute(gm, node.target)
+            node.args = fx.node.map_aggregate(node.args, _host_device)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, _host_device)
+            for key in ("val", "example_value", "eager_input_vals"):
+                if key in node.meta:
+                    node.meta[key] = tree_map(self._host, node.meta[key])
+
+    def _convert_attribute(self, gm: Any, name: str) -> None:
+        owner = gm.get_submodule(name.rpartition(".")[0])
+        name = name.rpartition(".")[2]
+        value = getattr(owner, name)
+        if isinstance(value, fx.GraphModule):
+            self._convert(value)
+            value.recompile()
+        elif isinstance(value, torch.Tensor) and value.device.type == "npu":
+            host = self._host(value)
+            if not isinstance(value, FakeTensor):
+                self.constants.append(value)
+                self.views.append(host)
+            delattr(owner, name)
+            setattr(owner, name, host)
+
+    def _host(self, value: Any) -> Any:
+        """The same tensor on the host; other values as they are."""
+        if not isinstance(value, torch.Tensor) or value.device.type != "npu":
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value, _fake_host(value) if isinstance(value, FakeTensor) else _host_view(value)
+        return self._known[id(value)][1]
+
+
+def _device(node: fx.Node | Any) -> torch.device | None:
+    """The card that the tensor of a node is on; None if it is on none."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    values = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else []
+    found = (each.device for each in values if isinstance(each, torch.Tensor) and each.device.type == "npu")
+    return next(found, None)
+
+
+def _host_device(value: Any) -> Any:
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "npu" else value
+
+
+def _host_view(tensor: torch.Tensor) -> torch.Tensor:
+    view: torch.Tensor = torch.ops.toprope_sim.host_view(tensor.detach())
+    return view
+
+
+def _fake_host(tensor: FakeTensor) -> FakeTensor:
+    """The same fake tensor, of the same storage, on the host."""
+    with in_kernel_invocation_manager(tensor.fake_mode):
+        return FakeTensor(tensor.fake_mode, tensor, torch.device("cpu"))
