@@ -114,7 +114,7 @@ class _Graph:
 
     def _seeds_as_inputs(self) -> list[Any]:
         """Replace the nodes that draw seeds by placeholders, so that the card's generator draws them."""
-        added = []
+        added: list[Any] = []
         graph = self.gm.graph
         last = graph.find_nodes(op="placeholder")
         for node in graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_seeds.default):

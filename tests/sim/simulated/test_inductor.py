@@ -44,7 +44,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = self.norm(x).unflatten(-1, (2, 8)).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
-        return (x + self.dropout(self.out(mixed))).softmax(-1)
+        result: torch.Tensor = (x + self.dropout(self.out(mixed))).softmax(-1)
+        return result
 
 
 def cross_entropy(x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ def trained(make: Callable[[], Callable[[torch.Tensor], torch.Tensor]], device: 
     x = torch.rand(2, 8, 16).to(device).requires_grad_()
     result = torch.compile(module)(x)
     assert result.device.type == device
-    result.square().sum().backward()
+    result.square().sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     return [result.detach().cpu(), x.grad.cpu()]
 
