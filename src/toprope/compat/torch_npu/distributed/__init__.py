@@ -1,0 +1,148 @@
+"""`torch_npu.distributed`: what torch_npu adds to torch.distributed, with its names and signatures, composed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from toprope.compat.missing import missing_from
+
+__all__ = [
+    "all_gather_into_tensor_uneven",
+    "all_to_all_vc",
+    "is_available",
+    "is_hccl_available",
+    "reduce_scatter_tensor_uneven",
+    "reinit_process_group",
+]
+
+
+def is_available() -> bool:
+    """Whether torch was built with torch.distributed."""
+    return dist.is_available()
+
+
+def is_hccl_available() -> bool:
+    """Whether process groups can have the backend `hccl`: where there is a card."""
+    return "hccl" in dist.Backend.backend_list
+
+
+def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
+    """Mend the links of a group after a fault.
+
+    Args:
+        group: the group, None for the default one.
+        rebuild_link: whether the links are to be made anew.
+
+    Returns:
+        The group where the links are made anew, else None.
+    """
+    return dist.reinit_process_group(group, rebuild_link)  # type: ignore[attr-defined]
+
+
+def reduce_scatter_tensor_uneven(
+    output: Tensor,
+    input: Tensor,
+    input_split_sizes: Sequence[int] | None = None,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce a tensor and give each process a part of the result, of a size of its own.
+
+    Args:
+        output: where this process's part goes.
+        input: what is reduced.
+        input_split_sizes: rows of the part of each process; None for equal parts.
+        op: the reduction.
+        group: the process group, None for the default one.
+        async_op: whether to return a work that the caller waits for.
+
+    Raises:
+        RuntimeError: torch_npu's, the sizes do not go with the input.
+    """
+    if not _on_cards(output, input):
+        return None
+    parts = _split(input, input_split_sizes, group)
+    return dist.reduce_scatter(output, parts, op, group, async_op)
+
+
+def all_gather_into_tensor_uneven(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Give all processes the tensors of all as one; they may differ in their number of rows.
+
+    Args:
+        output: where they go.
+        input: this process's tensor.
+        output_split_sizes: rows of the tensor of each process; None for equal ones.
+        group: the process group, None for the default one.
+        async_op: whether to return a work that the caller waits for.
+
+    Raises:
+        RuntimeError: torch_npu's, the sizes do not go with the output.
+    """
+    if not _on_cards(output, input):
+        return None
+    return dist.all_gather(_split(output, output_split_sizes, group), input, group, async_op)
+
+
+def all_to_all_vc(
+    output: Tensor, input: Tensor, send_count_matrix: Sequence[Sequence[int]], group: Any = None, async_op: bool = False
+) -> Any:
+    """Have each process give every other one as many numbers as a matrix says that all of them have.
+
+    Args:
+        output: where the numbers go, those of the first process first.
+        input: the numbers, those for the first process first.
+        send_count_matrix: row i, column j: how many numbers process i gives to process j.
+        group: the process group, None for the default one.
+        async_op: whether to return a work that the caller waits for.
+
+    Raises:
+        ValueError: torch_npu's, the matrix is not as large as the group.
+    """
+    if not _on_cards(output, input):
+        return None
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if len(send_count_matrix) != size:
+        raise ValueError(f"send_count_matrix must have {size} rows (group size), got {len(send_count_matrix)}")
+    for row in send_count_matrix:
+        if len(row) != size:
+            raise ValueError(
+                f"send_count_matrix must be a square [{size}][{size}] matrix; got a row of length {len(row)}"
+            )
+    given, taken = list(send_count_matrix[rank]), [row[rank] for row in send_count_matrix]
+    return dist.all_to_all_single(output.view(-1), input.view(-1), taken, given, group, async_op)
+
+
+def _on_cards(output: Tensor, source: Tensor) -> bool:
+    if output.device.type == "npu" == source.device.type:
+        return True
+    warnings.warn("Support for Tensors is limited to those of type npu", stacklevel=3)
+    return False
+
+
+def _split(tensor: Tensor, sizes: Sequence[int] | None, group: Any) -> list[Tensor]:
+    count = dist.get_world_size(group)
+    if not sizes:
+        if len(tensor) % count:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = [len(tensor) // count] * count
+    if len(sizes) != count:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if sum(sizes) != len(tensor):
+        raise RuntimeError("Split sizes dosen't match total dim 0 size")
+    return list(torch.split_with_sizes(tensor, list(sizes)))
+
+
+__getattr__ = missing_from(__name__)
