@@ -94,7 +94,7 @@ def mark(node: Node) -> Enter | Exit | None:
 
 
 def is_wait(node: Node) -> bool:
-    """Return whether a node of a graph is a wait of `torchair.scope.npu_wait_tensor`, whose first argument is the tensor."""
+    """Return whether a node is a `torchair.scope.npu_wait_tensor`; its first argument is the tensor that it gives."""
     return node.op == "call_function" and node.target in (WAIT, torch.ops.air.wait_tensor)
 
 

@@ -1,4 +1,0 @@
-"""The interface of functions that see messages: toprope.flow.flow_func under its other name."""
-
-from toprope.flow.flow_func import *  # noqa: F403 - the names are those of the module
-from toprope.flow.flow_func import __all__ as __all__
