@@ -107,9 +107,11 @@ class FacadeFinder:
         if fullname == facade.name:
             return facade.spec()
         if facade.is_loaded() and _asked_by_import():
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: toprope's {facade.name} does not have this API", name=fullname
-            )
+            from toprope.compat.missing import of_the_real_one
+
+            text = f"No module named {fullname!r}: toprope's {facade.name} does not have this API"
+            why = of_the_real_one(fullname)
+            raise ModuleNotFoundError(f"{text}: {why}" if why else text, name=fullname)
         return None
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:

@@ -11,12 +11,16 @@ import torch
 from torch._dynamo.utils import counters
 
 import toprope.sim
+from toprope.cores import Card, record
+from toprope.errors import SimulatorError
 from toprope.sim.air import contexts
 from toprope.sim.graph import (
     CompilerConfig,
+    data_dump,
     get_npu_backend,
     limit_core_num,
     npu_stream_switch,
+    npu_wait_tensor,
     op_never_timeout,
     super_kernel,
 )
@@ -292,6 +296,164 @@ def test_the_graph_engine_waits_for_values_of_other_streams() -> None:
     compiled(go, by)(torch.ones(2).npu())
     # the start of the graph, the value of "a", and the end of "side"
     assert (calls(by).count("record"), calls(by).count("wait")) == (3, 3)
+
+
+def waits(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = look(x, "first")
+    with npu_stream_switch("side", 3):
+        npu_wait_tensor(y, first)
+        return first, look(y, "second")
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_wait_orders_two_streams_that_share_no_value(fullgraph: bool) -> None:
+    by = backend("max-autotune")
+    with toprope.sim.trace() as trace:
+        run = torch.compile(waits, backend=by, fullgraph=fullgraph, dynamic=False)
+        first, second = run(torch.ones(2).npu(), torch.full((2,), 5.0).npu())
+    assert (first.cpu().tolist(), second.cpu().tolist()) == ([2, 2], [6, 6])
+    main, side = (each[1] for each in SEEN)
+    assert main != side
+    acts = [(each.act, each.stream, each.address) for each in trace.records if each.act.startswith("event")]
+    recorded = [address for act, stream, address in acts if (act, stream) == ("event record", main)]
+    waited = [address for act, stream, address in acts if (act, stream) == ("event wait", side)]
+    assert waited == recorded[:2]  # the start of the graph, and the operator that is waited for
+    (graph,) = by.graphs
+    assert [each.target for each in graph.nodes] == [
+        "toprope_test.look.default", "air.wait_tensor.default", "toprope_test.look.default",
+    ]  # fmt: skip
+    assert graph.nodes[1].attributes["_user_stream_label"] == "side"
+
+
+def test_a_check_of_cores_sees_the_wait() -> None:
+    by = backend("max-autotune")
+    compiled(waits, by)(torch.ones(2).npu(), torch.ones(2).npu())
+    program = record.from_graph(by.graphs[-1].module, [Card("0", 24, 48, "910B2")])
+    assert [(stream.name, [op.name for op in stream.ops]) for stream in program.streams] == [
+        ("default", ["look"]), ("side", ["wait_tensor", "look"]),
+    ]  # fmt: skip
+    assert list(program.before((1, 0))) == [(0, 0)]
+    assert program.op((1, 0)).cores == (0, 0)
+
+
+def test_a_wait_holds_for_later_uses_on_other_streams_and_costs_no_operator() -> None:
+    def go(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = look(x, "first")
+        with npu_stream_switch("1", 2):
+            npu_wait_tensor(y, first)
+            second = look(y, "second")
+        with npu_stream_switch("2", 3, False):
+            waited = npu_wait_tensor(y, second)
+            third = look(waited, "third")
+        return first, second, look(y, "fourth"), third, waited
+
+    by = backend("max-autotune")
+    x, y = torch.ones(2).npu(), torch.full((2,), 5.0).npu()
+    with toprope.sim.trace() as trace:
+        found = [each.cpu().tolist() for each in compiled(go, by)(x, y)]
+    assert found == [[2, 2], [6, 6], [6, 6], [6, 6], [5, 5]]
+    acts = [(each.act, each.stream) for each in trace.records if each.act == "event wait"]
+    main, one, two = SEEN[0][1], SEEN[1][1], SEEN[2][1]
+    # each stream waits for the start of the graph, and main at the end for both: the rest is from the waits
+    assert (acts.count(("event wait", one)), acts.count(("event wait", two))) == (2, 3)
+    assert acts.count(("event wait", main)) == 3
+    assert not any("wait_tensor" in str(node.target) for node in by.graphs[-1].lowered.graph.nodes)
+
+
+def test_gradients_pass_a_wait() -> None:
+    def go(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = x * 2
+        with npu_stream_switch("side"):
+            return (npu_wait_tensor(y, first) * 3 + first).sum()
+
+    x, y = (torch.ones(2).npu().requires_grad_() for _ in range(2))
+    compiled(go, backend("max-autotune"))(x, y).backward()
+    assert (x.grad.cpu().tolist(), y.grad.cpu().tolist()) == ([2, 2], [3, 3])
+
+
+def test_a_wait_has_no_meaning_elsewhere() -> None:
+    x = torch.ones(2).npu()
+    for call in (lambda: npu_wait_tensor(x, x), lambda: compiled(waits, backend())(x, x)):
+        with pytest.raises(NotImplementedError, match="wait_tensor kernel_impl is not implemented! "):
+            call()
+
+
+def test_operators_marked_for_a_dump() -> None:
+    def go(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + x
+        with data_dump():
+            return total, x - x
+
+    by = backend("max-autotune")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(go, by)(torch.ones(2).npu())
+    assert [dict(each.attributes) for each in by.graphs[-1].nodes] == [{}, {"torchair_enable_data_dump": "True"}]
+    by.config.dump_config.enable_dump = True
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="dump_config.enable_dump has no effect on the simulated card"):
+        compiled(go, by)(torch.ones(2).npu())
+
+
+# --- a graph that breaks inside a scope
+
+
+def test_the_first_error_is_shown_where_a_graph_breaks() -> None:
+    def go(x: torch.Tensor) -> torch.Tensor:
+        with limit_core_num(1, 2), npu_stream_switch("side"):
+            return contexts.no_such_scope(x)  # type: ignore[attr-defined, no-any-return]
+
+    run = torch.compile(go, backend=backend("max-autotune"), dynamic=False)
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=r"has no attribute 'no_such_scope'") as caught:
+            run(torch.ones(2).npu())
+        assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_that_breaks_inside_a_scope_says_why(mode: str) -> None:
+    def go(x: torch.Tensor) -> torch.Tensor:
+        with limit_core_num(1, 2), npu_stream_switch("side"):
+            y = x + 1
+            if y.sum() > 0:
+                y = y + 1
+            return y
+
+    run = torch.compile(go, backend=backend(mode), dynamic=False)
+    for _ in range(2):
+        with pytest.raises(SimulatorError, match="the graph broke inside a scope") as caught:
+            run(torch.ones(2).npu())
+        assert "Data-dependent branching: Detected data-dependent branching" in str(caught.value)
+    assert now() == (24, 48)
+
+
+def test_an_error_after_a_break_names_it_too() -> None:
+    def go(x: torch.Tensor) -> torch.Tensor:
+        with limit_core_num(1, 2):
+            if x.sum() > 0:
+                raise OSError("the function's own")
+            return x
+
+    run = torch.compile(go, backend=backend(), dynamic=False)
+    try:
+        raise ValueError("handled while the function runs")
+    except ValueError:
+        with pytest.raises(OSError, match="the function's own") as caught:
+            run(torch.ones(2).npu())
+    (note,) = caught.value.__notes__
+    assert note.startswith("before this, the graph broke inside a scope: Data-dependent branching")
+
+
+def test_a_graph_may_break_outside_of_scopes() -> None:
+    def go(x: torch.Tensor) -> torch.Tensor:
+        with limit_core_num(1, 2):
+            x = look(x, "a")
+        torch._dynamo.graph_break()
+        with limit_core_num(3, 4):
+            return look(x, "b")
+
+    torch.compile(go, backend=backend(), dynamic=False)(torch.ones(2).npu())
+    assert (seen("a"), seen("b")) == ([(1, 2)], [(3, 4)])
 
 
 def test_a_limit_that_is_no_number_fails_when_it_is_compiled() -> None:

@@ -1,8 +1,12 @@
 """toprope's stand-in for `dataflow`, the DataFlow Python API: toprope.flow under its other name."""
 
 from toprope import flow
+from toprope.compat.missing import missing_from
 from toprope.flow import *  # noqa: F403 - the names are those of the room's door
 
 from . import dataflow, flow_func
+from .pyflow import pyflow as pyflow  # the function, where importing the module left the module
 
 __all__ = [*flow.__all__, "dataflow", "flow_func"]
+
+__getattr__ = missing_from(__name__)

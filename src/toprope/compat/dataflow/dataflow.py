@@ -1,5 +1,6 @@
 """Graph building under its own module's name, as in `dataflow.dataflow.FlowOutput`."""
 
+from toprope.compat.missing import missing_from
 from toprope.flow import (
     CountBatch,
     DfAbortException,
@@ -45,3 +46,5 @@ __all__ = [
     "init",
     "msg_type_register",
 ]
+
+__getattr__ = missing_from(__name__)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
 from . import _C, distributed, optim
 from ._door import alias_npu, current_npu, version
-from ._missing import missing
 from ._operators import OPERATORS, register
 
 _autoload()
@@ -35,11 +35,13 @@ npu_swiglu = torch.ops.npu.npu_swiglu
 
 __all__ = ["_C", "distributed", "npu", "optim", *OPERATORS]
 
+_missing = missing_from(__name__)
+
 
 def __getattr__(name: str) -> Any:
     if name == "npu":
         return current_npu()  # asked each time: a card may be installed later
-    return missing(name)
+    return _missing(name)
 
 
 def __dir__() -> list[str]:

@@ -7,9 +7,11 @@ same methods over torch's own multi-tensor kernels, and leaves the tensors where
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+
+from toprope.compat.missing import missing_from
 
 __all__ = ["NpuFusedAdamW"]
 
@@ -60,7 +62,4 @@ class NpuFusedAdamW(torch.optim.AdamW):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'torch_npu.optim' has no attribute {name!r}", name=name)
-    raise AttributeError(f"toprope's facade of torch_npu does not have torch_npu.optim.{name}", name=name)
+__getattr__ = missing_from(__name__)

@@ -4,28 +4,30 @@ It is importable as `torchair` where toprope's finder serves it. What is not her
 the API that is missing; nothing is a stub.
 """
 
-import logging
-from typing import NoReturn
+import torch  # noqa: F401 - first: the import of torch installs the card, which imports what is imported below
 
+from toprope.compat.missing import missing_from
 from toprope.sim.graph import get_npu_backend
 
-from . import config, configs, scope
+from . import config, configs, core, scope
 from .configs.compiler_config import CompilerConfig
+from .core.utils import logger
 
-__all__ = ["CompilerConfig", "config", "configs", "get_npu_backend", "logger", "scope"]
+__all__ = [
+    "CompilerConfig",
+    "config",
+    "configs",
+    "core",
+    "get_npu_backend",
+    "logger",
+    "patch_for_hcom",
+    "scope",
+]
 
-logger = logging.getLogger("torchair")
 
-_REAL = (
-    "dynamo_export", "experimental", "ge", "ge_concrete_graph", "get_compiler", "inference", "llm_datadist",
-    "npu_format_cast_via_cpu", "ops", "patch_for_hcom", "patterns", "register_fx_node_ge_converter",
-    "register_replacement", "use_internal_format_weight",
-)  # fmt: skip
-"""What torchair of torch_npu 2.13.0 has beside what is here."""
+def patch_for_hcom() -> None:
+    """Do nothing: since torch 2.3.1 collectives need no patch to be compiled, which torchair warns of, too."""
+    logger.warning("patch_for_hcom is not needed since torch 2.3.1: collectives are compiled as they are")
 
 
-def __getattr__(name: str) -> NoReturn:
-    text = f"module 'torchair' has no attribute {name!r}"
-    if name in _REAL:
-        text = f"toprope's facade of torchair does not have torchair.{name}: the real one has this API, toprope not yet"
-    raise AttributeError(text, name=name)
+__getattr__ = missing_from(__name__)

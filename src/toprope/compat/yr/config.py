@@ -1,6 +1,12 @@
 """yr.config: the options, under the name of the module that has them in openYuanrong."""
 
-from toprope.functions import ClientInfo, UserTLSConfig, options
+from toprope.compat.missing import missing_from
+from toprope.functions import (  # type: ignore[attr-defined]  # PortForwarding is made from a table
+    ClientInfo,
+    PortForwarding,
+    UserTLSConfig,
+    options,
+)
 from toprope.functions.fcc import DeviceInfo, FunctionGroupContext, SchedulingAffinityType, ServerInfo
 from toprope.functions.options import *  # noqa: F403 - all of them
 
@@ -9,7 +15,10 @@ __all__ = [
     "ClientInfo",
     "DeviceInfo",
     "FunctionGroupContext",
+    "PortForwarding",
     "SchedulingAffinityType",
     "ServerInfo",
     "UserTLSConfig",
 ]
+
+__getattr__ = missing_from(__name__)

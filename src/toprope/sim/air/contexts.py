@@ -14,7 +14,15 @@ import torch
 import toprope.sim.air.operators  # noqa: F401 - registers what Scope calls
 from toprope.sim.air import scopes
 
-__all__ = ["Scope", "limit_core_num", "npu_stream_switch", "op_never_timeout", "super_kernel"]
+__all__ = [
+    "Scope",
+    "data_dump",
+    "limit_core_num",
+    "npu_stream_switch",
+    "npu_wait_tensor",
+    "op_never_timeout",
+    "super_kernel",
+]
 
 
 class Scope:
@@ -112,3 +120,27 @@ def op_never_timeout(enable: bool = True) -> Scope:
     if not isinstance(enable, bool):
         raise TypeError(f"op_never_timeout() argument 'enable' must be bool, but got {type(enable).__name__}.")
     return Scope({scopes.NEVER_TIMEOUT: str(enable)})
+
+
+def data_dump() -> Scope:
+    """Mark the operators inside for a dump of their tensors. Kept on the operators; nothing is dumped."""
+    return Scope({scopes.DATA_DUMP: "True"})
+
+
+def npu_wait_tensor(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    """Let what uses a tensor from here on, in a compiled graph, wait for the operator that makes another one.
+
+    In mode "max-autotune", the stream of the scope around waits too.
+
+    Args:
+        self: an input of the operator that is to wait.
+        dependency: an output of the operator that it waits for.
+
+    Returns:
+        `self`.
+
+    Raises:
+        NotImplementedError: outside of a graph, or in a graph of another mode.
+    """
+    waited: torch.Tensor = torch.ops.air.wait_tensor(self, dependency)
+    return waited

@@ -15,6 +15,7 @@ from toprope.errors import SimulatorError
 __all__ = [
     "AICORE",
     "CORE_LIMIT",
+    "DATA_DUMP",
     "NEVER_TIMEOUT",
     "PARALLEL",
     "STREAM_DEVICE",
@@ -41,6 +42,7 @@ PARALLEL = "_enable_inner_parallel"
 SUPER_KERNEL = "_super_kernel_scope"
 SUPER_KERNEL_OPTIONS = "_super_kernel_options"
 NEVER_TIMEOUT = "_op_exec_never_timeout"
+DATA_DUMP = "torchair_enable_data_dump"
 STREAM_ID = "_op_stream_stream_id"
 STREAM_DEVICE = "_op_stream_device_index"
 STREAM_KIND = "_op_stream_device_type"

@@ -1,6 +1,13 @@
 """Graph mode on the simulated card: torchair's scopes, and the backend of torch.compile that reads them."""
 
-from toprope.sim.air.contexts import limit_core_num, npu_stream_switch, op_never_timeout, super_kernel
+from toprope.sim.air.contexts import (
+    data_dump,
+    limit_core_num,
+    npu_stream_switch,
+    npu_wait_tensor,
+    op_never_timeout,
+    super_kernel,
+)
 from toprope.sim.graph.backend import NpuBackend, get_npu_backend
 from toprope.sim.graph.compiled import CompiledGraph, Operator
 from toprope.sim.graph.config import CompilerConfig
@@ -10,9 +17,11 @@ __all__ = [
     "CompilerConfig",
     "NpuBackend",
     "Operator",
+    "data_dump",
     "get_npu_backend",
     "limit_core_num",
     "npu_stream_switch",
+    "npu_wait_tensor",
     "op_never_timeout",
     "super_kernel",
 ]

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from toprope.errors import InstallError, UnsupportedError
 from toprope.sim.air.operators import name_streams
 from toprope.sim.graph.aclgraph import AclGraph
+from toprope.sim.graph.broken import lone_mark
 from toprope.sim.graph.compiled import CompiledGraph
 from toprope.sim.graph.config import CompilerConfig
 from toprope.sim.graph.ge import GeGraph
@@ -53,7 +54,13 @@ class NpuBackend:
                 "experimental_config.aot_config_enable_joint_graph is not there on the simulated card.",
                 do="leave it at False: forward and backward pass are compiled as graphs of their own",
             )
+        if config.dump_config.enable_dump:
+            text = "dump_config.enable_dump has no effect on the simulated card: nothing is dumped."
+            warnings.warn(text, stacklevel=2)
         name_streams(module.graph)
+        broken = lone_mark(module.graph)
+        if broken is not None:
+            return broken
 
         def compiler(phase: str) -> Any:
             def compile_graph(traced: GraphModule, examples: Sequence[Any]) -> Any:

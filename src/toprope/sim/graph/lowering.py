@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.node import Node
 
 from toprope.sim.air import scopes
-from toprope.sim.air.operators import mark
+from toprope.sim.air.operators import is_wait, mark
 from toprope.sim.air.scopes import Enter, Exit
 from toprope.sim.graph import runtime
 from toprope.sim.graph.core_numbers import Cores
@@ -55,6 +55,10 @@ class _Builder:
         made = self._graph.node_copy(node, self._copies.__getitem__)
         self._copies[node] = made
         return made
+
+    def alias(self, node: Node, other: Node) -> None:
+        """Let a node of the old graph be the copy of another one."""
+        self._copies[node] = self._copies[other]
 
     def limited(self, stream: Node) -> _Limited:
         read = self.call(torch.npu.get_stream_limit, stream)  # type: ignore[attr-defined]
@@ -194,6 +198,10 @@ def by_operator(module: GraphModule, limits: Mapping[Node, Cores]) -> GraphModul
                 build.join()
             elif node.op == "call_function":
                 crossings.wait(node)
+                if is_wait(node):  # the streams are ordered by what was written just now
+                    build.alias(node, node.args[0])
+                    crossings.record(node)
+                    continue
                 _limit_for(build, streams, label, limits.get(node, Cores()))
             build.copy(node)
             crossings.record(node)

@@ -297,3 +297,10 @@ def _pieces(device: int) -> Iterator[dict[str, Any]]:
             "is_expandable": False,
             "blocks": blocks,
         }
+
+
+def __getattr__(name: str) -> Any:
+    """Names that torch_npu has here and in torch.npu, and toprope only there."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(torch.npu, name)  # type: ignore[attr-defined]

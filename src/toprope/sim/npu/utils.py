@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+import torch
+
 from toprope.sim.npu._backends import get_soc_version
 from toprope.sim.npu._state import device_index as _device_index
 from toprope.sim.npu.devices import current_device, device, device_of, is_bf16_supported, set_device, synchronize
@@ -62,3 +64,10 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
 def current_blas_handle() -> None:
     """None: an NPU has no such handle, which a warning says."""
     warnings.warn("An NPU has no blas handle: torch.npu.current_blas_handle() is None.", stacklevel=2)
+
+
+def __getattr__(name: str) -> Any:
+    """Names that torch_npu has here and in torch.npu, and toprope only there."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(torch.npu, name)  # type: ignore[attr-defined]

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from toprope.compat.missing import missing_from
+
 __all__: list[str] = []
+
+_missing = missing_from(__name__)
 
 
 def __getattr__(name: str) -> Any:
@@ -14,8 +18,4 @@ def __getattr__(name: str) -> Any:
         from toprope.sim.distributed.process_group import ProcessGroupHCCL
 
         return ProcessGroupHCCL
-    if name.startswith("__"):
-        raise AttributeError(f"module 'torch_npu._C._distributed_c10d' has no attribute {name!r}", name=name)
-    raise AttributeError(
-        f"toprope's facade of torch_npu does not have torch_npu._C._distributed_c10d.{name}", name=name
-    )
+    return _missing(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from toprope.compat.missing import missing_from
 
 __all__ = [
     "all_gather_into_tensor_uneven",
@@ -143,7 +145,4 @@ def _split(tensor: Tensor, sizes: Sequence[int] | None, group: Any) -> list[Tens
     return list(torch.split_with_sizes(tensor, list(sizes)))
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'torch_npu.distributed' has no attribute {name!r}", name=name)
-    raise AttributeError(f"toprope's facade of torch_npu does not have torch_npu.distributed.{name}", name=name)
+__getattr__ = missing_from(__name__)

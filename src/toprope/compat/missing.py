@@ -1,0 +1,70 @@
+"""Errors for names and modules that a facade does not have: they say whether the real package has them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tomllib
+from collections.abc import Callable
+from opcode import opmap
+from pathlib import Path
+from typing import Any
+
+__all__ = ["missing_from", "of_the_real_one", "vendor_names"]
+
+
+@functools.cache
+def vendor_names() -> dict[str, Any]:
+    """Return the vendors' names: by foreign name, its `source`, and the names of its `modules`.
+
+    Those at the top of torch_npu are completed by the ones of its wheel, whose operators the repository does not name.
+    """
+    here = Path(__file__).parent
+    found = tomllib.loads((here.parent / "support" / "vendor_names.toml").read_text(encoding="utf-8"))
+    wheel = tomllib.loads((here / "torch_npu" / "names.toml").read_text(encoding="utf-8"))
+    modules = found["torch_npu"]["modules"]
+    modules["torch_npu"] = sorted({*modules["torch_npu"], *wheel["names"]})
+    for name in wheel["modules"]:
+        modules.setdefault(f"torch_npu.{name}", [])
+    return found
+
+
+def of_the_real_one(name: str) -> str:
+    """Say whether the real package has an API that its facade lacks; "" where the real package is not known.
+
+    Args:
+        name: of a module, or of a name in a module, with all its parts: "torchair.ge".
+    """
+    top = name.partition(".")[0]
+    module, _, last = name.rpartition(".")
+    vendor = vendor_names().get(top)
+    if vendor is None:
+        return ""
+    if name in vendor["modules"] or last in vendor["modules"].get(module, ()):
+        return f"the real {top} has it ({vendor['source']}), toprope does not simulate it"
+    return f"it is not one of the documented names of the real {top} ({vendor['source']})"
+
+
+def missing_from(module: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a facade's module, which raises the error of a missing name.
+
+    An AttributeError, so that hasattr works as for any module; an ImportError where `from module import name` asks,
+    which otherwise would drop the text.
+
+    Args:
+        module: its `__name__`.
+    """
+    # a facade of torch_npu may be imported under toprope's own name, by tests and tools
+    module = module.removeprefix("toprope.compat.")
+    top = module.partition(".")[0]
+
+    def missing(name: str) -> Any:
+        if name.startswith("__"):  # Python's own questions, such as __wrapped__, need no explanation
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+            raise ImportError(text, name=module)
+        raise AttributeError(text, name=name)
+
+    return missing
