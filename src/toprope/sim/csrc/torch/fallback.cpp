@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -111,6 +112,107 @@ void give(Call& call, c10::IValue& value) {
   }
 }
 
+// ---- dtypes that the host's kernel lacks
+
+constexpr std::string_view kLacks = "not implemented for '";
+
+// The dtype that a host kernel says it has no code for; Undefined for any other error.
+c10::ScalarType lacking_dtype(const c10::Error& error) {
+  const std::string& text = error.msg();
+  size_t place = text.find(kLacks);
+  if (place == std::string::npos) return c10::ScalarType::Undefined;
+  std::string name = text.substr(place + kLacks.size(), text.find('\'', place + kLacks.size()) - place - kLacks.size());
+  for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); type++) {
+    if (name == c10::toString(static_cast<c10::ScalarType>(type))) return static_cast<c10::ScalarType>(type);
+  }
+  return c10::ScalarType::Undefined;
+}
+
+// Dtypes that hold all values of a narrower one, in the order in which they are tried.
+std::vector<c10::ScalarType> wider(c10::ScalarType type) {
+  if (type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16) return {c10::ScalarType::Float};
+  if (type == c10::ScalarType::Long) return {c10::ScalarType::Double};
+  if (c10::isIntegralType(type, /*includeBool=*/true)) return {c10::ScalarType::Long, c10::ScalarType::Double};
+  return {};
+}
+
+void change_dtype(c10::IValue& value, c10::ScalarType from, c10::ScalarType to) {
+  auto change = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.scalar_type() == from ? tensor.to(to) : tensor;
+  };
+  if (value.isTensor()) {
+    value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> changed;
+    for (const at::Tensor& tensor : value.toTensorList()) changed.push_back(change(tensor));
+    value = std::move(changed);
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> changed;
+    for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+      changed.push_back(tensor.has_value() ? std::optional<at::Tensor>(change(*tensor)) : std::nullopt);
+    }
+    value = std::move(changed);
+  }
+}
+
+// Runs the host's kernel in the nearest wider dtype that it has, and gives the results in the dtype that was asked for.
+void run_wider(const c10::OperatorHandle& handle, const Operator& op, const std::vector<c10::IValue>& arguments,
+               c10::ScalarType from, torch::jit::Stack* stack) {
+  for (c10::ScalarType to : wider(from)) {
+    std::vector<c10::IValue> changed = arguments;
+    for (size_t i = 0; i < changed.size(); i++) {
+      change_dtype(changed[i], from, to);
+      bool is_dtype = handle.schema().arguments()[i].name() == "dtype" && changed[i].isInt();
+      if (is_dtype && changed[i].toInt() == static_cast<int64_t>(from)) changed[i] = static_cast<int64_t>(to);
+    }
+    stack->insert(stack->end(), changed.begin(), changed.end());
+    try {
+      handle.redispatchBoxed(kHostKeys, stack);
+    } catch (const c10::Error& error) {
+      if (lacking_dtype(error) == c10::ScalarType::Undefined) throw;
+      stack->resize(stack->size() - arguments.size());
+      continue;
+    }
+    const size_t results = handle.schema().returns().size();
+    for (size_t i = 0; i < changed.size(); i++) {
+      if (i >= 32 || (op.written >> i & 1) == 0 || !changed[i].isTensor()) continue;
+      const at::Tensor& wide = changed[i].toTensor();
+      const at::Tensor& asked = arguments[i].toTensor();
+      if (wide.is_same(asked)) continue;
+      if (asked.sizes() != wide.sizes()) asked.resize_(wide.sizes());
+      asked.copy_(wide);
+      for (size_t result = stack->size() - results; result < stack->size(); result++) {
+        if ((*stack)[result].isTensor() && (*stack)[result].toTensor().is_same(wide)) (*stack)[result] = asked;
+      }
+    }
+    for (size_t result = stack->size() - results; result < stack->size(); result++) {
+      change_dtype((*stack)[result], to, from);
+    }
+    return;
+  }
+  bool on_card = false;
+  for (int i = 0; op.rules != nullptr && i < sim::kPositions; i++) {
+    on_card |= (op.rules->known[i] & ~op.rules->refused[i]) >> static_cast<int>(from) & 1;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.name, " has no kernel for ", sim::vendor_dtype(static_cast<int>(from)),
+                              " on the simulated npu, because torch has none for the CPU; ",
+                              on_card ? "a card has one, by the vendor's documents."
+                                      : "whether a card has one, no document of the vendor says.");
+}
+
+// The host's kernel; arguments are on the stack, as host tensors.
+void run_on_host(const c10::OperatorHandle& handle, const Operator& op, size_t count, torch::jit::Stack* stack) {
+  const std::vector<c10::IValue> arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+  try {
+    handle.redispatchBoxed(kHostKeys, stack);
+  } catch (const c10::Error& error) {
+    c10::ScalarType lacking = lacking_dtype(error);
+    if (lacking == c10::ScalarType::Undefined) throw;
+    stack->resize(stack->size() - count);
+    run_wider(handle, op, arguments, lacking, stack);
+  }
+}
+
 }  // namespace
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -134,7 +236,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     synchronise_current_stream(call.device());
   }
   sim::KernelScope scope(call.device());
-  handle.redispatchBoxed(kHostKeys, stack);
+  run_on_host(handle, op, count, stack);
   call.finish();
   const size_t results = handle.schema().returns().size();
   for (size_t i = 0; i < results; i++) {
