@@ -191,7 +191,7 @@ def test_an_unknown_name_gets_the_known_ones_and_the_likely_one():
     for name in chips.names():
         assert name in error.looked_at
     assert error.do.startswith("did you mean 910B3")
-    assert error.page == "docs/errors/unknown-chip.md"
+    assert error.page == "unknown-chip"
 
 
 @pytest.mark.parametrize(
