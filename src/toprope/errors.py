@@ -28,6 +28,7 @@
     │   │   └── TierWriteError    a file for what does not fit into memory cannot be written
     │   └── DeviceError           a device cannot do what was asked for
     │       ├── DeviceIndexError              there are devices of this kind, but none of this index
+    │       ├── DeviceFullError               the device has no memory left for what was asked
     │       ├── DeviceMaskError               the mask of cards was changed after one was given out
     │       ├── UnsupportedError              the device is there but has no such thing
     │       └── DeviceUnavailableError        there is no device of the kind that was asked for
@@ -54,6 +55,7 @@ __all__ = [
     "ChipDataError",
     "DeviceBrokenError",
     "DeviceError",
+    "DeviceFullError",
     "DeviceIndexError",
     "DeviceMaskError",
     "DeviceNameError",
@@ -283,6 +285,12 @@ class DeviceIndexError(DeviceError):
     """There are devices of this kind, but none of this index."""
 
     page = "device-index"
+
+
+class DeviceFullError(DeviceError):
+    """A device has no memory left to find out what it can do: this or another process holds it."""
+
+    page = "device-full"
 
 
 class DeviceMaskError(DeviceError):

@@ -25,7 +25,7 @@ def advice(extra: str) -> str:
     Args:
         extra: a key of `[project.optional-dependencies]` in pyproject.toml.
     """
-    if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "src" / "toprope").is_dir():
+    if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "src" / "toprope" / "extras.py").is_file():
         return f"pip install -e '.[{extra}]' in {_CHECKOUT}"
     try:
         installed = metadata.distribution("toprope")
