@@ -11,11 +11,10 @@ from toprope.device import Availability, State
 from toprope.device.accelerator import AcceleratorDevice
 from toprope.device.cuda import CudaDevice
 from toprope.device.kinds import device_class, kinds, look
-from toprope.errors import DeviceNameError, DeviceNotInstalledError
+from toprope.errors import DeviceNameError, DeviceNotInstalledError, UnsupportedError
 
 FUNCTIONS = (
-    "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats", "empty_cache", "synchronize",
-    "set_device_index", "device_index",
+    "memory_allocated", "reset_peak_memory_stats", "empty_cache", "synchronize", "set_device_index", "device_index",
 )  # fmt: skip
 
 
@@ -49,14 +48,13 @@ def test_the_accelerator_of_torch_is_a_kind_like_any_other(accelerator):
         mock.call.reset_peak_memory_stats(1),
     ]  # fmt: skip
     assert card.capabilities.collectives == "xccl"
+    with pytest.raises(UnsupportedError, match="default stream of xpu:1"):
+        card.default_stream()
 
 
 def test_cuda_next_to_another_accelerator_is_asked_through_its_own_module(accelerator):
-    with (
-        mock.patch.object(torch.cuda, "synchronize") as waits,
-        mock.patch.object(torch.cuda, "memory_allocated") as held,
-    ):
-        held.return_value = 7
+    held = mock.patch.object(torch.cuda, "memory_allocated", return_value=7)
+    with mock.patch.object(torch.cuda, "synchronize") as waits, held:
         card = CudaDevice(1)
         card.synchronize()
         assert card.memory_allocated() == 7
@@ -75,9 +73,7 @@ def test_a_driver_that_fails_and_a_machine_without_a_card_are_answers(accelerato
 
 @pytest.mark.parametrize("kind", ["xpu", "mtia"])
 def test_a_kind_that_this_torch_is_not_built_for_was_called_unknown(kind):
-    with pytest.raises(
-        DeviceNotInstalledError, match=f"torch {torch.__version__.partition('+')[0]}.* is built without {kind}"
-    ):
+    with pytest.raises(DeviceNotInstalledError, match=rf"torch 2\S+ is built without {kind}"):
         device.get(kind)
     assert kinds() == ("npu", "cuda", "cpu")
 

@@ -84,10 +84,8 @@ print(json.dumps(str(device.best_dtype("npu:0"))))
 def test_a_full_card_was_a_bare_out_of_memory_that_did_not_say_who_holds_it(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "toprope", "run", "--quiet", "--chip", "910B3", "--count", "2", "--hbm", "64MB", str(program)],
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+    words = ["run", "--quiet", "--chip", "910B3", "--count", "2", "--hbm", "64MB", str(program)]
+    done = subprocess.run([sys.executable, "-m", "toprope", *words], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     (pid, what, looked_at), dtype = map(json.loads, done.stdout.splitlines())
     assert what == "npu:0 has no memory left to try bfloat16 on it."
