@@ -32,7 +32,7 @@ class AcceleratorDevice(Device):
 
     @classmethod
     def look(cls) -> Availability:
-        """Whether torch is built for this kind and sees a device of it."""
+        """State of this kind: whether torch is built for it, and sees a device."""
         if _accelerator() != cls.kind:
             return Availability(
                 cls.kind,
@@ -69,7 +69,7 @@ class AcceleratorDevice(Device):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the device can do."""
+        """Capabilities of the device."""
         collectives = ""
         with contextlib.suppress(AttributeError, ValueError):  # torch is built without, or there are none for this kind
             collectives = torch.distributed.get_default_backend_for_device(self.kind)

@@ -36,7 +36,7 @@ def best_dtype(device: DeviceLike | None = None, *among: torch.dtype) -> torch.d
 
 
 def why_not(what: DeviceLike | torch.dtype, device: DeviceLike | None = None) -> str:
-    """Why a program does not get a device, or a dtype as the best one, in one line; "" where it does.
+    """Explain in one line why a program does not get a device, or a dtype as the best one; "" where it does.
 
     Args:
         what: a device as for `get`, or a dtype.

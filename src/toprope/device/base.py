@@ -167,7 +167,7 @@ class Device(ABC):
     """Names of the dtypes that `best_dtype` tries, best first."""
 
     dtype_order_reason: ClassVar[str] = ""
-    """Why they are tried in this order, where that is not for their size: in a few words."""
+    """Reason for this order, in a few words; empty where it is the size."""
 
     index: int
     """The number that the process knows it by."""
@@ -400,7 +400,7 @@ class Device(ABC):
         return ""
 
     def probe(self, dtype: torch.dtype) -> DtypeProbe:
-        """Whether matmul, convolution and attention of this dtype work: they are run on the device, once a process.
+        """Run matmul, convolution and attention of this dtype on the device, once a process.
 
         Raises:
             DeviceFullError: the device has no memory for it; this says nothing about the dtype.
@@ -425,7 +425,7 @@ class Device(ABC):
         return choose_dtype(self, among)
 
     def why_not(self, dtype: torch.dtype) -> str:
-        """Why `best_dtype()` is not this dtype, in one line; "" where it is. Errors as for `best_dtype`."""
+        """Explain in one line why `best_dtype()` is not this dtype; "" where it is. Errors as for `best_dtype`."""
         return why_not(self, dtype)
 
     # Files

@@ -73,7 +73,7 @@ class CudaDevice(AcceleratorDevice):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the GPU can do."""
+        """Capabilities of the GPU."""
         return Capabilities(
             separate_memory=True, streams=True, generators=True, pinned_memory=True,
             collectives="nccl" if torch.distributed.is_available() else "",

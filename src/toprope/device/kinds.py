@@ -1,4 +1,4 @@
-"""Which kinds of device there are: toprope's own, those of the entry points `toprope.backends`, other accelerators."""
+"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def _module(kind: str) -> Any:
 
 
 def _is_whole(kind: str) -> bool:
-    """Whether torch's module has what toprope asks of a device; that of "mps" has neither streams nor properties."""
+    """Check that torch's module has what toprope asks of a device; torch.mps has neither streams nor properties."""
     return all(hasattr(_module(kind), name) for name in ("Stream", "Event", "get_device_properties", "is_initialized"))

@@ -1,4 +1,4 @@
-"""Whether an error says that memory ran out, and who holds it; the host's own memory."""
+"""Errors that say that memory ran out, processes that hold it, and the host's own memory."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class NpuDevice(AcceleratorDevice):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the card can do."""
+        """Capabilities of the card."""
         return Capabilities(
             simulated=_is_simulated(self._npu),
             separate_memory=True,

@@ -1,4 +1,4 @@
-"""Which dtypes really work on a device: matmul, convolution and attention are run there, with results known before."""
+"""Dtypes that really work on a device: matmul, convolution and attention are run there, with results known before."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}
 
 
 def probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
-    """Whether a dtype works on a device; tried once a process.
+    """Try a dtype on a device, once a process.
 
     Raises:
         UsageError: it is no torch.dtype.
@@ -169,7 +169,7 @@ def choose_dtype(device: _Device, among: Sequence[torch.dtype]) -> DtypeChoice:
 
 
 def why_not(device: _Device, dtype: torch.dtype) -> str:
-    """Why a dtype is not the best one for a device; "" where it is. Errors as for `choose_dtype`."""
+    """Explain why a dtype is not the best one for a device; "" where it is. Errors as for `choose_dtype`."""
     found = probe(device, dtype)
     if not found.works:
         return f"on {device}, {found.text}"

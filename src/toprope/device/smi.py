@@ -117,7 +117,7 @@ def start(program: str, environment: Mapping[str, str]) -> subprocess.Popen[str]
 
 
 def output(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it printed, and why that is nothing, where it did not end in time."""
+    """Wait for `npu-smi info`: its output, and the reason where it did not end in time."""
     try:
         return child.communicate(timeout=_LIMIT)[0], ""
     except subprocess.TimeoutExpired:
