@@ -28,6 +28,7 @@
     │   │   └── TierWriteError    a file for what does not fit into memory cannot be written
     │   └── DeviceError           a device cannot do what was asked for
     │       ├── DeviceIndexError              there are devices of this kind, but none of this index
+    │       ├── DeviceFullError               the device has no memory left for what was asked
     │       ├── DeviceMaskError               the mask of cards was changed after one was given out
     │       ├── UnsupportedError              the device is there but has no such thing
     │       └── DeviceUnavailableError        there is no device of the kind that was asked for
@@ -54,6 +55,7 @@ __all__ = [
     "ChipDataError",
     "DeviceBrokenError",
     "DeviceError",
+    "DeviceFullError",
     "DeviceIndexError",
     "DeviceMaskError",
     "DeviceNameError",
@@ -105,7 +107,7 @@ class TopropeError(Exception):
     """Exit status of the command line when this error ends it (1 findings, 2 usage, 3 environment)."""
 
     page: ClassVar[str] = ""
-    """The page of the documentation that explains this error, relative to the repository's root."""
+    """Name of the page of the documentation that explains this error: `toprope explain NAME` prints it."""
 
     def __init__(self, what: str, looked_at: str = "", do: str = "", code: str = "") -> None:
         super().__init__(what, looked_at, do, code)
@@ -123,7 +125,7 @@ class TopropeError(Exception):
         if self.code:
             lines.append(f"  the card's own code for this is {self.code}")
         if self.page:
-            lines.append(f"  more       {self.page}")
+            lines.append(f"  more       toprope explain {self.page}")
         return "\n".join(lines)
 
 
@@ -136,79 +138,79 @@ class UsageError(TopropeError, ValueError):
 class SizeError(UsageError):
     """A size such as "256MB" cannot be read."""
 
-    page = "docs/errors/size.md"
+    page = "size"
 
 
 class SettingError(UsageError):
     """An environment variable or a table in pyproject.toml cannot be read."""
 
-    page = "docs/errors/setting.md"
+    page = "setting"
 
 
 class UnknownChipError(UsageError):
     """No chip of that name is described in toprope/chips."""
 
-    page = "docs/errors/unknown-chip.md"
+    page = "unknown-chip"
 
 
 class ChipDataError(UsageError):
     """The description of a chip in toprope/chips is not valid, such as a figure without a source."""
 
-    page = "docs/errors/chip-data.md"
+    page = "chip-data"
 
 
 class ProgramError(UsageError):
     """The program given to `toprope run` is not there."""
 
-    page = "docs/errors/program.md"
+    page = "program"
 
 
 class DeviceNameError(UsageError):
     """The name of a device cannot be read, or no backend has that kind of device."""
 
-    page = "docs/errors/device-name.md"
+    page = "device-name"
 
 
 class ScheduleError(UsageError):
     """A schedule of streams and operators cannot be read, or makes no sense, such as a collective without a member."""
 
-    page = "docs/errors/schedule.md"
+    page = "schedule"
 
 
 class PlanError(UsageError):
     """Limits for streams or a model's places in memory cannot be planned for want of room, or a plan cannot be read."""
 
-    page = "docs/errors/plan.md"
+    page = "plan"
 
 
 class PageError(UsageError):
     """A tensor cannot be stored as a page of few bits, or a page cannot be read or does not fit what it is used for."""
 
-    page = "docs/errors/page.md"
+    page = "page"
 
 
 class SeedError(UsageError):
     """A seed of random numbers cannot be used, such as one that is negative or not a whole number."""
 
-    page = "docs/errors/seed.md"
+    page = "seed"
 
 
 class ImageError(UsageError):
     """A picture cannot be read: no picture, cut short, or so large that it is not decoded."""
 
-    page = "docs/errors/image.md"
+    page = "image"
 
 
 class LoraError(UsageError):
     """A LoRA does not fit the model that it is for, or the file holds none."""
 
-    page = "docs/errors/lora.md"
+    page = "lora"
 
 
 class WeightsError(UsageError):
     """A file holds no weights that can be loaded: cut short, of another format, or with more in it than weights."""
 
-    page = "docs/errors/weights.md"
+    page = "weights"
 
 
 class EnvironmentProblem(TopropeError, RuntimeError):
@@ -220,31 +222,31 @@ class EnvironmentProblem(TopropeError, RuntimeError):
 class BuildError(EnvironmentProblem):
     """The native part of the simulator cannot be built, cached or loaded."""
 
-    page = "docs/errors/build.md"
+    page = "build"
 
 
 class CardError(EnvironmentProblem):
     """A real card was asked for and there is none that works."""
 
-    page = "docs/errors/card.md"
+    page = "card"
 
 
 class PackageError(EnvironmentProblem):
     """A package of Python that an extra of toprope brings is not installed, or cannot be imported."""
 
-    page = "docs/errors/package.md"
+    page = "package"
 
 
 class ModeUnavailable(EnvironmentProblem):
     """A mode cannot act here: quantised products are not faster, or the device does not multiply bf16."""
 
-    page = "docs/errors/mode-unavailable.md"
+    page = "mode-unavailable"
 
 
 class TierCapacityError(EnvironmentProblem):
     """A level of memory has not the room that was asked of it: for a tensor, or for the level itself."""
 
-    page = "docs/errors/tier-capacity.md"
+    page = "tier-capacity"
 
 
 class TierError(EnvironmentProblem):
@@ -254,25 +256,25 @@ class TierError(EnvironmentProblem):
 class TierBusyError(TierError):
     """No place on the device becomes free for what is needed next, or a transfer does not end in its time."""
 
-    page = "docs/errors/tier-busy.md"
+    page = "tier-busy"
 
 
 class TierChangedError(TierError):
     """A file of weights is not the one that it was: somebody wrote to it, replaced it or took it away."""
 
-    page = "docs/errors/tier-changed.md"
+    page = "tier-changed"
 
 
 class TierReadError(TierError):
     """Weights cannot be read from where they lie: the disk has an error, or the file is cut short."""
 
-    page = "docs/errors/tier-read.md"
+    page = "tier-read"
 
 
 class TierWriteError(TierError):
     """A file for what does not fit into memory cannot be made or written."""
 
-    page = "docs/errors/tier-write.md"
+    page = "tier-write"
 
 
 class DeviceError(EnvironmentProblem):
@@ -282,19 +284,25 @@ class DeviceError(EnvironmentProblem):
 class DeviceIndexError(DeviceError):
     """There are devices of this kind, but none of this index."""
 
-    page = "docs/errors/device-index.md"
+    page = "device-index"
+
+
+class DeviceFullError(DeviceError):
+    """A device has no memory left to find out what it can do: this or another process holds it."""
+
+    page = "device-full"
 
 
 class DeviceMaskError(DeviceError):
     """The variable that says which cards a process sees was changed after the process was given one of them."""
 
-    page = "docs/errors/device-mask.md"
+    page = "device-mask"
 
 
 class UnsupportedError(DeviceError):
     """The device is there but has no such thing, such as random numbers of its own."""
 
-    page = "docs/errors/unsupported.md"
+    page = "unsupported"
 
 
 class DeviceUnavailableError(DeviceError):
@@ -304,19 +312,19 @@ class DeviceUnavailableError(DeviceError):
 class DeviceNotInstalledError(DeviceUnavailableError):
     """The software of this kind of device is not installed in this Python."""
 
-    page = "docs/errors/device-not-installed.md"
+    page = "device-not-installed"
 
 
 class DeviceBrokenError(DeviceUnavailableError):
     """The software of this kind of device is installed but cannot be loaded, for example without a library of CANN."""
 
-    page = "docs/errors/device-broken.md"
+    page = "device-broken"
 
 
 class DeviceNotVisibleError(DeviceUnavailableError):
     """The software works but shows this process no device: none there, masked, not permitted, not in the container."""
 
-    page = "docs/errors/device-not-visible.md"
+    page = "device-not-visible"
 
 
 class EditError(TopropeError, RuntimeError):
@@ -326,13 +334,13 @@ class EditError(TopropeError, RuntimeError):
 class EditCancelled(EditError):
     """The editing of a picture was cancelled, between two steps; nothing of it is kept."""
 
-    page = "docs/errors/edit-cancelled.md"
+    page = "edit-cancelled"
 
 
 class EditGuardError(EditError):
     """What the model computed is no picture: numbers that are not finite, or black from an input that is not."""
 
-    page = "docs/errors/edit-guard.md"
+    page = "edit-guard"
 
 
 class SimulatorError(TopropeError, RuntimeError):
@@ -342,4 +350,4 @@ class SimulatorError(TopropeError, RuntimeError):
 class InstallError(SimulatorError):
     """The simulator cannot be installed in this process."""
 
-    page = "docs/errors/install.md"
+    page = "install"

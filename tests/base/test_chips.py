@@ -191,7 +191,7 @@ def test_an_unknown_name_gets_the_known_ones_and_the_likely_one():
     for name in chips.names():
         assert name in error.looked_at
     assert error.do.startswith("did you mean 910B3")
-    assert error.page == "docs/errors/unknown-chip.md"
+    assert error.page == "unknown-chip"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_name_of_a_family_is_not_guessed(family, do):
 def test_a_name_like_no_other_points_to_the_page():
     with pytest.raises(UnknownChipError) as caught:
         chips.get("H100")
-    assert "docs/chips.md" in caught.value.do
+    assert "toprope explain chips" in caught.value.do
 
 
 # -- what a wrong file does
@@ -306,7 +306,7 @@ def test_a_source_without_address_meaning_or_day_is_an_error(tmp_path, old, new)
 
 def test_the_page_is_in_step_with_the_data():
     page = (ROOT / "docs" / "chips.md").read_text(encoding="utf-8")
-    assert table.renewed(page, CHIPS) == page, "run: python -m toprope.chips docs/chips.md"
+    assert table.renewed(page, CHIPS) == page, "run: python -m toprope.chips toprope explain chips"
 
 
 def test_the_module_prints_the_table_and_renews_the_page(tmp_path):

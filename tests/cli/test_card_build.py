@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_reported_as_that(tmp_path: Path, words: list[s
         r"^toprope: the C\+\+ compiler failed on \w+\.cpp or \d+ files compiled with it\.$", done.stderr, re.MULTILINE
     )
     assert "exit status 4: x.h:3: error: no such thing" in done.stderr
-    assert "docs/errors/build.md" in done.stderr
+    assert "toprope explain build" in done.stderr
     assert "torch`" not in done.stderr
 
 

@@ -70,7 +70,8 @@ def test_an_error_of_the_tree_is_one_message_and_its_own_exit_status(
     assert main(["run", sys.executable]) == 3
     assert capsys.readouterr() == (
         "",
-        "toprope: there is no card.\n  looked at  everything\n  do         nothing\n  more       docs/errors/card.md\n",
+        "toprope: there is no card.\n  looked at  everything\n  do         nothing\n"
+        "  more       toprope explain card\n",
     )
 
 

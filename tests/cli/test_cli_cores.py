@@ -172,12 +172,12 @@ def test_html_has_picture_and_report(toprope: Any, tmp_path: Path) -> None:
 
 def test_unknown_ends_with_3(toprope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     program = record.read(FIGURE)
-    unknown = Result(Verdict.UNKNOWN, Discipline.D0, "S1 does not hold; pip install 'toprope[plan]'")
+    unknown = Result(Verdict.UNKNOWN, Discipline.D0, "S1 does not hold; pip install ortools")
     monkeypatch.setattr(importlib.import_module("toprope.cores.check"), "check", lambda *_, **__: unknown)
     status, out, _ = toprope("check", FIGURE)
     assert status == 3
     assert out.startswith("not decided: 2 cards")
-    assert "pip install 'toprope[plan]'" in out
+    assert "pip install ortools" in out
     _, out, _ = toprope("check", FIGURE, "--sarif", "-")
     assert [each["ruleId"] for each in check_sarif(json.loads(out))] == ["undecided"]
     error = Finding(Level.ERROR, "desync", "x", ((0, 0),))

@@ -155,7 +155,7 @@ def test_what_is_not_decided_is_unknown_and_says_what_would_help(monkeypatch):
     assert (result.witness, result.fix) == (None, None)
     assert "no circular waits; S1: 12 + 12 + 13 = 37 of 36 vector cores on card 0; S2: " in result.proof
     assert "sets of finished operators looked at" in result.proof
-    assert result.proof.endswith("pip install 'toprope[plan]'")
+    assert result.proof.endswith(exact_solver.INSTALL)
     assert set(result.weaker.values()) <= {SAFE, UNKNOWN}
 
 

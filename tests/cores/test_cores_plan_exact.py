@@ -14,6 +14,7 @@ from toprope.cores.plan_exact import plan_exact
 from toprope.cores.plan_order import longest_chain, order_of
 from toprope.cores.plan_program import plan_by_sums
 from toprope.errors import PlanError
+from toprope.extras import advice
 
 
 def needs_ortools(test):
@@ -21,7 +22,7 @@ def needs_ortools(test):
     try:
         import ortools  # noqa: F401
     except ImportError:
-        return pytest.mark.skip(reason="needs OR-tools: pip install 'toprope[plan]'")(test)
+        return pytest.mark.skip(reason="needs OR-tools")(test)
     return test
 
 
@@ -147,4 +148,4 @@ def test_without_ortools_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools", None)
     with pytest.raises(PlanError, match="needs OR-tools") as error:
         plan_exact(figure())
-    assert "pip install 'toprope[plan]'" in error.value.do
+    assert advice("plan") in error.value.do

@@ -337,7 +337,7 @@ def test_a_driver_of_cuda_that_is_too_old():
     kind, what, _, do = told(re.sub(r"^    ", "", code, flags=re.M) + ERROR.format(name="cuda"))
     assert kind == "DeviceBrokenError"
     assert "The NVIDIA driver on your system is too old" in what
-    assert "mend the driver" in do
+    assert "repair the driver" in do
 
 
 def test_npu_goes_before_cuda(tmp_path):

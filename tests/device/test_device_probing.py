@@ -1,12 +1,15 @@
 """A dtype works when matmul, convolution and attention run and give the right numbers, on the device itself."""
 
+import pickle
+import re
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toprope import device
 from toprope.device import probing
-from toprope.errors import UnsupportedError, UsageError
+from toprope.errors import DeviceFullError, DeviceNameError, UnsupportedError, UsageError
 
 HALVES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -73,8 +76,12 @@ def test_autocast_around_it_changes_nothing():
 
 def test_running_out_of_memory_says_nothing_about_the_dtype():
     cpu = device.get("cpu")
-    with Broken(torch.float16, "aten::mm", torch.OutOfMemoryError("full")), pytest.raises(torch.OutOfMemoryError):
+    full = Broken(torch.float16, "aten::mm", torch.OutOfMemoryError("full"))
+    with full, pytest.raises(DeviceFullError, match="cpu has no memory left to try float16 on it") as caught:
         cpu.probe(torch.float16)
+    assert re.search(r"[\d.]+ GiB of [\d.]+ GiB free; this process holds [\d.]+ MiB", caught.value.looked_at)
+    assert device.is_out_of_memory(caught.value)
+    assert device.is_out_of_memory(pickle.loads(pickle.dumps(caught.value)))  # without its cause
     assert cpu.probe(torch.float16).works  # and is not remembered
 
 
@@ -100,3 +107,32 @@ def test_where_nothing_works_every_reason_is_told():
 def test_the_name_of_a_dtype_was_said_not_to_work_on_the_device(ask):
     with pytest.raises(UsageError, match=r"'b?float16' is no torch.dtype"):
         ask(device.get("cpu"))
+
+
+def test_why_bfloat16_is_not_chosen_on_the_cpu_could_not_be_seen():
+    choice = device.get("cpu").choose_dtype()
+    assert choice.dtype is device.best_dtype("cpu") is torch.float32
+    assert choice.text == (
+        "float32 on cpu (the first of float32, bfloat16, float16 that works; "
+        "on most CPUs torch computes in shorter types more slowly)"
+    )
+    assert device.why_not(torch.bfloat16, "cpu") == f"on cpu, bfloat16 works, and best_dtype() is {choice.text}"
+    assert device.why_not(torch.float32, "cpu") == ""
+
+
+def test_a_dtype_that_fails_is_in_the_reasons():
+    with Broken(torch.bfloat16, "aten::mm", RuntimeError("EZ1001")):
+        choice = device.get("cpu").choose_dtype(*HALVES)
+        assert device.why_not(torch.bfloat16, "cpu") == "on cpu, bfloat16 does not work: matmul: EZ1001"
+    assert choice.dtype is torch.float16
+    assert choice.text == (
+        "float16 on cpu (the first of bfloat16, float16, float32 that works; bfloat16 does not work: matmul: EZ1001)"
+    )
+    assert device.best_dtype("cpu", torch.float16, torch.float32) is torch.float16
+
+
+def test_why_there_is_no_device_in_one_line():
+    assert device.why_not("cpu") == device.why_not(torch.device("cpu")) == ""
+    assert device.why_not("cpu:3").startswith("there is no cpu:3, the program sees 1 device (cpu); ")
+    with pytest.raises(DeviceNameError):
+        device.why_not("tpu")

@@ -48,7 +48,7 @@ def test_nobody_else_asks_torch_for_its_devices(file):
 
 def test_the_rooms_that_may_do_ask():
     text = (PACKAGE / "device" / "cuda.py").read_text(encoding="utf-8")
-    assert len(asks(ast.parse(text))) > 10
+    assert len(asks(ast.parse(text))) > 3
     assert len(FILES) > 20
 
 

@@ -324,7 +324,7 @@ def test_an_index_that_is_not_there(cards, monkeypatch):
         "  looked at  three cards",
         "  do         use npu:0 or npu:1 or npu:2, or widen STAND_IN_DEVICES before the program starts",
         "  the card's own code for this is 107001 (invalid device id)",
-        "  more       docs/errors/device-index.md",
+        "  more       toprope explain device-index",
     ]
     cards["cuda"].count = 16
     with pytest.raises(DeviceIndexError) as caught:

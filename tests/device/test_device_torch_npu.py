@@ -1,4 +1,4 @@
-"""The calls of device/npu.py, held against the published torch-npu wheel, which is parsed and never imported.
+"""The calls of device/npu.py and device/accelerator.py, held against the published torch-npu wheel, never imported.
 
 They have never run with torch_npu on a card: what can be said of them without one is that such names are there and
 take such arguments. Where no wheel is to be had, these tests are skipped and say why; see published_wheel.py.
@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 import published_wheel  # noqa: E402
 
-SOURCE = (ROOT / "src" / "toprope" / "device" / "npu.py").read_text(encoding="utf-8")
-NAMESPACES = ("npu", "self._npu")
+DEVICE = ROOT / "src" / "toprope" / "device"
+SOURCE = "\n".join((DEVICE / name).read_text(encoding="utf-8") for name in ("accelerator.py", "npu.py"))
+NAMESPACES = ("npu", "module", "self._npu", "self._module", "self._memory")
 KINDS = {
     "positional only": inspect.Parameter.POSITIONAL_ONLY,
     "positional or keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -27,10 +28,14 @@ KINDS = {
 published = pytest.fixture(published_wheel.names, scope="module")
 
 
+def tree():
+    return ast.parse(SOURCE.replace("from __future__ import annotations", ""))
+
+
 def calls():
     """(name, number of plain arguments, names of the others) of every call of torch.npu."""
     found = set()
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in ast.walk(tree()):
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Attribute) and ast.unparse(called.value) in NAMESPACES:
             found.add((called.attr, len(node.args), tuple(sorted(each.arg for each in node.keywords))))
@@ -41,7 +46,7 @@ def names():
     """Every attribute of torch.npu that is read."""
     return {
         node.attr
-        for node in ast.walk(ast.parse(SOURCE))
+        for node in ast.walk(tree())
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in NAMESPACES and not node.attr.startswith("__")
     }
 

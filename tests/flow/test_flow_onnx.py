@@ -8,7 +8,7 @@ import pytest
 import torch
 
 if importlib.util.find_spec("onnx") is None or importlib.util.find_spec("onnxruntime") is None:
-    pytest.skip("pip install onnx 'toprope[onnx]'", allow_module_level=True)
+    pytest.skip("needs onnx and onnxruntime", allow_module_level=True)
 
 import onnx
 from onnx import TensorProto, helper

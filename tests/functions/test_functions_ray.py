@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'toprope[cluster]'", allow_module_level=True)
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 from functions_world import ANY, FOREIGN, Thing, add, alive, ended, fail, opt, sleep, until
 from toprope import functions as yr
+from toprope.extras import advice
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
@@ -147,7 +148,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
     from toprope.functions.ray.start import import_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'toprope\[cluster\]'"):
+    with pytest.raises(EnvironmentProblem, match=re.escape(advice("cluster"))):
         import_ray()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'toprope[cluster]'", allow_module_level=True)
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 from functions_world import FOREIGN, alive, until
 from toprope.settings import Settings

@@ -27,6 +27,10 @@ npu.manual_seed_all = lambda seed: None
 torch.utils.rename_privateuse1_backend("npu")
 torch._register_device_module("npu", npu)
 sys.modules["torch.npu"] = npu
+# torch.accelerator's functions, which need a device in C++, are those that the program gives this npu
+torch.accelerator.set_device_index = lambda index: npu.set_device(index)
+torch.accelerator.device_index = lambda index: npu.device(index)
+torch.accelerator.synchronize = lambda index: npu.synchronize(index)
 """
 
 # What a driver of NVIDIA would tell torch, for a machine with so many GPUs.

@@ -22,7 +22,7 @@ FOREIGN = ("ASCEND_", "CUDA_", "YR_NOSET_", "TOPROPE_S", "TOPROPE_D", "TOPROPE_R
 
 def skip_without(kind: str) -> None:
     if kind == "ray" and importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'toprope[cluster]'")
+        pytest.skip("Ray is not installed")
 
 
 @contextlib.contextmanager

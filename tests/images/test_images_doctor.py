@@ -12,6 +12,7 @@ from images_tiny import QUIET
 from toprope.cli import main
 from toprope.device.machine import Facts
 from toprope.errors import UnsupportedError
+from toprope.extras import advice
 from toprope.images.doctor import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
 from toprope.images.trying import try_edit
 
@@ -80,7 +81,7 @@ def test_findings_about_packages() -> None:
     first, second = diagnose(ImageFacts(few))
     assert (first.name, first.problem) == ("images-packages", True)
     assert "diffusers and peft are not installed: pictures cannot be edited" in first.what
-    assert first.do == ("pip install 'toprope[images]'",)
+    assert first.do == (advice("images"),)
     assert (second.name, second.problem) == ("images-no-gradio", False)
     (peft,) = diagnose(ImageFacts({name: "1.0" for name in ALL if name != "peft"}, GOOD))
     assert (peft.name, peft.problem) == ("images-packages", False)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditCancelled, EditError, EditGuardError, PackageError, UsageError, WeightsError
+from toprope.extras import advice
 from toprope.images import EditRequest, Engine
 from toprope.images.families import families, find, named
 from toprope.images.families.loading import need_diffusers
@@ -323,7 +324,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(PackageError) as caught:
         need_diffusers()
-    assert caught.value.do == "pip install 'toprope[images]'"
+    assert caught.value.do == advice("images")
     assert "diffusers" in caught.value.what
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
+from toprope.extras import advice
 from toprope.images.web import Limits, Row, Studio, serve
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
@@ -760,7 +762,7 @@ def test_an_address_that_cannot_be_listened_on_is_one_error_before_anything_is_l
 def test_without_gradio_there_is_one_error_that_names_the_extra(make_studio, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "toprope.images.web.app", raising=False)
-    with pytest.raises(PackageError, match=r"pip install 'toprope\[ui\]'"):
+    with pytest.raises(PackageError, match=re.escape(advice("ui"))):
         serve(make_studio(StandIn()), port=0)
 
 

@@ -18,5 +18,5 @@ def test_the_pages_are_those_of_the_rules():
 def test_every_rule_has_its_page_and_stands_in_the_table_once():
     table = pages()["index.md"]
     for code, rule in all_rules().items():
-        assert rule.page == f"docs/port/{code}.md"
+        assert rule.page == f"toprope explain {code}"
         assert table.count(f"| [{code}]({code}.md) |") == 1

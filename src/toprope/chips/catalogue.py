@@ -63,7 +63,7 @@ class Catalogue:
         close = difflib.get_close_matches(key, self._by_key, n=3, cutoff=0.6)
         meant = family or list(dict.fromkeys(self._by_key[each].name for each in close))
         if not meant:
-            return "use one of these names; another chip is added as docs/chips.md says"
+            return "use one of these names; toprope explain chips says how another is added"
         return f"write {' or '.join(meant)}" if family else f"did you mean {' or '.join(meant)}?"
 
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _wrong(where: str, what: str) -> ChipDataError:
-    return ChipDataError(f"{where}: {what}.", do="docs/chips.md says how a chip is described")
+    return ChipDataError(f"{where}: {what}.", do="toprope explain chips says how a chip is described")
 
 
 def _sources(tables: Mapping[str, Any]) -> dict[str, Source]:

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import toprope
 from toprope.cli.group import group
+from toprope.cli.outputs import guarded
 from toprope.errors import TopropeError
 
 __all__ = ["VERBS", "main"]
@@ -26,6 +27,7 @@ VERBS = {
     "ui": "Serve a page that edits pictures by instruction, with progress, history and the device's state.",
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",
+    "explain": "Print a page of the documentation, such as the one that an error names; list the pages.",
     "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
     "status": "Say what `start` began.",
     "stop": "End what `start` began.",
@@ -78,11 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `toprope`; those of this process when left out.
     """
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:
         sys.stderr.write(f"toprope: {error}\n")
         return error.exit_status
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None  # click ends silently where a pipe was closed
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

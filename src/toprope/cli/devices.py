@@ -21,7 +21,7 @@ def devices(
 ) -> None:
     """List the devices that a program would see, with name, number, memory and dtype; and why there are no others.
 
-    The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. Docs: docs/doctor.md.
+    The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. More: toprope explain doctor.
     """
     from toprope.cli import card_build
     from toprope.cli.doctor import LOOKING

@@ -37,7 +37,7 @@ def doctor(
 
     Without CODE: what is installed, what is visible and why not, whether versions belong together, which dtypes work,
     one tiny training. torch runs in a process of its own, nothing is downloaded. With --images also whether pictures
-    can be edited. The exit status is 1 where there is a problem, else 0. Docs: docs/doctor.md.
+    can be edited. The exit status is 1 where there is a problem, else 0. More: toprope explain doctor.
     """
     if codes:
         if images:

@@ -117,7 +117,7 @@ def edit(
     """Edit pictures by instruction. Each result lies in --out-dir with a .json that has everything to repeat it.
 
     A knob that is left out is the model's own. A picture that fails stops no other: the exit status is 1 then, and
-    --resume does what is not done. Ctrl-C stops after the step that runs. Docs: docs/images.md.
+    --resume does what is not done. Ctrl-C stops after the step that runs. More: toprope explain images.
     """
     given = {
         "negative": negative, "steps": steps, "guidance": guidance, "image_guidance": image_guidance,

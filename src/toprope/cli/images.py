@@ -22,7 +22,7 @@ app = group()
 def _images() -> None:
     """Editing pictures by instruction: toprope edit, toprope ui, and what belongs to them.
 
-    Docs: docs/images.md.
+    More: toprope explain images.
     """
 
 

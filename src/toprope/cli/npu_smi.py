@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toprope.cli.npu_smi_machine import Device, Layout, Machine, machine
 from toprope.cli.npu_smi_tables import PRODUCT, field, listing, mapping, overview, version
+from toprope.cli.outputs import guarded
 from toprope.errors import TopropeError, UsageError
 from toprope.sim import cards
 from toprope.sim.spec import SimSpec
@@ -59,6 +60,10 @@ def install(folder: Path, spec: SimSpec) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answers one command and returns its exit status: 0, or 1 where there is no answer."""
+    return guarded(lambda: _run(arguments), NAME)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         spec = SimSpec.parse(os.environ.get("TOPROPE_SIM", ""))

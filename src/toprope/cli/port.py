@@ -86,7 +86,7 @@ def port(
     """Find what only runs on CUDA, rewrite it for NPU, CUDA and CPU, and say what needs a person.
 
     Nothing is written unless --write is given. The exit status is 0; with --check it is 1 where there are sites; 2 for
-    a wrong call; 3 where a file could not be read, parsed or written (the others are done). Docs: docs/port.md.
+    a wrong call; 3 where a file could not be read, parsed or written (the others are done). More: toprope explain port.
     """  # fmt: skip
     from toprope.port import baseline as baselines
     from toprope.port import trace

@@ -110,7 +110,7 @@ def run(
 ) -> None:
     """Run PROGRAM where Ascend exists: on a real card or on a simulated one, with torch_npu importable.
 
-    The exit status is the program's. The report goes to stderr. Docs: docs/run.md.
+    The exit status is the program's. The report goes to stderr. More: toprope explain run.
     """
     if quiet and as_json:
         raise UsageError("--quiet and --json contradict each other.", do="leave out one of them")

@@ -79,7 +79,7 @@ def start(
 
     On one machine nothing runs in between. The cards are those of the `toprope run` that this is in, or those of
     --chip and --count, or the real ones. Options that only a cluster of openYuanrong has are accepted.
-    Docs: docs/functions.md.
+    More: toprope explain functions.
     """
     from toprope.functions import deployed
     from toprope.functions.deploy import WRONG_MODE, begin, leftover, no_set

@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_com
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="What was started, as JSON.")] = False,
 ) -> None:
-    """Say what was started, and who holds memory of its simulated cards. Docs: docs/functions.md."""
+    """Say what was started, and who holds memory of its simulated cards. More: toprope explain functions."""
     from toprope.functions import deployed
 
     found = deployed.read()

@@ -15,7 +15,10 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_com
 def stop(
     force: Annotated[bool, typer.Option("--force", help="End Ray without waiting, where it was started.")] = False,
 ) -> None:
-    """End what `start` began: its settings and cards. Programs that run go on as they are. Docs: docs/functions.md."""
+    """End what `start` began: its settings and cards. Programs that run go on as they are.
+
+    More: toprope explain functions.
+    """
     from toprope.functions import deployed
 
     found = deployed.end()

@@ -29,7 +29,7 @@ app = group()
 def _tiers() -> None:
     """Models larger than the memory of a device: kept on device, host and disk, and streamed.
 
-    Docs: docs/tiers.md.
+    More: toprope explain tiers.
     """
 
 

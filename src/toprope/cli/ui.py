@@ -53,7 +53,8 @@ def ui(
 ) -> None:
     """Serve a page that edits pictures: one or many at a time, with progress, history and the device's state.
 
-    The model loads while the page is served already. Ctrl-C stops after the step that runs. Docs: docs/images.md.
+    The model loads while the page is served already. Ctrl-C stops after the step that runs.
+    More: toprope explain images.
     """
     from toprope.cli.libraries import hush
     from toprope.images.families import find

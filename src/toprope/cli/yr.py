@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from toprope.cli.outputs import guarded
+
 __all__ = ["NAME", "install", "main"]
 
 NAME = "yr"
@@ -37,6 +39,10 @@ def install(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    return guarded(lambda: _run(arguments), NAME)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     config: list[str] = []
     if words[:1] and words[0].startswith(("-c", "--config")):

@@ -16,13 +16,14 @@ from toprope.cores.exact import Outcome
 from toprope.cores.model import Cores, Discipline
 from toprope.cores.order import Graph
 from toprope.cores.state import State
+from toprope.extras import advice
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 __all__ = ["INSTALL", "available", "solve"]
 
-INSTALL = "pip install 'toprope[plan]'"
+INSTALL = advice("plan")
 """How to get the solver."""
 
 

@@ -28,6 +28,7 @@ from toprope.cores.plan_safe import as_it_is, strictest
 from toprope.cores.plan_search import KINDS, Choices, by_block
 from toprope.cores.plan_times import Times, Work, weakest
 from toprope.errors import PlanError
+from toprope.extras import advice
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -285,6 +286,6 @@ def _cp_model() -> Any:
         raise PlanError(
             "the exact plan needs OR-tools, which is not installed.",
             looked_at=f"import ortools: {error}",
-            do="pip install 'toprope[plan]', or plan by sums (S1), which needs nothing",
+            do=f"{advice('plan')}, or plan by sums (S1), which needs nothing",
         ) from error
     return cp_model

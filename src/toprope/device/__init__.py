@@ -9,11 +9,11 @@
 Importing it imports no torch; the first question does.
 """
 
-from toprope.device.actions import load, seed_all
+from toprope.device.actions import best_dtype, load, seed_all, why_not
 from toprope.device.base import Availability, Capabilities, Device, FallbackWarning, Memory, Properties, State
 from toprope.device.kinds import kinds
 from toprope.device.memory import is_out_of_memory
-from toprope.device.probing import DtypeProbe
+from toprope.device.probing import DtypeChoice, DtypeProbe
 from toprope.device.seeds import concrete_seed
 from toprope.device.select import Choice, available, choose, current, get, survey, use
 
@@ -22,12 +22,14 @@ __all__ = [
     "Capabilities",
     "Choice",
     "Device",
+    "DtypeChoice",
     "DtypeProbe",
     "FallbackWarning",
     "Memory",
     "Properties",
     "State",
     "available",
+    "best_dtype",
     "choose",
     "concrete_seed",
     "current",
@@ -38,4 +40,5 @@ __all__ = [
     "seed_all",
     "survey",
     "use",
+    "why_not",
 ]

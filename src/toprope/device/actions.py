@@ -1,4 +1,4 @@
-"""The door's calls that act: load a file, seed everything."""
+"""Calls that need no device in hand: load a file, seed everything, the best dtype, why something is not used."""
 
 from __future__ import annotations
 
@@ -6,15 +6,57 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from toprope.device import seeds
-from toprope.device.select import get
+from toprope.device.select import choose, get
 from toprope.device.torch_import import check_torch
+from toprope.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
     from toprope.device.select import DeviceLike
 
-__all__ = ["load", "seed_all"]
+__all__ = ["best_dtype", "load", "seed_all", "why_not"]
+
+
+def best_dtype(device: DeviceLike | None = None, *among: torch.dtype) -> torch.dtype:
+    """The first dtype that works for matmul, convolution and attention on a device, tried there once a process.
+
+    `toprope.device.get(device).choose_dtype().text` gives the reasons.
+
+    Args:
+        device: as for `get`, such as `torch.accelerator.current_accelerator()`.
+        among: what to try, best first; left out, what the kind of device names.
+
+    Raises:
+        UnsupportedError: none of them works.
+        DeviceFullError: the device has no memory left to try them.
+        TopropeError: as for `get`.
+    """
+    return get(device).best_dtype(*among)
+
+
+def why_not(what: DeviceLike | torch.dtype, device: DeviceLike | None = None) -> str:
+    """Explain in one line why a program does not get a device, or a dtype as the best one; "" where it does.
+
+    Args:
+        what: a device as for `get`, or a dtype.
+        device: of a dtype, as for `get`.
+
+    Raises:
+        DeviceNameError: no such name, or no such kind of device.
+        DeviceFullError: the device has no memory left to try the dtype.
+    """
+    check_torch()
+    import torch
+
+    if isinstance(what, torch.dtype):
+        return get(device).why_not(what)
+    try:
+        choose(what, fallback=False, quiet=True)
+    except DeviceError as error:
+        more = {"looked at": error.looked_at, "do": error.do}
+        return "; ".join([error.what.rstrip("."), *(f"{name}: {text}" for name, text in more.items() if text)])
+    return ""
 
 
 def load(

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from toprope.device.probing import DtypeProbe, first_that_works, probe
+from toprope.device.probing import DtypeChoice, DtypeProbe, choose_dtype, probe, why_not
 from toprope.device.seeds import concrete_seed
 from toprope.errors import UnsupportedError, UsageError
 
@@ -166,6 +166,9 @@ class Device(ABC):
     dtype_order: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
     """Names of the dtypes that `best_dtype` tries, best first."""
 
+    dtype_order_reason: ClassVar[str] = ""
+    """Reason for this order, in a few words; empty where it is the size."""
+
     index: int
     """The number that the process knows it by."""
 
@@ -281,6 +284,10 @@ class Device(ABC):
         """
         return ""
 
+    def holders(self) -> tuple[str, ...]:
+        """Processes that hold memory of the device, a text each; empty where its software does not tell them."""
+        return ()
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the error says that memory ran out. See `toprope.device.is_out_of_memory`."""
         from toprope.device.memory import is_out_of_memory
@@ -393,7 +400,12 @@ class Device(ABC):
         return ""
 
     def probe(self, dtype: torch.dtype) -> DtypeProbe:
-        """Whether matmul, convolution and attention of this dtype work: they are run on the device, once a process."""
+        """Run matmul, convolution and attention of this dtype on the device, once a process.
+
+        Raises:
+            DeviceFullError: the device has no memory for it; this says nothing about the dtype.
+            UsageError: it is no torch.dtype.
+        """
         return probe(self, dtype)
 
     def best_dtype(self, *among: torch.dtype) -> torch.dtype:
@@ -404,8 +416,17 @@ class Device(ABC):
 
         Raises:
             UnsupportedError: none of them works.
+            DeviceFullError: the device has no memory left to try them.
         """
-        return first_that_works(self, among)
+        return choose_dtype(self, among).dtype
+
+    def choose_dtype(self, *among: torch.dtype) -> DtypeChoice:
+        """The dtype of `best_dtype` with the reasons: `print(card.choose_dtype().text)`. Errors as there."""
+        return choose_dtype(self, among)
+
+    def why_not(self, dtype: torch.dtype) -> str:
+        """Explain in one line why `best_dtype()` is not this dtype; "" where it is. Errors as for `best_dtype`."""
+        return why_not(self, dtype)
 
     # Files
 

@@ -36,7 +36,6 @@ _LIBRARIES = (
     "diffusers", "deepspeed", "vllm", "vllm-ascend", "mindspeed", "ray",
 )  # fmt: skip
 _FOLDERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ATB_HOME_PATH")
-_SMI_LIMIT = 10.0
 
 
 def gather(
@@ -73,7 +72,7 @@ def gather(
         software=software.find(root, variables),
     )
     npu_smi = shutil.which("npu-smi", path=variables.get("PATH"))
-    smi_child = None if npu_smi is None else _start_smi(npu_smi, variables)
+    smi_child = None if npu_smi is None else smi.start(npu_smi, variables)
     if examining:
         facts = replace(facts, examination=examine(variables, wait=wait, memory=memory))
     if smi_child is None:
@@ -105,24 +104,10 @@ def _is_broken(folder: str) -> bool:
     return folder != "" and not os.path.isdir(folder)
 
 
-def _start_smi(program: str, environment: Mapping[str, str]) -> subprocess.Popen[str] | None:
-    try:
-        return subprocess.Popen(
-            [program, "info"],
-            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace",
-        )  # fmt: skip
-    except OSError:
-        return None
-
-
 def _end_of_smi(child: subprocess.Popen[str]) -> tuple[tuple[SmiCard, ...] | None, str]:
-    try:
-        text, _ = child.communicate(timeout=_SMI_LIMIT)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        return None, f"it did not answer within {_SMI_LIMIT:.0f} s"
+    text, error = smi.output(child)
+    if error:
+        return None, error
     cards = smi.parse(text)
     if not cards:
         lines = [line.strip() for line in text.splitlines() if line.strip()]

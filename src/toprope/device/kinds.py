@@ -1,10 +1,11 @@
-"""Which kinds of device there are: toprope's own, one file each, and those of the entry points `toprope.backends`."""
+"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from toprope.device.base import Availability, Device, State
 from toprope.errors import DeviceBrokenError, DeviceError, DeviceNameError
@@ -32,7 +33,11 @@ def kinds() -> tuple[str, ...]:
         except DeviceError:
             return 0, kind
 
-    return tuple(sorted({*_OWN, *_others()}, key=order))
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    of_torch = {accelerator.type} if accelerator is not None and _is_whole(accelerator.type) else set()
+    return tuple(sorted({*_OWN, *_others(), *of_torch}, key=order))
 
 
 def device_class(kind: str) -> type[Device]:
@@ -83,13 +88,21 @@ def _other(kind: str) -> type[Device]:
     if kind not in _others():
         _others.cache_clear()  # the package may have come onto sys.path since
     entry = _others().get(kind)
+    if entry is None and _is_whole(kind):
+        from toprope.device.accelerator import AcceleratorDevice
+
+        return type(f"{kind.capitalize()}Device", (AcceleratorDevice,), {"kind": kind, "title": kind.upper()})
     if entry is None:
         known = ", ".join(sorted({*_OWN, *_others()}))
-        meant = ' ("cuda" is the kind of NVIDIA and AMD)' if kind in ("gpu", "nvidia", "rocm", "hip") else ""
+        more = ""
+        if kind in ("gpu", "nvidia", "rocm", "hip"):
+            more = '; "cuda" is the kind of NVIDIA and AMD'
+        elif _module(kind) is not None:
+            more = f"; torch itself has {kind}, to use without toprope.device: torch.device({kind!r})"
         raise DeviceNameError(
             f"there is no kind of device {kind!r}.",
             looked_at=f"kinds: {known}; entry points {GROUP}",
-            do=f"use one of {known}{meant}, or install the package that has this kind",
+            do=f"use one of {known}, or install the package that has this kind{more}",
         )
     try:
         found = entry.load()
@@ -107,3 +120,18 @@ def _other(kind: str) -> type[Device]:
             do="mend or remove the package that has this entry point",
         )
     return found
+
+
+def _module(kind: str) -> Any:
+    """torch's module of a kind of device, such as torch.xpu; None where torch knows no such kind."""
+    import torch
+
+    try:
+        return torch.get_device_module(torch.device(kind))
+    except RuntimeError:
+        return None
+
+
+def _is_whole(kind: str) -> bool:
+    """Check that torch's module has what toprope asks of a device; torch.mps has neither streams nor properties."""
+    return all(hasattr(_module(kind), name) for name in ("Stream", "Event", "get_device_properties", "is_initialized"))

@@ -1,14 +1,19 @@
-"""Whether an error says that memory ran out, and the host's own memory."""
+"""Errors that say that memory ran out, processes that hold it, and the host's own memory."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["HostMemory", "MachineMemory", "is_out_of_memory"]
+from toprope.errors import DeviceFullError
+from toprope.sizes import gibibytes
+
+__all__ = ["HasMemory", "HostMemory", "MachineMemory", "is_out_of_memory", "needs_memory"]
 
 # Texts of RuntimeError from torch, torch_npu and the vendors' runtimes. 207005 and 207008, of which the first is
 # printed as "storage space", are about streams: a smaller batch does not help against them.
@@ -36,12 +41,51 @@ def is_out_of_memory(error: BaseException) -> bool:
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        if isinstance(at, MemoryError) or type(at).__name__ == "OutOfMemoryError":
+        if isinstance(at, MemoryError | DeviceFullError) or type(at).__name__ == "OutOfMemoryError":
             return True
         if isinstance(at, RuntimeError) and _TEXTS.search(str(at)):
             return True
         at = at.__cause__
     return False
+
+
+class HasMemory(Protocol):
+    """The part of `toprope.device.Device` that tells of memory."""
+
+    def memory(self) -> Any: ...  # noqa: D102
+    def holders(self) -> tuple[str, ...]: ...  # noqa: D102
+    def is_out_of_memory(self, error: BaseException) -> bool: ...  # noqa: D102
+
+
+@contextmanager
+def needs_memory(device: HasMemory, doing: str) -> Iterator[None]:
+    """A context in which running out of memory is an error that says who holds the device's memory.
+
+    Args:
+        device: whose memory is needed.
+        doing: what for, after "has no memory left to".
+
+    Raises:
+        DeviceFullError: raised from the error that said that memory ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DeviceFullError) or not device.is_out_of_memory(error):
+            raise
+        facts: list[str] = []
+        with suppress(Exception):  # a device without memory may refuse these questions too
+            found = device.memory()
+            if found.free is not None and found.total is not None:
+                facts.append(f"{gibibytes(found.free)} of {gibibytes(found.total)} free")
+            held = found.allocated if found.reserved is None else found.reserved
+            facts += [f"this process holds {gibibytes(held)}"] if held is not None else []
+            facts += device.holders()
+        raise DeviceFullError(
+            f"{device} has no memory left to {doing}.",
+            looked_at="; ".join(facts),
+            do="end the processes that hold it, use another device, or hold less in this process",
+        ) from error
 
 
 class MachineMemory(NamedTuple):

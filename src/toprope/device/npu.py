@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib import metadata
 from types import ModuleType
@@ -16,8 +15,10 @@ from typing import Any
 
 import torch
 
+from toprope.device import smi
+from toprope.device.accelerator import AcceleratorDevice
 from toprope.device.ascend import look_at_machine, mask_text
-from toprope.device.base import Availability, Capabilities, Device, Properties, State
+from toprope.device.base import Availability, Capabilities, Properties, State
 from toprope.device.libraries import advice, reason
 from toprope.device.seeds import draws_random_numbers
 from toprope.device.software import installed_version
@@ -28,7 +29,7 @@ __all__ = ["NpuDevice"]
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-class NpuDevice(Device):
+class NpuDevice(AcceleratorDevice):
     """One Ascend NPU."""
 
     kind = "npu"
@@ -39,7 +40,9 @@ class NpuDevice(Device):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self._npu: Any = torch.npu  # type: ignore[attr-defined]
+        # torch.accelerator has no memory figures for torch_npu 2.10 to 2.12: its allocator is no c10::DeviceAllocator
+        # before https://github.com/Ascend/pytorch/commit/033d3c1b6 (2026-06-24)
+        self._memory = self._npu = self._module
 
     @classmethod
     def look(cls) -> Availability:
@@ -89,7 +92,7 @@ class NpuDevice(Device):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the card can do."""
+        """Capabilities of the card."""
         return Capabilities(
             simulated=_is_simulated(self._npu),
             separate_memory=True,
@@ -119,39 +122,11 @@ class NpuDevice(Device):
         except metadata.PackageNotFoundError:
             return installed_version()
 
-    def set_current(self) -> None:
-        """Make it the current card of this thread."""
-        self._npu.set_device(self.index)
-
-    def as_current(self) -> AbstractContextManager[Any]:
-        """A context in which it is the current card of this thread."""
-        context: AbstractContextManager[Any] = self._npu.device(self.index)
-        return context
-
-    def memory_allocated(self) -> int:
-        """Bytes in use by tensors of this process."""
-        return self._npu.memory_allocated(self.index)  # type: ignore[no-any-return]
-
-    def memory_reserved(self) -> int:
-        """Bytes that torch's allocator holds for this process."""
-        return self._npu.memory_reserved(self.index)  # type: ignore[no-any-return]
-
-    def max_memory_allocated(self) -> int:
-        """The most bytes that were allocated."""
-        return self._npu.max_memory_allocated(self.index)  # type: ignore[no-any-return]
-
-    def reset_peak_memory(self) -> None:
-        """Let the peak begin anew."""
-        if self._npu.is_initialized():  # before, there is no peak, and the allocator would be asked too early
-            self._npu.reset_peak_memory_stats(self.index)
-
-    def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes of the card, other processes counted."""
-        return self._npu.mem_get_info(self.index)  # type: ignore[no-any-return]
-
-    def empty_cache(self) -> None:
-        """Give back what torch's allocator holds and no tensor uses, on every card."""
-        self._npu.empty_cache()
+    def holders(self) -> tuple[str, ...]:
+        """The processes that `npu-smi info` lists for the card, with their memory in MB."""
+        if self.capabilities.simulated and not os.environ.get("TOPROPE_RUN_DIR"):
+            return ()  # without a run each process has simulated cards of its own, and npu-smi would be a real one
+        return smi.holders(self.index)
 
     def take_compiled_operators(self) -> str:
         """`torch.npu.set_compile_mode`: for all cards of the process, once their work is done."""
@@ -159,51 +134,6 @@ class NpuDevice(Device):
             return ""
         self._npu.set_compile_mode(jit_compile=False)
         return "jit_compile=False"
-
-    def synchronize(self) -> None:
-        """Wait until all work given to the card is done."""
-        self._npu.synchronize(self.index)
-
-    def stream(self, priority: int = 0) -> Any:
-        """A new stream of the card; a lower number goes first."""
-        return self._npu.Stream(device=self.index, priority=priority)
-
-    def current_stream(self) -> Any:
-        """The stream that this thread's work on the card goes to."""
-        return self._npu.current_stream(self.index)
-
-    def default_stream(self) -> Any:
-        """The card's first stream."""
-        return self._npu.default_stream(self.index)
-
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """A context in which this thread's work goes to the stream."""
-        context: AbstractContextManager[Any] = self._npu.stream(stream)
-        return context
-
-    def event(self, *, timing: bool = False) -> Any:
-        """A new event."""
-        return self._npu.Event(enable_timing=timing)
-
-    def manual_seed(self, seed: int) -> None:
-        """Seed the card's default generator."""
-        with self.as_current():
-            self._npu.manual_seed(seed)
-
-    @classmethod
-    def manual_seed_all(cls, seed: int) -> None:
-        """Seed the default generators of all cards; those that are not used yet, when they are."""
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        npu.manual_seed_all(seed)
-
-    def rng_state(self) -> torch.Tensor:
-        """The state of the card's default generator."""
-        state: torch.Tensor = self._npu.get_rng_state(self.torch_device)
-        return state
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Put back a state that `rng_state` gave."""
-        self._npu.set_rng_state(state, self.torch_device)
 
     def refuses(self, dtype: torch.dtype) -> str:
         """The chip itself says whether it has bfloat16; an older one would fail only in the middle of a program."""

@@ -1,4 +1,4 @@
-"""Which dtypes really work on a device: matmul, convolution and attention are run there, with results known before."""
+"""Dtypes that really work on a device: matmul, convolution and attention are run there, with results known before."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from toprope.errors import UnsupportedError, UsageError
+from toprope.device.memory import HasMemory, needs_memory
+from toprope.errors import DeviceFullError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PROBES", "DtypeProbe", "first_that_works", "probe"]
+__all__ = ["PROBES", "DtypeChoice", "DtypeProbe", "choose_dtype", "probe", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,15 @@ class DtypeProbe:
     reason: str = ""
     seconds: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """The finding in one line."""
+        if self.works:
+            return f"{self.dtype} works"
+        return f"{self.dtype} does not work: {self.failed + ': ' if self.failed else ''}{self.reason}"
 
-class _Device(Protocol):
+
+class _Device(HasMemory, Protocol):
     """The part of `toprope.device.Device` that is needed here."""
 
     index: int
@@ -46,10 +54,36 @@ class _Device(Protocol):
     def kind(self) -> str: ...
     @property
     def dtype_order(self) -> tuple[str, ...]: ...
+    @property
+    def dtype_order_reason(self) -> str: ...
     def refuses(self, dtype: torch.dtype) -> str: ...
-    def is_out_of_memory(self, error: BaseException) -> bool: ...
     def synchronize(self) -> None: ...
     def as_current(self) -> AbstractContextManager[object]: ...
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The best dtype for a device, and why it is this one.
+
+    Attributes:
+        device: the device's name.
+        dtype: the first that works.
+        order: names of the dtypes in the order in which they are tried.
+        failed: those before it, none of which works.
+        order_reason: why they are tried in this order; empty where that is for their size.
+    """
+
+    device: str
+    dtype: torch.dtype
+    order: tuple[str, ...]
+    failed: tuple[DtypeProbe, ...]
+    order_reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The choice and its reasons in one line."""
+        reasons = [f"the first of {', '.join(self.order)} that works", *(each.text for each in self.failed)]
+        return f"{_name(self.dtype)} on {self.device} ({'; '.join([*reasons, self.order_reason]).rstrip('; ')})"
 
 
 # All numbers are whole and small, so that every dtype that works has exactly these results.
@@ -88,7 +122,7 @@ _known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}
 
 
 def probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
-    """Whether a dtype works on a device; tried once a process.
+    """Try a dtype on a device, once a process.
 
     Raises:
         UsageError: it is no torch.dtype.
@@ -105,7 +139,7 @@ def probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
         return found
 
 
-def first_that_works(device: _Device, among: Sequence[torch.dtype]) -> torch.dtype:
+def choose_dtype(device: _Device, among: Sequence[torch.dtype]) -> DtypeChoice:
     """The first dtype that works on a device.
 
     Args:
@@ -114,21 +148,37 @@ def first_that_works(device: _Device, among: Sequence[torch.dtype]) -> torch.dty
 
     Raises:
         UnsupportedError: none works.
+        DeviceFullError: the device has no memory left to try one.
         UsageError: one of them is no torch.dtype.
     """
     import torch
 
-    tried: list[DtypeProbe] = []
-    for dtype in among or [getattr(torch, name) for name in device.dtype_order]:
+    order = tuple(among) or tuple(getattr(torch, name) for name in device.dtype_order)
+    names = tuple(map(_name, order))
+    failed: list[DtypeProbe] = []
+    for dtype in order:
         found = probe(device, dtype)
         if found.works:
-            return dtype
-        tried.append(found)
+            return DtypeChoice(str(device), dtype, names, tuple(failed), "" if among else device.dtype_order_reason)
+        failed.append(found)
     raise UnsupportedError(
-        f"{device} computes in none of {', '.join(each.dtype for each in tried)}.",
-        looked_at="; ".join(f"{each.dtype}: {each.failed or 'not tried'}: {each.reason}" for each in tried),
+        f"{device} computes in none of {', '.join(names)}.",
+        looked_at="; ".join(f"{each.dtype}: {each.failed or 'not tried'}: {each.reason}" for each in failed),
         do="allow another dtype, or use another device",
     )
+
+
+def why_not(device: _Device, dtype: torch.dtype) -> str:
+    """Explain why a dtype is not the best one for a device; "" where it is. Errors as for `choose_dtype`."""
+    found = probe(device, dtype)
+    if not found.works:
+        return f"on {device}, {found.text}"
+    choice = choose_dtype(device, ())
+    return "" if dtype is choice.dtype else f"on {device}, {found.text}, and best_dtype() is {choice.text}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _without_autocast(kind: str) -> AbstractContextManager[object]:
@@ -145,7 +195,7 @@ def _without_autocast(kind: str) -> AbstractContextManager[object]:
 def _probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
     import torch
 
-    name = str(dtype).removeprefix("torch.")
+    name = _name(dtype)
     reason = device.refuses(dtype)
     if reason:
         return DtypeProbe(name, False, reason=reason)
@@ -153,16 +203,17 @@ def _probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
     with torch.no_grad(), _without_autocast(device.torch_device.type), device.as_current():
         for what, run in PROBES.items():
             try:
-                result, wanted = run(device.torch_device, dtype)
-                device.synchronize()  # on a card, an operator that is refused may say so only here
-                begin = time.perf_counter()
-                result, wanted = run(device.torch_device, dtype)
-                device.synchronize()
-                seconds += time.perf_counter() - begin
-                got = result.cpu()
+                with needs_memory(device, f"try {name} on it"):  # running out says nothing about the dtype
+                    result, wanted = run(device.torch_device, dtype)
+                    device.synchronize()  # on a card, an operator that is refused may say so only here
+                    begin = time.perf_counter()
+                    result, wanted = run(device.torch_device, dtype)
+                    device.synchronize()
+                    seconds += time.perf_counter() - begin
+                    got = result.cpu()
+            except DeviceFullError:
+                raise
             except Exception as error:  # whatever the software of a device raises
-                if device.is_out_of_memory(error):
-                    raise  # says nothing about the dtype
                 return DtypeProbe(name, False, what, " ".join(str(error).split()))
             right = got == wanted
             if not bool(right.all()):

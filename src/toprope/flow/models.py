@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from toprope.extras import advice
 from toprope.flow import running
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.python_points import stage_object
@@ -55,7 +56,7 @@ def check_onnx() -> None:
         DfException: onnxruntime is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise DfException("ONNX files need onnxruntime, which is not installed: pip install 'toprope[onnx]'")
+        raise DfException(f"ONNX files need onnxruntime, which is not installed: {advice('onnx')}")
 
 
 def onnx_stage(path: str, context: StageContext) -> StageObject:

@@ -73,7 +73,7 @@ class GraphProcessPoint:
     """A model file as a stage.
 
     Args:
-        framework: `Framework.ONNX` (needs toprope[onnx]) or `Framework.TORCH`; also MINDSPORE for a .pt2 file.
+        framework: `Framework.ONNX` (needs onnxruntime) or `Framework.TORCH`; also MINDSPORE for a .pt2 file.
         graph_file: the file. It is read when the graph is first fed.
         load_params: for the compiler; only checked.
         compile_config_path: a JSON file with "build_options" and "inputs_tensor_desc"; empty for none.

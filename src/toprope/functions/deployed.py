@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope.errors import EnvironmentProblem, UsageError
+from toprope.extras import advice
 from toprope.functions.claims import Claims
 from toprope.functions.deploy import Deployment
 from toprope.sim import cards
@@ -134,7 +135,7 @@ def cluster() -> Any:
         return import_module("toprope.functions.ray.cluster")
     except ImportError as error:
         raise EnvironmentProblem(
-            f"Ray cannot be used: {error}.", do="pip install 'toprope[cluster]', or start without --ray on one machine"
+            f"Ray cannot be used: {error}.", do=f"{advice('cluster')}, or start without --ray on one machine"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from toprope.device.child_process import Child, facts_in
 from toprope.device.finding import Finding
+from toprope.extras import advice
 
 __all__ = ["NEEDED", "ImageFacts", "Trial", "diagnose", "rows"]
 
@@ -18,7 +19,7 @@ NEEDED = ("diffusers", "transformers", "accelerate", "peft", "pillow")
 """Packages of the extra `images`."""
 
 BESIDE = {
-    "gradio": ("images-no-gradio", "gradio is not installed: toprope ui needs it.", "pip install 'toprope[ui]'"),
+    "gradio": ("images-no-gradio", "gradio is not installed: toprope ui needs it.", advice("ui")),
     "torchvision": (
         "images-no-torchvision",
         "torchvision is not installed: models of the family qwen need it, no others.",
@@ -92,7 +93,7 @@ def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:
                 "images-packages",
                 f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
                 + ("LoRAs need it." if missing == ["peft"] else "pictures cannot be edited."),
-                ("pip install 'toprope[images]'",),
+                (advice("images"),),
                 problem=missing != ["peft"],
             )
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import LoraError, PackageError
+from toprope.extras import advice
 from toprope.images.lora_files import LoraFile, Report, Spec, check_scale, inspect, read_spec
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def _need_peft() -> None:
         raise PackageError(
             "LoRAs need peft, which cannot be imported.",
             looked_at=" ".join(str(error).split()),
-            do="pip install 'toprope[images]'",
+            do=advice("images"),
         ) from error
 
 

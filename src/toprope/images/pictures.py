@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, PackageError
+from toprope.extras import advice
 from toprope.images.geometry import Frame
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
     try:
         from PIL import Image
     except ImportError as error:
-        raise PackageError(
-            "pictures need Pillow, which cannot be imported.", str(error), "pip install 'toprope[images]'"
-        ) from error
+        raise PackageError("pictures need Pillow, which cannot be imported.", str(error), advice("images")) from error
 
     if isinstance(source, Image.Image):
         name = os.fspath(getattr(source, "filename", "") or "picture")

@@ -70,5 +70,5 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The rule's page in the documentation."""
-        return f"docs/port/{self.code}.md"
+        """The command that prints the rule's page of the documentation."""
+        return f"toprope explain {self.code}"

@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toprope.device.memory import needs_memory
 from toprope.tiers.plan_model import Link, Links
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def measure_device(device: Device, seconds: float = 0.2) -> tuple[Link, Link, Li
     pinned = device.capabilities.pinned_memory
     if pinned:
         host = host.pin_memory()
-    with device.as_current():
+    with device.as_current(), needs_memory(device, "measure how fast it copies"):
         first, second = (torch.zeros(_COPY, dtype=torch.uint8, device=device.torch_device) for _ in range(2))
 
         def timed(target: torch.Tensor, source: torch.Tensor) -> float:

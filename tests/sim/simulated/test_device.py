@@ -52,7 +52,7 @@ def test_an_index_that_is_not_there():
         "  looked at  the simulated card",
         "  do         use npu:0 or npu:1 or npu:2",
         "  the card's own code for this is 107001 (invalid device id)",
-        "  more       docs/errors/device-index.md",
+        "  more       toprope explain device-index",
     ]
     assert pickle.loads(pickle.dumps(caught.value)).code == "107001 (invalid device id)"
     with pytest.raises(RuntimeError, match="107001"):  # the card says the same

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EnvironmentProblem
+from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
 from toprope.functions.ray.nodes import begun_with, keep_token, offer, use_token
@@ -33,11 +34,11 @@ def import_ray() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise EnvironmentProblem(
-                f"Ray is installed but cannot be imported: {error}.", do="pip install 'toprope[cluster]'"
+                f"Ray is installed but cannot be imported: {error}.", do=advice("cluster")
             ) from error
         raise EnvironmentProblem(
             "functions on more than one machine need Ray, which is not installed.",
-            do="pip install 'toprope[cluster]', or leave server_address empty for this machine",
+            do=f"{advice('cluster')}, or leave server_address empty for this machine",
         ) from None
     except ImportError as error:
         raise EnvironmentProblem(

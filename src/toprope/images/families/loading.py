@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import DeviceBrokenError, EnvironmentProblem, PackageError, WeightsError
+from toprope.extras import advice
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ def need_diffusers() -> Any:
         raise PackageError(
             f"editing pictures needs {missing}, which cannot be imported.",
             looked_at=" ".join(str(error).split()),
-            do="pip install 'toprope[images]'",
+            do=advice("images"),
         ) from error
     return diffusers
 
@@ -46,7 +47,7 @@ def told_as_weights(folder: Path) -> Iterator[None]:
         raise PackageError(
             f"the model in {folder} needs a package that cannot be imported: {error}.",
             looked_at=str(folder),
-            do="pip install 'toprope[images]' and what the error names",
+            do=f"{advice('images')}, and install what the error names",
         ) from error
     except Exception as error:  # OSError, ValueError, SafetensorError, KeyError, ...: whatever a broken folder raises
         from toprope.device import is_out_of_memory

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope.errors import PackageError, UsageError
+from toprope.extras import advice
 from toprope.images.web.studio import Studio
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
@@ -80,9 +81,7 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
     try:
         app: Any = import_module("toprope.images.web.app").make_app(studio)
     except ImportError as error:
-        raise PackageError(
-            "the page needs Gradio, which cannot be imported.", str(error), "pip install 'toprope[ui]'"
-        ) from error
+        raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
     look = import_module("toprope.images.web.look")
     for left in (2, 1, 0):
         chosen = _port(host, port)

@@ -208,7 +208,7 @@ DTYPE = FAMILY.rule(
     "float64, complex64, torch.polar, view_as_complex: dtypes that not every card computes in",
     why="""Many kernels of NPUs have no float64 and no complex numbers (EZ1001); rotary embeddings that multiply complex
     numbers are the usual place. float32, or pairs of real numbers, work everywhere, with other rounding.""",
-    source="the vendor's tables of operators: docs/refusals.md",
+    source="the vendor's tables of operators: toprope explain refusals",
     examples=[
         Example(
             """

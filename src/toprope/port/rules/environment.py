@@ -23,7 +23,7 @@ MASK = FAMILY.rule(
     why="""Another card is masked by another variable (ASCEND_RT_VISIBLE_DEVICES, ZE_AFFINITY_MASK). Both are set to
     one value, which is read when the device is first used. A list of NPUs must be ascending; where the program reads
     the variable, a person should look.""",
-    source="torch_npu's documentation; docs/visible.md",
+    source="torch_npu's documentation; toprope.visible",
     examples=[
         Example(
             """

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from toprope.device import Device
-from toprope.errors import UsageError
+from toprope.device.memory import needs_memory
+from toprope.errors import DeviceFullError, UsageError
 from toprope.tiers.modes.outputs import transforming
 
 __all__ = ["put_on", "why_not_fused"]
@@ -124,8 +125,11 @@ def why_not_fused(device: Device) -> str:
     """Why scaled_dot_product_attention would not take a fused path on a device as torch is set now; "" if it would."""
     try:
         dtype = device.best_dtype()
-        sample = torch.ones(1, 2, 64, 64, dtype=dtype, device=device.torch_device)
-        chosen = torch._fused_sdp_choice(sample, sample, sample)
+        with needs_memory(device, "try attention on it"):
+            sample = torch.ones(1, 2, 64, 64, dtype=dtype, device=device.torch_device)
+            chosen = torch._fused_sdp_choice(sample, sample, sample)
+    except DeviceFullError:
+        raise
     except (RuntimeError, NotImplementedError) as error:  # the device's own software refuses
         return f"{type(error).__name__}: {error}".splitlines()[0]
     # what torch.nn.attention.SDPBackend calls them

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from toprope.device import Device
+from toprope.device.memory import needs_memory
 from toprope.tiers import pages
 
 __all__ = ["BATCHES", "SIZE", "Verdict", "verdict"]
@@ -82,7 +83,7 @@ def _measure(device: Device, format: str, dtype: torch.dtype) -> Verdict:
     if not device.capabilities.separate_memory and kernels() is None:
         return Verdict(str(device), format, dtype, reason=f"there are no kernels: {why_none()}")
     there = device.torch_device
-    with torch.no_grad(), torch.autocast(there.type, enabled=False), _random_kept():
+    with torch.no_grad(), torch.autocast(there.type, enabled=False), _random_kept(), needs_memory(device, "measure it"):
         part = torch.randn(64, SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
         weight = part.repeat(SIZE // 64, 1)
         page = pages.encode(weight, format, "reference").to(there)

@@ -273,7 +273,7 @@ std::string words(const std::vector<Reach>& reaches) {
   if (!names.empty()) names.push_back(names.front());
   return "Deadlock: these wait for each other and can never end. It is told at once; a card would tell it after " +
          seconds_of(collectives) + ".\n" + joined(lines, "\n") + "\n  " + joined(names, " -> ") +
-         "\nA limit of the cores of one of them can mend it (torch.npu.set_stream_limit): docs/limits.md";
+         "\nA limit of the cores of one of them can fix it (torch.npu.set_stream_limit): toprope explain limits";
 }
 
 }  // namespace

@@ -1,0 +1,91 @@
+"""`toprope explain`: pages of the documentation, which the package has in its folder `docs`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePath
+from typing import Annotated
+
+import typer
+
+from toprope import errors
+from toprope.cli.group import HELP
+from toprope.errors import TopropeError, UsageError
+
+__all__ = ["app", "pages"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
+_FRONT = {"": "start", "errors": "errors", "port": "rules"}
+"""Names of the pages index.md, by their folders."""
+
+
+@app.command(context_settings=HELP)
+def explain(
+    page: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PAGE]",
+            show_default=False,
+            help="Its name, as errors name it after `more`, the class of an error, or a rule of toprope port.",
+        ),
+    ] = None,
+) -> None:
+    """Print a page of the documentation: what an error means and what to do, how a command works; or list the pages.
+
+    `toprope doctor CODE` explains codes of CANN and torch_npu, `toprope cores explain` those of core limits.
+    """
+    from toprope.terminal import say
+
+    if page is None:
+        say(_list())
+        return
+    known = pages()
+    of_class = {error.__name__.lower(): name for name, error in _errors().items()}
+    name = of_class.get(page.lower(), PurePath(page.lower()).stem)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        nearest = f"toprope explain {' or '.join(near)}; " if near else ""
+        raise UsageError(
+            f"there is no page {page!r}.",
+            looked_at=f"{len(known)} pages",
+            do=f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card",
+        )
+    say(_LINK.sub(_as_command, known[name].read_text(encoding="utf-8")))
+
+
+def pages() -> dict[str, Traversable]:
+    """The file of every page, by the page's name in small letters."""
+    found = {}
+    for folder, front in _FRONT.items():
+        for file in files("toprope").joinpath("docs", folder).iterdir():
+            if file.name.endswith(".md"):
+                found[front if file.name == "index.md" else file.name.removesuffix(".md").lower()] = file
+    return found
+
+
+def _errors() -> dict[str, type[TopropeError]]:
+    """The classes of errors that have a page, by the page's name."""
+    classes: list[type[TopropeError]] = [getattr(errors, name) for name in errors.__all__]
+    return {each.page: each for each in classes if each.page}
+
+
+def _as_command(link: re.Match[str]) -> str:
+    """A link between pages as the command that shows the other page."""
+    text, target = link[1], PurePath(link[2])
+    name = _FRONT.get(target.parent.name.strip("."), "start") if target.stem == "index" else target.stem
+    return f"{text} (toprope explain {name})"
+
+
+def _list() -> str:
+    """Every page with its title, those of errors first; of the rules' pages the list of them alone."""
+    titles = {name: (error.__doc__ or "").partition("\n")[0] for name, error in sorted(_errors().items())}
+    for name, file in sorted(pages().items()):
+        if name not in titles and not re.fullmatch(r"tr\d+[a-z]?", name):
+            titles[name] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    width = max(map(len, titles))
+    return "".join(f"{name:<{width}}  {title}\n" for name, title in titles.items())
