@@ -77,7 +77,7 @@ def texts(tree, *, helps):
 
 
 def test_messages_named_files_that_an_installed_user_has_not_got():
-    writes_pages = ("chips/table.py", "port/pages.py", "support/refusals_page.py", "cli/cores.py")
+    writes_pages = ("chips/table.py", "port/pages.py", "support/refusals_page.py")
     wrong = []
     for file in (ROOT / "src" / "toprope").rglob("*.py"):
         name = str(file.relative_to(ROOT / "src" / "toprope"))
