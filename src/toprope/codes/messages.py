@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -30,7 +30,11 @@ _MAY_BE_CODE = (
     re.compile(rb"11[789]\d{6}(?!\w)"),
 )
 
+_KEYWORD = re.compile(rb"code|result|ret|err|status|E[A-Z1-9]\d{3}", re.IGNORECASE)
+_VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: without them repeated lines are alike
+
 BLOCK = 1 << 20  # bytes that are searched at once
+LIMIT = 200_000  # of remembered forms of lines: some tens of MB
 SHORT = 100  # lines; in a shorter log a number counts that has an entry, without being said to be a code
 # lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
@@ -54,9 +58,8 @@ def in_text(text: str) -> tuple[Explanation, ...]:
     """
     search = _Search(lenient=True)
     lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]
-    everything = dict.fromkeys(range(len(lines)), {None: None})  # also numbers that nothing calls a code
-    for index, candidates in sorted((everything | _candidates(lines)).items()):
-        search.read(index + 1, lines[index].decode(), {**candidates, None: None})
+    for index, candidates in enumerate(_candidates(lines)):
+        search.read(index + 1, lines[index], (*candidates, None))
     return tuple(each.what for each in sorted(search.found.values(), key=lambda each: (each.line, each.column)))
 
 
@@ -75,13 +78,19 @@ def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
         [('out-of-memory', 2), ('EI0002', 1)]
     """
     search = _Search(lenient=False)
+    forms: dict[bytes, tuple[Rule | None, ...]] = {}
     number = 0
-    block: list[bytes] = []
     for block in _blocks(lines):
         if number == 0 and len(block) < SHORT:
             search = _Search(lenient=True)
-        for index, candidates in sorted(_candidates(block).items()):
-            search.read(number + index + 1, block[index].decode(errors="replace"), candidates)
+        of_lines = [line.translate(None, _VARIES) for line in block]
+        if len(forms) > LIMIT:
+            forms.clear()
+        new = {form: line for form, line in zip(of_lines, block, strict=True) if form not in forms}
+        forms |= zip(new, _candidates(list(new.values())), strict=True)
+        for index, form in enumerate(of_lines):
+            if forms[form]:
+                search.read(number + index + 1, block[index], forms[form])
         number += len(block)
     ordered = sorted(search.found.values(), key=lambda each: (each.what.order, each.line + each.later, each.column))
     return tuple(Seen(each.what, each.line, each.count, each.text) for each in ordered)
@@ -101,23 +110,21 @@ def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield block
 
 
-def _candidates(lines: list[bytes]) -> dict[int, dict[Rule | None, None]]:
-    """For lines that may say something: the rules that may match it; None among them where it may have a code."""
+def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
+    """For each line the rules that may match it; None among them where it, or one of its form, may have a code."""
     text = b"".join(lines)
     small = text.lower()
     ends = list(accumulate(map(len, lines)))
-    found: dict[int, dict[Rule | None, None]] = {}
+    found: list[dict[Rule | None, None]] = [{} for _ in lines]
     for hint, fitting in _hints().items():
         place = small.find(hint)
         while place >= 0:
             index = bisect_right(ends, place)
-            found.setdefault(index, {}).update(fitting)
+            found[index].update(fitting)
             place = small.find(hint, ends[index])
-    for pattern in _MAY_BE_CODE:
-        for match in pattern.finditer(text):
-            # the character before a number may be the end of the line before it
-            found.setdefault(bisect_right(ends, match.end() - 1), {})[None] = None
-    return found
+    for match in _KEYWORD.finditer(text):
+        found[bisect_right(ends, match.start())][None] = None
+    return [tuple(each) for each in found]
 
 
 @functools.cache
@@ -137,12 +144,16 @@ class _Search:
         self._lenient = lenient
         self._entries = frozenset(codes())
 
-    def read(self, number: int, line: str, candidates: Iterable[Rule | None]) -> None:
+    def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
         """Add the findings of one line."""
-        if "\x1b" in line:
-            line = _COLOURS.sub("", line)
+        line = ""
         for rule in candidates:
-            for column, what, kind in self._codes(line) if rule is None else _of_rule(rule, line):
+            if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
+                continue
+            if not line:
+                line = raw.decode(errors="replace").rstrip("\n")
+                line = _COLOURS.sub("", line) if "\x1b" in line else line
+            for column, what, kind in self._codes(line) if rule is None else self._of_rule(rule, line):
                 found = self.found.get(what.code)
                 if found is None or (number, column) < (found.line, found.column):
                     text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
@@ -168,31 +179,43 @@ class _Search:
                 yield from _explained(match.start(), code, "inner")
 
 
+    def _of_rule(self, rule: Rule, line: str) -> Iterator[tuple[int, Explanation, str]]:
+        match = rule.pattern.search(line)
+        if match is None:
+            return
+        if not rule.values:
+            known = self.found.get(rule.what.code)
+            earlier = known is None or known.column > match.start()
+            yield match.start(), _filled(rule.what, match.groupdict()) if earlier else rule.what, "text"
+            return
+        groups = match.groupdict()
+        value = int(groups["value"]) if groups.get("value") else int(groups["hex"], 16)
+        if value:  # 0 is success
+            what = rule.values.get(value) or replace(rule.what, code=f"{rule.what.code} {value}")
+            yield match.start(), what, "number"
+
+
 def _said(line: str, place: int) -> bool:
     """Whether the text before a number says that it is a code."""
     return _SAID.search(line[max(0, place - 24) : place]) is not None
 
 
 def _explained(place: int, code: str, kind: str) -> Iterator[tuple[int, Explanation, str]]:
+    what = _known(code)
+    if what is not None:
+        yield place, what, kind
+
+
+@functools.cache
+def _known(code: str) -> Explanation | None:
     try:
-        yield place, explain(code), kind
+        return explain(code)
     except UsageError:
-        pass  # looks like a code, and is none of Ascend's
+        return None  # looks like a code, and is none of Ascend's
 
 
-def _of_rule(rule: Rule, line: str) -> Iterator[tuple[int, Explanation, str]]:
-    match = rule.pattern.search(line)
-    if match is None:
-        return
-    groups = match.groupdict()
-    if not rule.values:
-        filled = {name: value or "..." for name, value in groups.items()}
-        what = rule.what
-        texts = (tuple(each.format_map(filled) for each in part) for part in (what.causes, what.try_))
-        causes, try_ = texts
-        yield match.start(), replace(what, means=what.means.format_map(filled), causes=causes, try_=try_), "text"
-        return
-    value = int(groups["value"]) if groups.get("value") else int(groups["hex"], 16)
-    if value:
-        what = rule.values.get(value) or replace(rule.what, code=f"{rule.what.code} {value}")
-        yield match.start(), what, "number"
+def _filled(what: Explanation, groups: Mapping[str, str | None]) -> Explanation:
+    """An explanation with what its pattern read out of the line."""
+    values = {name: value or "..." for name, value in groups.items()}
+    causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
+    return replace(what, means=what.means.format_map(values), causes=causes, try_=try_)
