@@ -25,7 +25,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # the same without assertions before the code, which make a search slow: where they match, the others are tried
 _MAY_BE_CODE = (
     re.compile(rb"E(?:RR\d{5}|[A-Z]\d{4}|[1-9]\d{4})(?!\w)"),
-    re.compile(rb"[\s:=(\[](?:1[0-6]|2[04]|3[046]|5[046])\d{4}(?!\w)"),
+    re.compile(rb"(?:^|[\s:=(\[])(?:1[0-6]|2[04]|3[046]|5[046])\d{4}(?!\w)"),
     re.compile(rb"0x0?7[0-2][0-9A-Fa-f]{5}(?!\w)"),
     re.compile(rb"11[789]\d{6}(?!\w)"),
 )
@@ -35,7 +35,6 @@ _VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: wit
 
 BLOCK = 1 << 20  # bytes that are searched at once
 LIMIT = 200_000  # of remembered forms of lines: some tens of MB
-SHORT = 100  # lines; in a shorter log a number counts that has an entry, without being said to be a code
 # lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
 
@@ -81,8 +80,6 @@ def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
     forms: dict[bytes, tuple[Rule | None, ...]] = {}
     number = 0
     for block in _blocks(lines):
-        if number == 0 and len(block) < SHORT:
-            search = _Search(lenient=True)
         of_lines = [line.translate(None, _VARIES) for line in block]
         if len(forms) > LIMIT:
             forms.clear()
@@ -92,8 +89,12 @@ def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
             if forms[form]:
                 search.read(number + index + 1, block[index], forms[form])
         number += len(block)
-    ordered = sorted(search.found.values(), key=lambda each: (each.what.order, each.line + each.later, each.column))
+    ordered = sorted(search.found.values(), key=_place)
     return tuple(Seen(each.what, each.line, each.count, each.text) for each in ordered)
+
+
+def _place(found: _Found) -> tuple[int, int, int]:
+    return found.what.order, found.line + (0 if found.what.order else found.later), found.column
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -166,15 +167,16 @@ class _Search:
     def _codes(self, line: str) -> Iterator[tuple[int, Explanation, str]]:
         for match in _LETTERS.finditer(line):
             code = match[0]
-            if code[1].isdigit() and code not in self._entries and line[match.end() : match.end() + 1] not in (":", ")"):
+            after = line[match.end() : match.end() + 1] or " "
+            if code[1].isdigit() and after not in ":)[" and not (self._lenient and code in self._entries):
                 continue  # E and digits are common elsewhere: CANN puts a colon after its codes, or brackets round them
             yield from _explained(match.start(), code, "own" if code.startswith("ERR") else "letters")
         for match in _DIGITS.finditer(line):
             code = match[0]
-            if (self._lenient and code in self._entries) or (_RANGES.fullmatch(code) and _said(line, match.start())):
+            if (self._lenient and code in self._entries) or (_RANGES.fullmatch(code) and _said(line, *match.span())):
                 yield from _explained(match.start(), code, "digits")
         for match in _INNER.finditer(line):
-            if self._lenient or _said(line, match.start()):
+            if self._lenient or _said(line, *match.span()):
                 code = match[0] if match[0][1] == "x" else hex(int(match[0]))
                 yield from _explained(match.start(), code, "inner")
 
@@ -195,9 +197,9 @@ class _Search:
             yield match.start(), what, "number"
 
 
-def _said(line: str, place: int) -> bool:
-    """Whether the text before a number says that it is a code."""
-    return _SAID.search(line[max(0, place - 24) : place]) is not None
+def _said(line: str, begin: int, end: int) -> bool:
+    """Whether a number is said to be a code by the text before it, or is all of its line."""
+    return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
 
 
 def _explained(place: int, code: str, kind: str) -> Iterator[tuple[int, Explanation, str]]:
