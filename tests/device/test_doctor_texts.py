@@ -1,4 +1,5 @@
-"""Error texts of public threads, each with the cause and the cure that `toprope doctor` gives; logs and their first cause.
+# ruff: noqa: E501 - a row of the table is one line
+"""Error texts of public threads, each with the cause and cure that `toprope doctor` gives; the first cause of logs.
 
 The lines are short excerpts round the exact error; the threads are the sources of the entries.
 """
@@ -130,6 +131,15 @@ TEXTS = [
     ("NPU function error: AclrtSynchronizeStream, error code is 507049", "507049", "sleep mode"),
     ("E39999: Inner Error!", "E39999", "operator"),
     ("call failed, error code is 507036", "507036", "ACL_ERROR_RT_VECTOR_CORE_TRAP_EXCEPTION"),
+    ("EZ1013: In the dynamic shape scenario, the JSON configuration file of operator AddX cannot be found.", "EZ1013", "ASCEND_CUSTOM_OPP_PATH"),
+    ("RuntimeError: Distributed package doesn't have NCCL built in", "nccl-missing", "hccl"),
+    ("ImportError: /usr/lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by libtriton.so)", "libstdcxx", "conda"),
+    ("RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).", "address-in-use", "master_port"),
+    ("RuntimeError: Can not support soc_version: 104.", "soc-unsupported", "npu-smi info"),
+    ("ValueError: Unsupported soc_version: AscendSocVersion.UNDEFINED", "soc-unsupported", "image"),
+    ("AclNN_Inner_Error(EZ9903): aclnnX support for Ascend910 is not implemented", "chip-not-implemented", "910B"),
+    ("ImportError: libgfortran.so.5: cannot open shared object file: No such file or directory", "library-missing", "LD_LIBRARY_PATH"),
+    ("ImportError: libnnopbase.so: cannot open shared object file: No such file or directory", "libhccl", "set_env.sh"),
 ]  # fmt: skip
 
 
@@ -214,7 +224,7 @@ def test_the_cause_on_one_rank_comes_before_the_time_outs_of_the_others(lines: S
 
 def test_of_time_outs_alone_the_first_one_comes_first() -> None:
     seen = in_log(line.encode() for line in ["x", "EI0002: timeout", *CONSEQUENCES * 20])
-    assert [(each.what.code, each.line, each.count) for each in seen][0] == ("EI0002", 2, 1)
+    assert (seen[0].what.code, seen[0].line, seen[0].count) == ("EI0002", 2, 1)
     assert next(each.count for each in seen if each.what.code == "EI0006") == 20
 
 

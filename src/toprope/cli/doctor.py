@@ -30,7 +30,7 @@ def doctor(
         typer.Argument(
             metavar="[CODE]...",
             show_default=False,
-            help='Explain a code (507034, EZ1001, ERR00100) or the codes in a message ("..."), or in a log on stdin (-).',
+            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), or a log on stdin (-).',
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Also whether pictures can be edited: one is.")] = False,
@@ -41,9 +41,10 @@ def doctor(
 ) -> None:
     """Look for what keeps programs from the NPU, and say what to do; or explain error codes and logs.
 
-    `toprope doctor < log` explains what is in a log, the first cause first. Without CODE and log: what is installed, what is visible and why not, whether versions belong together, which dtypes work,
-    one tiny training. torch runs in a process of its own, nothing is downloaded. With --images also whether pictures
-    can be edited. The exit status is 1 where there is a problem, else 0. Docs: docs/doctor.md.
+    `toprope doctor < log` explains what is in a log, the first cause first. Without CODE and log: what is installed,
+    what is visible and why not, whether versions belong together, which dtypes work, one tiny training. torch runs in
+    a process of its own, nothing is downloaded. With --images also whether pictures can be edited. The exit status is
+    1 where there is a problem, else 0. Docs: docs/doctor.md.
     """
     if codes:
         if images:
@@ -128,7 +129,8 @@ class _Counted:
         self._lines = lines
 
     def __iter__(self) -> Iterator[bytes]:
-        for self.count, line in enumerate(self._lines, 1):
+        for line in self._lines:
+            self.count += 1
             yield line
 
 

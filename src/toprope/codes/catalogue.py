@@ -161,15 +161,18 @@ def _inner(
             code = f"0x{prefix}{digits}"
             what = entries.get("".join(returned))
             means = f"inside the runtime, from {area['what']}" + (f" (it returns {returned[0]})" if returned else "")
-            yield code, Explanation(
+            yield (
                 code,
-                f"RT_ERROR_{name}",
-                means + (f": {what.means}" if what is not None else ""),
-                what.causes if what is not None else (),
-                ("look up the first code of the message", *(what.try_ if what is not None else ())),
-                tuple(sources[each] for each in table["sources"]),
-                of_its_own=False,
-                order=2,
+                Explanation(
+                    code,
+                    f"RT_ERROR_{name}",
+                    means + (f": {what.means}" if what is not None else ""),
+                    what.causes if what is not None else (),
+                    ("look up the first code of the message", *(what.try_ if what is not None else ())),
+                    tuple(sources[each] for each in table["sources"]),
+                    of_its_own=False,
+                    order=2,
+                ),
             )
 
 
@@ -186,9 +189,7 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
         for number, value in table["value"].items():
             constant = value.pop("constant")
             entry = {"code": f"{name} {number}", "order": order, **value}
-            values[int(number)] = replace(
-                next(_explanations([entry], "numbers.toml", "code", sources)), name=constant
-            )
+            values[int(number)] = replace(next(_explanations([entry], "numbers.toml", "code", sources)), name=constant)
         for *hints, pattern in table["patterns"]:
             what = replace(default, of_its_own=False, order=order)
             yield Rule(tuple(hints), re.compile(pattern, re.IGNORECASE), what, values)

@@ -72,7 +72,7 @@ def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
         lines: of the log, such as an open binary file.
 
     Example:
-        >>> log = [b"rank 1: EI0002: The wait execution times out", b"rank 0: NPU out of memory. Tried to allocate 2 GiB"]
+        >>> log = [b"rank 1: EI0002: The wait timed out", b"rank 0: NPU out of memory. Tried to allocate 2 GiB"]
         >>> [(seen.what.code, seen.line) for seen in in_log(log)]
         [('out-of-memory', 2), ('EI0002', 1)]
     """
@@ -179,7 +179,6 @@ class _Search:
             if self._lenient or _said(line, *match.span()):
                 code = match[0] if match[0][1] == "x" else hex(int(match[0]))
                 yield from _explained(match.start(), code, "inner")
-
 
     def _of_rule(self, rule: Rule, line: str) -> Iterator[tuple[int, Explanation, str]]:
         match = rule.pattern.search(line)
