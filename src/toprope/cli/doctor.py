@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import io
 import os
 import select
 import stat
@@ -143,7 +144,8 @@ def _log_on_stdin() -> bool:
             return status.st_size > os.lseek(number, 0, os.SEEK_CUR)
         if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
             # an idle pipe of a service or a CI job must not stop the examination
-            return bool(select.select([number], [], [], PIPE)[0]) and bool(sys.stdin.buffer.peek(1))
+            ready = select.select([number], [], [], PIPE)[0]
+            return bool(ready) and isinstance(sys.stdin.buffer, io.BufferedReader) and bool(sys.stdin.buffer.peek(1))
     except (AttributeError, OSError, ValueError):
         pass  # no stdin, or a stand-in for it
     return False

@@ -19,7 +19,7 @@ _LETTERS = re.compile(r"(?<![A-Za-z0-9_])(?:ERR\d{5}|E[A-Z]\d{4}|E[1-9]\d{4})(?!
 _DIGITS = re.compile(r"(?<![A-Za-z0-9_.])[1-9]\d{5}(?![A-Za-z0-9_])(?!\.\d)")
 _INNER = re.compile(r"(?<![A-Za-z0-9_])(?:0x0?7[0-2][0-9A-Fa-f]{5}|11[789]\d{6})(?![A-Za-z0-9_])")
 # a number of six digits in a log is a code where it is said to be one; elsewhere it may be a process id or a size
-_SAID = re.compile(r"(?:code|result|ret|errno?|error|status)\W{0,4}(?:is)?\W{0,4}$", re.IGNORECASE)
+_SAID = re.compile(r"(?:code|result|ret|errno?|error|status|failure|failed)\W{0,4}(?:is)?\W{0,4}$", re.IGNORECASE)
 _RANGES = re.compile(r"1(?:0[07]|4[58]|61)\d{3}|2(?:0[07]|45)\d{3}|3(?:00|45|61)\d{3}|5(?:0[07]|45|61)\d{3}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # the same without assertions before the code, which make a search slow: where they match, the others are tried
@@ -30,7 +30,7 @@ _MAY_BE_CODE = (
     re.compile(rb"11[789]\d{6}(?!\w)"),
 )
 
-_KEYWORD = re.compile(rb"code|result|ret|err|status|E[A-Z1-9]\d{3}", re.IGNORECASE)
+_KEYWORD = re.compile(rb"code|result|ret|err|status|fail|E[A-Z1-9]\d{3}", re.IGNORECASE)
 _VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: without them repeated lines are alike
 
 BLOCK = 1 << 20  # bytes that are searched at once
