@@ -115,7 +115,7 @@ EL0003: [PID: 528886] 2025-06-24-11:20:41.662.506 The argument is invalid.
 
 def test_the_codes_of_a_message_in_their_order_and_no_process_id() -> None:
     """https://github.com/Ascend/pytorch/issues/67"""
-    assert [each.code for each in in_text(MASK_CHANGED_LATE)] == ["507033", "ERR00100", "EL0003"]
+    assert [each.code for each in in_text(MASK_CHANGED_LATE)] == ["507033", "ERR00100", "EL0003", "0x7020014"]
 
 
 @pytest.mark.parametrize(

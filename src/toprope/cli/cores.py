@@ -127,7 +127,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write Python that sets the limits; - is stdout.")
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="The shortest plan that the exact test proves safe; needs OR-tools (the extra plan).")
+        bool, typer.Option("--exact", help="The shortest plan that the exact test proves safe; needs OR-tools.")
     ] = False,
     seconds: Annotated[float, typer.Option(metavar="N", min=0, help="How long the exact tests may take.")] = 10.0,
     assume: Assumed = Assume.ALL,

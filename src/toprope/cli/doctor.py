@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import select
+import stat
 import sys
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from typing import Annotated
 
 import typer
@@ -13,6 +19,7 @@ from toprope.errors import UsageError
 __all__ = ["LOOKING", "app"]
 
 LOOKING = "looking: torch and the devices are tried in a process of their own"
+PIPE = 0.5  # seconds in which a log must begin to come through a pipe
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -24,7 +31,7 @@ def doctor(
         typer.Argument(
             metavar="[CODE]...",
             show_default=False,
-            help='Explain a code (507034, EZ1001, ERR00100) or the codes in a message ("..."; - reads stdin).',
+            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), or a log on stdin (-).',
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Also whether pictures can be edited: one is.")] = False,
@@ -33,16 +40,20 @@ def doctor(
         float, typer.Option(metavar="SECONDS", min=1, help="How long loading torch_npu and trying devices may take.")
     ] = 60,
 ) -> None:
-    """Look for what keeps programs from the NPU, and say what to do; or explain error codes.
+    """Look for what keeps programs from the NPU, and say what to do; or explain error codes and logs.
 
-    Without CODE: what is installed, what is visible and why not, whether versions belong together, which dtypes work,
-    one tiny training. torch runs in a process of its own, nothing is downloaded. With --images also whether pictures
-    can be edited. The exit status is 1 where there is a problem, else 0. More: toprope explain doctor.
+    `toprope doctor < log` explains what is in a log, the first cause first. Without CODE and log: what is installed,
+    what is visible and why not, whether versions belong together, which dtypes work, one tiny training. torch runs in
+    a process of its own, nothing is downloaded. With --images also whether pictures can be edited. The exit status is
+    1 where there is a problem, else 0. More: toprope explain doctor.
     """
     if codes:
         if images:
             raise UsageError("--images and a code are two questions.", do="ask one of them")
         _explain(codes, as_json=as_json)
+        return
+    if not images and _log_on_stdin():
+        _explain(["-"], as_json=as_json)
         return
     from toprope.cli import card_build
     from toprope.cli.doctor_text import as_dict, report
@@ -73,26 +84,68 @@ def doctor(
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:
-    from toprope.cli.doctor_text import codes_as_dict, codes_text
-    from toprope.codes import explain, in_text
+    from toprope.cli.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
+    from toprope.codes import Seen, explain, in_log, in_text
     from toprope.terminal import say, show
 
     found = {}
+    seen: tuple[Seen, ...] = ()
     for word in words:
-        text = sys.stdin.read() if word == "-" else word
-        if any(letter.isspace() for letter in text.strip()) or word == "-":
-            known = in_text(text)
-            if not known:
-                raise UsageError(
-                    "there is no code and no known message in that text.",
-                    looked_at=f"{len(text)} characters",
-                    do="give the whole message, with the lines below the traceback; or run toprope doctor alone",
-                )
-        else:
-            known = (explain(text),)
+        if word == "-":
+            lines = _Counted(getattr(sys.stdin, "buffer", None) or BytesIO(sys.stdin.read().encode(errors="replace")))
+            seen += in_log(lines)
+            if not seen:
+                raise _nothing(f"{lines.count} lines of stdin")
+            continue
+        known = in_text(word)
+        if not any(letter.isspace() for letter in word.strip()) and (not known or known[0].code == word.upper()):
+            known = (explain(word),)
+        if not known:
+            raise _nothing(f"{len(word)} characters")
         found.update({each.code: each for each in known})
-    explanations = list(found.values())
+    explanations = [each for each in found.values() if all(each.code != one.what.code for one in seen)]
     if as_json:
-        say(json.dumps(codes_as_dict(explanations), ensure_ascii=False, indent=2) + "\n")
+        answer = [*seen_as_dict(seen), *codes_as_dict(explanations)]
+        say(json.dumps(answer, ensure_ascii=False, indent=2) + "\n")
     else:
-        show(codes_text(explanations))
+        if explanations:
+            show(codes_text(explanations))
+        if seen:
+            show(seen_text(seen))
+
+
+def _nothing(looked_at: str) -> UsageError:
+    return UsageError(
+        "there is no code and no known message in that text.",
+        looked_at=looked_at,
+        do="give the whole message, with the lines below the traceback; or run toprope doctor alone",
+    )
+
+
+class _Counted:
+    """Lines that are counted while they are read."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self.count = 0
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            self.count += 1
+            yield line
+
+
+def _log_on_stdin() -> bool:
+    """Whether a log was redirected to stdin: a file that was not read to its end, or a pipe with something in it."""
+    try:
+        number = sys.stdin.fileno()
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size > os.lseek(number, 0, os.SEEK_CUR)
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+            # an idle pipe of a service or a CI job must not stop the examination
+            ready = select.select([number], [], [], PIPE)[0]
+            return bool(ready) and isinstance(sys.stdin.buffer, io.BufferedReader) and bool(sys.stdin.buffer.peek(1))
+    except (AttributeError, OSError, ValueError):
+        pass  # no stdin, or a stand-in for it
+    return False

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import toprope
-from toprope.codes import Explanation
+from toprope.codes import Explanation, Seen
 from toprope.device.doctor_masks import card_numbers, process_cards
 from toprope.device.finding import Finding
 from toprope.device.machine import DeviceResult, Facts
@@ -19,7 +19,10 @@ from toprope.sizes import gibibytes
 from toprope.terminal import WIDTH, field, table, unbroken
 from toprope.visible import VARIABLE, explain
 
-__all__ = ["as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices_text", "report", "verdict"]
+__all__ = [
+    "as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices_text", "report", "seen_as_dict", "seen_text",
+    "verdict",
+]  # fmt: skip
 
 _MAIN = ("torch", "torch-npu")
 
@@ -206,18 +209,45 @@ def devices_as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]
 
 
 def codes_text(explanations: Sequence[Explanation]) -> Group:
-    """What codes mean, one paragraph each."""
+    """Explanations of codes, one paragraph each."""
+    return Group(*_paragraphs((each, []) for each in explanations))
+
+
+def seen_text(seen: Sequence[Seen]) -> Group:
+    """Explanations of what is in a log, one paragraph each, the first cause first."""
+    first = seen[0].what
+    rows = []
+    for each in seen:
+        times = "" if each.count == 1 else f", on {each.count} lines"
+        where = [f"line {each.line}{times}: {each.text}"]
+        if each.what.order and not first.order:
+            where.append(f"probably a consequence of {first.code}")
+        rows.append((each.what, where))
+    return Group(*_paragraphs(rows))
+
+
+def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> list[RenderableType]:
     items: list[RenderableType] = []
-    for each in explanations:
+    for each, where in explanations:
         means = [f"{each.means} ({each.name})" if each.name else each.means]
         if not each.of_its_own:
             means.append("there is no entry for this code itself: this is what its family means")
         items += [""] if items else []
         items += _row(Text(each.code, "bold"), *means)
+        items += _row("seen", *where)
         items += _row("causes", *each.causes)
         items += _row("try", *each.try_)
         items += _row("source", *(source.url for source in each.sources))
-    return Group(*items)
+    return items
+
+
+def seen_as_dict(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """The same as plain data: the explanation, its order, and where it is in the log."""
+    return [
+        codes_as_dict([each.what])[0]
+        | {"order": each.what.order, "line": each.line, "count": each.count, "text": each.text}
+        for each in seen
+    ]
 
 
 def codes_as_dict(explanations: Sequence[Explanation]) -> list[dict[str, Any]]:

@@ -7,17 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toprope.codes.catalogue import codes, explain, in_text
-    from toprope.codes.model import Explanation, Source
+    from toprope.codes.catalogue import codes, explain
+    from toprope.codes.messages import in_log, in_text
+    from toprope.codes.model import Explanation, Seen, Source
 
-__all__ = ["Explanation", "Source", "codes", "explain", "in_text"]
+__all__ = ["Explanation", "Seen", "Source", "codes", "explain", "in_log", "in_text"]
 
 _HOMES = {
     "Explanation": "model",
+    "Seen": "model",
     "Source": "model",
     "codes": "catalogue",
     "explain": "catalogue",
-    "in_text": "catalogue",
+    "in_log": "messages",
+    "in_text": "messages",
 }
 
 

@@ -1,27 +1,41 @@
-"""Reads the files of codes, and finds what is known of a code or of a message."""
+"""Reads the files of codes, and finds the explanation of a code."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toprope.codes.model import Explanation, Source
 from toprope.errors import UsageError
 
-__all__ = ["codes", "explain", "in_text"]
+__all__ = ["Rule", "codes", "explain", "rules"]
 
 FOLDER = Path(__file__).parent
 ENTRIES = ("runtime.toml", "letters.toml")
 
 _CODE = re.compile(r"[1-9]\d{5}|E[0-9A-Z]\d{4}|ERR\d{5}")
-_LETTERS = re.compile(r"(?<![A-Za-z0-9_])(?:ERR\d{5}|E[A-Z]\d{4}|E[1-9]\d{4})(?![A-Za-z0-9_])")
-_DIGITS = re.compile(r"(?<![A-Za-z0-9_.])[1-9]\d{5}(?![A-Za-z0-9_])(?!\.\d)")
-# a number of six digits in a log is a code where it is said to be one; elsewhere it may be a process id or a size
-_SAID = re.compile(r"(?:code\s*(?:is|[:=])|result\s*[:=]|ret(?:code)?\s*[:=]|errno?\s*[:=])\s*$", re.IGNORECASE)
+_INNER = re.compile(r"0X0?(7[0-2][0-9A-F])([0-9A-F]{4})")
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A message or a printed number that is found in lines.
+
+    Attributes:
+        hints: texts in small letters, one of which is in every line that can match.
+        pattern: a match explains the line; of a number it has the group value (decimal) or hex.
+        what: the explanation; of a number that has none of its own.
+        values: explanations of the numbers; empty for a message.
+    """
+
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+    what: Explanation
+    values: Mapping[int, Explanation]
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,9 @@ class _Catalogue:
     parts: Mapping[str, str]
     kinds: Mapping[str, Explanation]
     families: tuple[tuple[re.Pattern[str], Explanation], ...]
-    texts: tuple[tuple[re.Pattern[str], Explanation], ...]
+    names: Mapping[str, str]
+    inner: Mapping[str, Explanation]
+    rules: tuple[Rule, ...]
 
 
 def codes() -> tuple[str, ...]:
@@ -40,11 +56,16 @@ def codes() -> tuple[str, ...]:
     return (*known.entries, *composed)
 
 
+def rules() -> tuple[Rule, ...]:
+    """The messages and printed numbers that are known."""
+    return _shipped().rules
+
+
 def explain(code: str) -> Explanation:
     """What a code means.
 
     Args:
-        code: "507034", "EZ1001", "ERR00100"; case does not count.
+        code: "507034", "EZ1001", "ERR00100", "0x7020010"; case does not count.
 
     Raises:
         UsageError: it does not look like a code of Ascend, or nothing is known of it.
@@ -55,53 +76,24 @@ def explain(code: str) -> Explanation:
     """
     wanted = code.strip().strip(":;,.").upper()
     known = _shipped()
-    if wanted in known.entries:
-        return known.entries[wanted]
+    inner = _INNER.fullmatch(wanted)
+    if inner is not None:
+        wanted = f"0x{inner[1]}{inner[2]}".lower()
+    for table in (known.entries, known.inner):
+        if wanted in table:
+            return table[wanted]
     if _CODE.fullmatch(wanted):
         composed = _composed(wanted)
         if composed is not None:
             return composed
         for pattern, family in known.families:
             if pattern.fullmatch(wanted):
-                return _with_code(family, wanted, of_its_own=False)
+                return replace(family, code=wanted, name=known.names.get(wanted, ""))
     raise UsageError(
         f"{code!r} is not a code of Ascend that is known here.",
         looked_at=f"the {len(codes())} codes in toprope/codes, and what their first letters and digits mean",
         do='give a code such as 507034, EZ1001 or ERR00100, or the whole message: toprope doctor "MESSAGE"',
     )
-
-
-def in_text(text: str) -> tuple[Explanation, ...]:
-    """What the codes and known messages in a text mean, in the order in which they stand there, each once.
-
-    Numbers of six digits count where they are said to be a code, or have an entry.
-    """
-    known = _shipped()
-    found: dict[str, tuple[int, Explanation]] = {}
-
-    def add(place: int, what: Explanation) -> None:
-        if what.code not in found or place < found[what.code][0]:
-            found[what.code] = (place, what)
-
-    for match in _LETTERS.finditer(text):
-        if match[0][1].isdigit() and match[0] not in known.entries and text[match.end() : match.end() + 1] != ":":
-            continue  # E and digits are common elsewhere: CANN puts a colon after its codes
-        try:
-            add(match.start(), explain(match[0]))
-        except UsageError:
-            pass  # looks like a code, and is none of Ascend's
-    for match in _DIGITS.finditer(text):
-        said = _SAID.search(text[max(0, match.start() - 24) : match.start()])
-        if match[0] in known.entries or said is not None:
-            try:
-                add(match.start(), explain(match[0]))
-            except UsageError:
-                pass
-    for pattern, what in known.texts:
-        place = pattern.search(text)
-        if place is not None:
-            add(place.start(), what)
-    return tuple(what for _, what in sorted(found.values(), key=lambda each: each[0]))
 
 
 def _composed(code: str) -> Explanation | None:
@@ -110,11 +102,7 @@ def _composed(code: str) -> Explanation | None:
     part, kind = known.parts.get(code[3:5]), known.kinds.get(code[5:])
     if not code.startswith("ERR") or part is None or kind is None:
         return None
-    return _with_code(kind, code, means=f"{part}: {kind.means}")
-
-
-def _with_code(what: Explanation, code: str, *, means: str = "", of_its_own: bool = True) -> Explanation:
-    return Explanation(code, what.name, means or what.means, what.causes, what.try_, what.sources, of_its_own)
+    return replace(kind, code=code, means=f"{part}: {kind.means}", order=2)
 
 
 @functools.cache
@@ -141,26 +129,76 @@ def load(folder: Path) -> _Catalogue:
     own = _read(folder / "torch_npu.toml")
     kinds = [{"sources": own["sources"], **kind} for kind in own["kind"]]
     families, texts = _read(folder / "families.toml")["family"], _read(folder / "texts.toml")["text"]
+    named = _read(folder / "runtime_names.toml")
+    flags = re.IGNORECASE
     return _Catalogue(
         entries,
         own["part"],
         {each.code: each for each in _explanations(kinds, "torch_npu.toml", "code", sources)},
-        tuple(_patterns(families, "families.toml", "pattern", sources, re.NOFLAG)),
-        tuple(_patterns(texts, "texts.toml", "name", sources, re.IGNORECASE | re.DOTALL)),
+        tuple(
+            (re.compile(table["pattern"]), replace(what, of_its_own=False, order=2))
+            for table, what in zip(families, _explanations(families, "families.toml", "pattern", sources), strict=True)
+        ),
+        dict(each.split() for each in named["aclError"]["names"]),
+        dict(_inner(named["inner"], entries, sources)),
+        (
+            *(
+                Rule(tuple(table["hint"]), re.compile(table["pattern"], flags), what, {})
+                for table, what in zip(texts, _explanations(texts, "texts.toml", "name", sources), strict=True)
+            ),
+            *_numbers(_read(folder / "numbers.toml")["enumeration"], sources),
+        ),
     )
 
 
-def _patterns(
-    tables: list[dict[str, Any]], file: str, key: str, sources: Mapping[str, Source], flags: re.RegexFlag
-) -> Iterator[tuple[re.Pattern[str], Explanation]]:
-    for table, what in zip(tables, _explanations(tables, file, key, sources), strict=True):
-        yield re.compile(table["pattern"], flags), what
+def _inner(
+    table: dict[str, Any], entries: Mapping[str, Explanation], sources: Mapping[str, Source]
+) -> Iterator[tuple[str, Explanation]]:
+    """Inner codes of the runtime: each with the causes of the code that the runtime returns for it."""
+    for prefix, area in table["area"].items():
+        for each in area["codes"]:
+            digits, name, *returned = each.split()
+            code = f"0x{prefix}{digits}"
+            what = entries.get("".join(returned))
+            means = f"inside the runtime, from {area['what']}" + (f" (it returns {returned[0]})" if returned else "")
+            yield (
+                code,
+                Explanation(
+                    code,
+                    f"RT_ERROR_{name}",
+                    means + (f": {what.means}" if what is not None else ""),
+                    what.causes if what is not None else (),
+                    ("look up the first code of the message", *(what.try_ if what is not None else ())),
+                    tuple(sources[each] for each in table["sources"]),
+                    of_its_own=False,
+                    order=2,
+                ),
+            )
+
+
+def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Iterator[Rule]:
+    """Enumerations: a rule for each of their patterns."""
+    for table in tables:
+        name, order = table["name"], table.get("order", 2)
+        common = {key: table[key] for key in ("means", "try", "sources")}
+        default = next(_explanations([{"name": name, **common}], "numbers.toml", "name", sources))
+        values = {
+            int(number): replace(default, code=f"{name} {number}", name=constant, of_its_own=False, order=order)
+            for number, constant in table.get("constants", {}).items()
+        }
+        for number, value in table["value"].items():
+            constant = value.pop("constant")
+            entry = {"code": f"{name} {number}", "order": order, **value}
+            values[int(number)] = replace(next(_explanations([entry], "numbers.toml", "code", sources)), name=constant)
+        for *hints, pattern in table["patterns"]:
+            what = replace(default, of_its_own=False, order=order)
+            yield Rule(tuple(hints), re.compile(pattern, re.IGNORECASE), what, values)
 
 
 def _explanations(
     tables: list[dict[str, Any]], file: str, key: str, sources: Mapping[str, Source]
 ) -> Iterator[Explanation]:
-    allowed = {key, "name", "pattern", "means", "causes", "try", "sources"}
+    allowed = {key, "name", "pattern", "hint", "means", "causes", "try", "order", "sources"}
     for table in tables:
         where = f"{file}, {table.get(key)}"
         if not {key, "means", "try", "sources"} <= set(table) <= allowed:
@@ -175,6 +213,7 @@ def _explanations(
             tuple(table.get("causes", ())),
             tuple(table["try"]),
             tuple(sources[each] for each in ids),
+            order=table.get("order", 0),
         )
 
 

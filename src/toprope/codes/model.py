@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Explanation", "Source"]
+__all__ = ["Explanation", "Seen", "Source"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Explanation:
         try_: what to do, in this order.
         sources: where it was read, the vendor's pages first.
         of_its_own: False where the code has no entry and this is only what its family means.
+        order: 0 for a cause, 1 for a wait for something that failed elsewhere, 2 for a report that something failed.
     """
 
     code: str
@@ -45,3 +46,21 @@ class Explanation:
     try_: tuple[str, ...]
     sources: tuple[Source, ...]
     of_its_own: bool = True
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An explanation of something in a log.
+
+    Attributes:
+        what: the explanation.
+        line: number of the first line with it, from 1.
+        count: number of lines with it.
+        text: that first line, shortened.
+    """
+
+    what: Explanation
+    line: int
+    count: int
+    text: str

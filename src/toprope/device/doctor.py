@@ -199,8 +199,8 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 def _failed(device: DeviceResult, what: str, error: str) -> Finding:
     from toprope.codes import in_text
 
-    known = in_text(error)
-    do = tuple(f"toprope doctor {each.code}: {each.means}" for each in known if each.code[0].isalnum())
+    known = {each.code: each.means for each in in_text(error)}
+    do = tuple(f"toprope doctor {code}: {known[code]}" for code in codes(error))
     return Finding(
         "device-fails", f"{device.name} {what}: {error}", do or ("see the error; npu-smi info for the card",)
     )

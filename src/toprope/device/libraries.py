@@ -9,6 +9,7 @@ from pathlib import Path
 __all__ = ["advice", "codes", "missing_library", "missing_module", "reason"]
 
 _MISSING = re.compile(r"(\S+\.so[.\d]*)(?:: cannot open shared object file| is missing)")
+_CODE = re.compile(r"\d{6}|E[0-9A-Z]+")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _USUAL = {
     "CANN": ".../Ascend/ascend-toolkit/set_env.sh",
@@ -77,7 +78,7 @@ def codes(error: BaseException | str) -> tuple[str, ...]:
     from toprope.codes import in_text
 
     found = (each.code for each in in_text(str(error)))
-    return tuple(code for code in found if code[0].isdigit() or code[0].isupper())
+    return tuple(code for code in found if _CODE.fullmatch(code))
 
 
 def _advice_without_library(error: BaseException | str) -> str:

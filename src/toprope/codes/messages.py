@@ -1,0 +1,222 @@
+"""Finds codes and known messages in texts and in logs of any size."""
+
+from __future__ import annotations
+
+import functools
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from toprope.codes.catalogue import Rule, codes, explain, rules
+from toprope.codes.model import Explanation, Seen
+from toprope.errors import UsageError
+
+__all__ = ["in_log", "in_text"]
+
+_LETTERS = re.compile(r"(?<![A-Za-z0-9_])(?:ERR\d{5}|E[A-Z]\d{4}|E[1-9]\d{4})(?![A-Za-z0-9_])")
+_DIGITS = re.compile(r"(?<![A-Za-z0-9_.])[1-9]\d{5}(?![A-Za-z0-9_])(?!\.\d)")
+_INNER = re.compile(r"(?<![A-Za-z0-9_])(?:0x0?7[0-2][0-9A-Fa-f]{5}|11[789]\d{6})(?![A-Za-z0-9_])")
+# a number of six digits in a log is a code where it is said to be one; elsewhere it may be a process id or a size
+_SAID = re.compile(r"(?:code|result|ret|errno?|error|status|failure|failed)\W{0,4}(?:is)?\W{0,4}$", re.IGNORECASE)
+_RANGES = re.compile(r"1(?:0[07]|4[58]|61)\d{3}|2(?:0[07]|45)\d{3}|3(?:00|45|61)\d{3}|5(?:0[07]|45|61)\d{3}")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# the same without assertions before the code, which make a search slow: where they match, the others are tried
+_MAY_BE_CODE = (
+    re.compile(rb"E(?:RR\d{5}|[A-Z]\d{4}|[1-9]\d{4})(?!\w)"),
+    re.compile(rb"(?:^|[\s:=(\[])(?:1[0-6]|2[04]|3[046]|5[046])\d{4}(?!\w)"),
+    re.compile(rb"0x0?7[0-2][0-9A-Fa-f]{5}(?!\w)"),
+    re.compile(rb"11[789]\d{6}(?!\w)"),
+)
+
+_KEYWORD = re.compile(rb"code|result|ret|err|status|fail|E[A-Z1-9]\d{3}", re.IGNORECASE)
+_VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: without them repeated lines are alike
+
+BLOCK = 1 << 20  # bytes that are searched at once
+LIMIT = 200_000  # of remembered forms of lines: some tens of MB
+# lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
+LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
+
+
+@dataclass
+class _Found:
+    what: Explanation
+    line: int
+    column: int
+    later: int
+    text: str
+    count: int = 0
+    last: int = 0
+
+
+def in_text(text: str) -> tuple[Explanation, ...]:
+    """The explanations of the codes and known messages in a text, in the order in which they come, each once.
+
+    Numbers of six digits count where they are said to be a code, or have an entry.
+    """
+    search = _Search(lenient=True)
+    lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]
+    for index, candidates in enumerate(_candidates(lines)):
+        search.read(index + 1, lines[index], (*candidates, None))
+    return tuple(each.what for each in sorted(search.found.values(), key=lambda each: (each.line, each.column)))
+
+
+def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
+    """The explanations of the codes and known messages in a log, the first cause first.
+
+    Causes come before waits for something that failed elsewhere, and those before reports that something failed;
+    within each the earliest line is first. Lines are read once and not kept.
+
+    Args:
+        lines: of the log, such as an open binary file.
+
+    Example:
+        >>> log = [b"rank 1: EI0002: The wait timed out", b"rank 0: NPU out of memory. Tried to allocate 2 GiB"]
+        >>> [(seen.what.code, seen.line) for seen in in_log(log)]
+        [('out-of-memory', 2), ('EI0002', 1)]
+    """
+    search = _Search(lenient=False)
+    forms: dict[bytes, tuple[Rule | None, ...]] = {}
+    number = 0
+    for block in _blocks(lines):
+        of_lines = [line.translate(None, _VARIES) for line in block]
+        if len(forms) > LIMIT:
+            forms.clear()
+        new = {form: line for form, line in zip(of_lines, block, strict=True) if form not in forms}
+        forms |= zip(new, _candidates(list(new.values())), strict=True)
+        for index, form in enumerate(of_lines):
+            if forms[form]:
+                search.read(number + index + 1, block[index], forms[form])
+        number += len(block)
+    ordered = sorted(search.found.values(), key=_place)
+    return tuple(Seen(each.what, each.line, each.count, each.text) for each in ordered)
+
+
+def _place(found: _Found) -> tuple[int, int, int]:
+    return found.what.order, found.line + (0 if found.what.order else found.later), found.column
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Lines in lists of about BLOCK bytes, each ended by a newline."""
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line if line.endswith(b"\n") else line + b"\n")
+        size += len(line)
+        if size > BLOCK:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
+    """For each line the rules that may match it; None among them where it, or one of its form, may have a code."""
+    text = b"".join(lines)
+    small = text.lower()
+    ends = list(accumulate(map(len, lines)))
+    found: list[dict[Rule | None, None]] = [{} for _ in lines]
+    for hint, fitting in _hints().items():
+        place = small.find(hint)
+        while place >= 0:
+            index = bisect_right(ends, place)
+            found[index].update(fitting)
+            place = small.find(hint, ends[index])
+    for match in _KEYWORD.finditer(text):
+        found[bisect_right(ends, match.start())][None] = None
+    return [tuple(each) for each in found]
+
+
+@functools.cache
+def _hints() -> dict[bytes, dict[Rule | None, None]]:
+    hints: dict[bytes, dict[Rule | None, None]] = {}
+    for rule in rules():
+        for hint in rule.hints:
+            hints.setdefault(hint.encode(), {})[rule] = None
+    return hints
+
+
+class _Search:
+    """Findings of the lines that were read, each once."""
+
+    def __init__(self, *, lenient: bool) -> None:
+        self.found: dict[str, _Found] = {}
+        self._lenient = lenient
+        self._entries = frozenset(codes())
+
+    def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
+        """Add the findings of one line."""
+        line = ""
+        for rule in candidates:
+            if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
+                continue
+            if not line:
+                line = raw.decode(errors="replace").rstrip("\n")
+                line = _COLOURS.sub("", line) if "\x1b" in line else line
+            for column, what, kind in self._codes(line) if rule is None else self._of_rule(rule, line):
+                found = self.found.get(what.code)
+                if found is None or (number, column) < (found.line, found.column):
+                    text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
+                    count, last = (0, 0) if found is None else (found.count, found.last)
+                    found = _Found(what, number, column, LATER[kind], text, count, last)
+                    self.found[what.code] = found
+                found.count += found.last != number
+                found.last = number
+
+    def _codes(self, line: str) -> Iterator[tuple[int, Explanation, str]]:
+        for match in _LETTERS.finditer(line):
+            code = match[0]
+            after = line[match.end() : match.end() + 1] or " "
+            if code[1].isdigit() and after not in ":)[" and not (self._lenient and code in self._entries):
+                continue  # E and digits are common elsewhere: CANN puts a colon after its codes, or brackets round them
+            yield from _explained(match.start(), code, "own" if code.startswith("ERR") else "letters")
+        for match in _DIGITS.finditer(line):
+            code = match[0]
+            if (self._lenient and code in self._entries) or (_RANGES.fullmatch(code) and _said(line, *match.span())):
+                yield from _explained(match.start(), code, "digits")
+        for match in _INNER.finditer(line):
+            if self._lenient or _said(line, *match.span()):
+                code = match[0] if match[0][1] == "x" else hex(int(match[0]))
+                yield from _explained(match.start(), code, "inner")
+
+    def _of_rule(self, rule: Rule, line: str) -> Iterator[tuple[int, Explanation, str]]:
+        match = rule.pattern.search(line)
+        if match is None:
+            return
+        if not rule.values:
+            known = self.found.get(rule.what.code)
+            earlier = known is None or known.column > match.start()
+            yield match.start(), _filled(rule.what, match.groupdict()) if earlier else rule.what, "text"
+            return
+        groups = match.groupdict()
+        value = int(groups["value"]) if groups.get("value") else int(groups["hex"], 16)
+        if value:  # 0 is success
+            what = rule.values.get(value) or replace(rule.what, code=f"{rule.what.code} {value}")
+            yield match.start(), what, "number"
+
+
+def _said(line: str, begin: int, end: int) -> bool:
+    """Whether a number is said to be a code by the text before it, or is all of its line."""
+    return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
+
+
+def _explained(place: int, code: str, kind: str) -> Iterator[tuple[int, Explanation, str]]:
+    what = _known(code)
+    if what is not None:
+        yield place, what, kind
+
+
+@functools.cache
+def _known(code: str) -> Explanation | None:
+    try:
+        return explain(code)
+    except UsageError:
+        return None  # looks like a code, and is none of Ascend's
+
+
+def _filled(what: Explanation, groups: Mapping[str, str | None]) -> Explanation:
+    """An explanation with what its pattern read out of the line."""
+    values = {name: value or "..." for name, value in groups.items()}
+    causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
+    return replace(what, means=what.means.format_map(values), causes=causes, try_=try_)

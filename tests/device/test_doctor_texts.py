@@ -1,0 +1,288 @@
+# ruff: noqa: E501 - a row of the table is one line
+"""Error texts of public threads, each with the cause and cure that `toprope doctor` gives; the first cause of logs.
+
+The lines are short excerpts round the exact error; the threads are the sources of the entries.
+"""
+
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from toprope.cli import main
+from toprope.codes import Explanation, in_log, in_text
+from toprope.codes.catalogue import rules
+
+pytestmark = pytest.mark.process
+
+TEXTS = [
+    # text, expected cause, a word of the explanation or its cure
+    ("dcmi module initialize failed. ret is -8005", "dcmi -8005", "other container"),
+    ("dcmi model initialized failed, because the device is used. ret is -8020", "dcmi -8020", "docker ps"),
+    ("failed to get device health:ret code: -8010,health code: 4", "dcmi -8010", "plugin"),
+    ("npu-smi info: DCMI error -8013", "dcmi -8013", "host"),
+    ("dcmi_get_card_list failed, ret is -8255", "dcmi -8255", "update the driver"),
+    ("ImportError: /opt/torch_npu/lib/libtorch_npu.so: undefined symbol: _ZN5torch10ValueErrorC1EPKcz", "symbols-torch", "same release"),
+    ("OSError: /x/libop_plugin_atb.so: undefined symbol: _ZN3atb15CreateOperationINS_5infer14GroupTopkParamEEEi", "symbols-atb", "NNAL"),
+    ("OSError: /n/cxx_abi_1/lib/libtbe_adapter.so: undefined symbol: _ZN3Mki2DlC1ERKNSt7__cxx1112basic_stringIcE", "symbols-atb", "NNAL"),
+    ("error = /o/libops_host_cpu.so: undefined symbol: _ZN2ge14GetShapeErrMsgEjRKSsS1_", "symbols", "one CANN"),
+    ("ImportError: vllm_ascend_C.abi3.so: undefined symbol: _ZN3c104impl3cow11cow_deleterEPv", "symbols-torch", "toprope doctor"),
+    ("GetVisibleDevices:[INIT][DEFAULT]set ASCEND_RT_VISIBLE_DEVICES:4 error, input data rang[0-2)", "mask-range", "[0-2)"),
+    ("set ASCEND_RT_VISIBLE_DEVICES:[7] error, input data rang[0-4)", "mask-range", "=7 names"),
+    ("Reason: Set visible device failed, invalid device=1, input visible devices:1", "mask-card", "npu:0"),
+    ('Error setting ASCEND_RT_VISIBLE_DEVICES: local range: [8, 12) base value: "0,1,2,3,4,5,6,7"', "mask-data-parallel", "--data-parallel-size-local"),
+    ("Invalid device ID 8. Set drv devId to 8. The valid device range is [0, 7).", "device-range", "[0, 7)"),
+    ("AssertionError: Expects tensor to be on the compute device npu:15, was on npu:0", "ray-device", "RAY_EXPERIMENTAL"),
+    ("open /dev/davinci_manager failed: Permission denied, drvErr=87", "davinci-permission", "HwHiAiUser"),
+    ("Get physical device number failed, err: 87", "drvErr 87", "other container"),
+    ("Failed to drvGetPlatformInfo, ret=4[FUNC:DrvGetPlatformInfo]", "drvErr 4", "npu-smi info"),
+    ("[drv api] halSqCqAllocate failed: device_id=3, drvRetCode=14!", "drvErr 14", "25.5.1"),
+    ("[drv api] halCqReportRecv failed: device_id=0, drv_ret_code=33", "drvErr 33", "reset the card"),
+    ("halGetDeviceInfo get device type version failed , ret:4", "drvErr 4", "container"),
+    ("open /dev/davinci0 failed: No such file or directory", "davinci-missing", "--device"),
+    ("DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)", "driver-console", "-8020"),
+    ("socket type[1], listen on ip[192.168.20.160] and specific port[16666] fail.", "port-listen", "HCCL_NPU_SOCKET_PORT_RANGE"),
+    ("[ServerInit]call trace: hcclRet -> 19", "HcclResult 19", "hccn_tool"),
+    ("[ServerInit]call trace: hcclRet -> 7", "HcclResult 7", "HCCL_HOST_SOCKET_PORT_RANGE"),
+    ("HCCL function error: hcclCommInitRootInfoConfig(numRanks, &rootInfo), error code is 5", "HcclResult 5", "HCCL_OP_EXPANSION_MODE"),
+    ("OPS function error: HcclAllreduce, error code is 6", "HcclResult 6", "HCCL_SOCKET_IFNAME"),
+    ("HCCL function error: HcclGetRootInfo(&hcclID), error code is 7", "HcclResult 7", "port"),
+    ("HCCL function error: hcclCommInitRootInfoConfig(n), error code is 15", "HcclResult 15", "CANN"),
+    ("HCCL function error: HcclCommInitRootInfo(n), error code is 19", "HcclResult 19", "UP"),
+    ("AllGatherHcclRunner:0 HcclCommInitRootInfo fail, error:2, rank:1", "HcclResult 2", "memory"),
+    ("[Init][RaRdma]errNo[0x0000000005000013] rdma init fail", "HcclResult 19", "hccn.conf"),
+    ("Nnopbase fails to invoke the HcclAllocComResourceByTiling function of the hccl module. ret = 9, comm = 0x1", "HcclResult 9", "failed first"),
+    ("this package does not support hrtRaAiQpCreate for device, please change new package", "driver-old", "update driver"),
+    ("stream setup failed, retCode=0x7020010.[FUNC:SyncGetDevMsg]", "0x7020010", "last run"),
+    ("create thread failed, retCode=0x7110004", "0x7110004", "ulimit"),
+    ("Create capture stream failed, stream_id=1987, error=117571619.", "0x7020023", "fewer sizes"),
+    ("query failed, retCode=0x7030010", "0x7030010", "RT_ERROR_STREAM_SYNC_TIMEOUT"),
+    ("EJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running.", "EJ0001", "10 s"),
+    ("Communication_Error_Bind_IP_Port(EJ0003): Failed to bind the IP port.", "EJ0003", "HCCL_IF_BASE_PORT"),
+    ("EJ0002: [PID: 38079] The network port is down.", "EJ0002", "hccn_tool"),
+    ("EI9999: Inner Error!", "EI9999", "plog"),
+    ("EZ9903: [PID: 1] rtMemcpyAsync failed", "EZ9903", "plog"),
+    ("EH0003: Path /tmp/acl.json is invalid. Reason: file open failed.", "EH0003", "can be read"),
+    ("Communication_Error_Bind_IP_Port(EI0019): Failed to enable listening", "EI0019", "HCCL_IF_BASE_PORT"),
+    ("Execution_Error_ROCE_CQE(EI0013): An error CQE occurred during operator execution.", "EI0013", "other side"),
+    ("EI0009: [PID: 2225827] Transport init error. Reason: [Create][DestLink]Create Dest error!", "EI0009", "other rank"),
+    ("Config_Error_Ranktable(EI0014): The ranktable information check failed", "EI0014", "hccl_rootinfo.json"),
+    ("Resource_Error_Insufficient_Device_Memory(EI0011): Failed to allocate", "EI0011", "memory"),
+    ("EI0099: something new", "EI0099", "HCCL_SOCKET_IFNAME"),
+    ("EJ0099: something new", "EJ0099", "10 s"),
+    ("EC0010: Failed to import Python module [AttributeError: `np.float_` was removed in the NumPy 2.0 release.", "numpy-2", "numpy<2"),
+    ("ModuleNotFoundError: No module named 'tbe.common'", "cann-python", "set_env.sh"),
+    ("EH9999: [Init][Env]init env failed!", "cann-python-packages", "decorator"),
+    ("failed: /opt/conda/lib/libgomp.so.1: cannot allocate memory in static TLS block", "static-tls", "LD_PRELOAD=/opt/conda/lib/libgomp.so.1"),
+    ("npu-smi: error while loading shared libraries: libc_sec.so: cannot open shared object file", "libascend_hal", "runtimeClassName"),
+    ("DCMIError_LibraryNotFound: Library Not Found", "libdcmi", "/usr/local/dcmi"),
+    ("bash: npu-smi: command not found", "npu-smi-missing", "mount"),
+    ("ModuleNotFoundError: No module named 'torch_npu'", "no-torch-npu", "pip install torch-npu"),
+    ("AttributeError: module 'torch_npu' has no attribute '_npu_rotary_embedding'", "torch-npu-attribute", "_npu_rotary_embedding"),
+    ("AttributeError: module 'torch' has no attribute 'npu'", "torch-npu-not-imported", "import torch_npu"),
+    ("AssertionError: Torch not compiled with CUDA enabled", "cuda-in-program", "transfer_to_npu"),
+    ("bitsandbytes was compiled without GPU support. 8-bit optimizers are unavailable", "cuda-package", "bitsandbytes"),
+    ("No module named 'vllm_ascend.distributed'", "vllm-plugin", "pair"),
+    ("Failed to import vllm_ascend_C:No module named 'vllm_ascend.vllm_ascend_C'", "vllm-custom-ops", "without harm"),
+    ("AttributeError: module 'triton.language' has no attribute 'constexpr_function'", "triton", "triton-ascend"),
+    ("No platform detected, vLLM is running on UnspecifiedPlatform", "no-platform", "vllm-ascend"),
+    ("Cannot find bin of op AddRmsNormQuant, integral key 0/1/|float16/ND", "operators-package", "Ascend-cann-kernels"),
+    ("EZ1001: binary_info_config.json failed, please check if the opp_kernel package is installed", "operators-package", "Ascend-cann-kernels"),
+    ("Ascend opp_kernels is not installed", "operators-package", "set_env.sh"),
+    ("aclnnAddRmsNormBias or aclnnAddRmsNormBiasGetWorkspaceSize not in libopapi.so, or libopapi.sonot found.", "operator-missing", "aclnnAddRmsNormBias"),
+    ("the socversion Ascend910B1 of bin package does not match the current device socverison Ascend310P3.", "wrong-chip", "310p"),
+    ("bishengir-compile: for the --target option: Cannot find option named 'Ascend310P3'!", "unknown-chip", "release"),
+    ("CANN version mismatch. The build version is 5.1.0, but the current environment version is 5.1.2.", "cann-mismatch", "5.1.0"),
+    ("[SqCqManage]Alloc sq cq fail, stream_id=1984", "streams-exhausted", "25.5.1"),
+    ("Insufficient_Stream_Resources(EL0009): The stream resources are insufficient.", "streams-exhausted", "capture fewer"),
+    ("ASCEND_LAUNCH_BLOCKING is enabled, incompatible with ACL graph", "blocking-and-graphs", "unset"),
+    ("HCCL_BUFFSIZE is too SMALL, maxBs = 512, NEEDED_HCCL_BUFFSIZE((a * b) * 2) = 609MB, HCCL_BUFFSIZE=200MB.", "hccl-buffer-needed", "HCCL_BUFFSIZE=609"),
+    ("the hccl buffsize is too small", "hccl-buffer", "raise HCCL_BUFFSIZE"),
+    ("RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB", "out-of-memory", "expandable_segments"),
+    ("Call rtMalloc fail, purpose: page caching, type = 2, size:3221291008", "device-memory", "npu-smi info"),
+    ("Memory_Allocation_Failure(EL0004): Failed to allocate memory.", "device-memory", "HCCL_BUFFSIZE"),
+    ("Free memory on device (8.0/64.0 GiB) on startup is less than desired GPU memory utilization (0.9, 57.6 GiB).", "memory-taken", "8.0 of 64.0"),
+    ("ValueError: No available memory for the cache blocks. Try increasing it", "no-cache-memory", "--max-model-len"),
+    ("System memory request exceeds memory available in /dev/shm.", "shared-memory", "--shm-size"),
+    ("Inference server exited with code 137", "killed", "host"),
+    ("errorStr: The DDR address of the MTE instruction is out of range.", "operator-out-of-range", "HCCL_BUFFSIZE"),
+    ("Aicore kernel execute failed, device_id=0, fault kernel_name=Add_ee98_high_performance_210000000", "fault-kernel", "Add_ee98"),
+    ("[Error]: The vector core execution is abnormal.", "core-exception", "ASCEND_LAUNCH_BLOCKING"),
+    ("Kernel task happen error, retCode=0x2a, [aicpu exception].", "aicpu-exception", "convert"),
+    ("CAUTION: The operator 'torchvision::nms' is not currently supported on the NPU backend and will fall back to run on the CPU.", "cpu-fallback", "not an error"),
+    ("RuntimeError: modulated_deform_conv_forward_impl: implementation for device npu:0 not found.", "operator-not-implemented", "FORCE_NPU"),
+    ("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, npu:0 and cpu!", "two-devices", "set_device"),
+    ("Reason: The IP address and port have been bound already.", "port-taken", "HCCL_IF_BASE_PORT"),
+    ("wait socket establish timeout, role[1] rank[12] timeout[120]", "link-timeout", "tls"),
+    ('TopoDetect ERROR occur !!! fault_info["Failed to connect agent[1,3,5,7,]"]', "rank-missing", "1,3,5,7"),
+    ("topo exchange agent get socket timeout! timeout[120]", "group-timeout", "HCCL_SOCKET_IFNAME"),
+    ("Watchdog caught collective operation timeout: WorkHCCL(SeqNum=196, OpType=ALLREDUCE, Timeout(ms)=3600000)", "collective-timeout", "ALLREDUCE number 196"),
+    ("[ERROR] TBE Subprocess[task_distribute] raise error[], main process disappeared!", "worker-ended", "first error"),
+    ("device_ip is invalid in ranktable file", "rank-table", "hccn.conf"),
+    ("docker: Error response from daemon: unknown or invalid runtime name: ascend.", "ascend-runtime", "docker info"),
+    ("failed to mount src: /usr/local/bin/npu-smi.failed to mount dev.", "ascend-mount", "/usr/local/bin/npu-smi on the host"),
+    ("npu-smi set device-share -i 6 -c 0 -d 1: exit status 203", "device-share", "end all programs"),
+    ("NPU function error: AclrtSynchronizeStream, error code is 507049", "507049", "sleep mode"),
+    ("E39999: Inner Error!", "E39999", "operator"),
+    ("call failed, error code is 507036", "507036", "ACL_ERROR_RT_VECTOR_CORE_TRAP_EXCEPTION"),
+    ("EZ9999: 2024-05-17-01:30:26.960.959  Op Cast does not has any binary.", "operators-package", "Ascend-cann-kernels"),
+    ("npu-smi set device-share -i 1 -c 0 -d 1: npu-smi not found in [/usr/local/sbin/npu-smi]", "npu-smi-missing", "plugin"),
+    ("ModuleNotFoundError: No module named 'decorator'", "cann-python-packages", "pip install"),
+    ("Current device type: AscendDeviceType.A2 does not match the installed version's device type: AscendDeviceType.A3", "wrong-build", "built for A3"),
+    ("AssertionError: local_world_size (8) must be less than or equal to the number of visible devices (2).", "no-visible-device", "(2)"),
+    ("RuntimeError: \"addmm_impl_cpu_\" not implemented for 'Half'", "half-on-cpu", "toprope devices"),
+    ("check aicore num failed, phy_id:0, core_need:4, used:6, total:8 Failed to create vdev info. (dev_id=0; ret=-22)", "vnpu-cores", "destroy-vnpu"),
+    ("RuntimeError: The Inner error is reported as above, the current working operator name is aclnnRmsNorm.", "working-operator", "aclnnRmsNorm"),
+    ("CANN failure 100002: ACL_ERROR_REPEAT_INITIALIZE ; NPU=0 ; expr=aclInit(nullptr);", "100002", "torch_npu initialise it first"),
+    ("EZ9999: [PID: 5625] Parse dynamic kernel config fail.", "operators-package", "of another chip"),
+    ("RuntimeError: Unsupported device target Ascend. This process only supports one of the ['CPU'].", "mindspore-target", "set_env.sh"),
+    ("RuntimeError: Ascend Transfer Engine initialization failed.", "transfer-engine", "ASCEND_MF_STORE_URL"),
+    ("hcclCommInitRootInfoConfig(xxx), error code is 11", "HcclResult 11", "HCCL_IF_BASE_PORT"),
+    ("Wait links establish completed failed, local role is client. ret[9]", "link-timeout", "hccn_tool"),
+    ("get cur vDev's activity info failed, err: retCode: -8255", "dcmi -8255", "driver"),
+    ("rtDeviceSynchronize execute failed, reason=[sdma copy error]", "dma-error", "expandable_segments:False"),
+    ("there is a sdma error, sdma channel is 2, irqStatus=0x220000", "dma-error", "--max-model-len"),
+    ("Available KV cache memory: -0.87 GiB", "no-cache-memory", "--max-model-len"),
+    ("EZ1013: In the dynamic shape scenario, the JSON configuration file of operator AddX cannot be found.", "EZ1013", "ASCEND_CUSTOM_OPP_PATH"),
+    ("RuntimeError: Distributed package doesn't have NCCL built in", "nccl-missing", "hccl"),
+    ("ImportError: /usr/lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by libtriton.so)", "libstdcxx", "conda"),
+    ("RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).", "address-in-use", "master_port"),
+    ("RuntimeError: Can not support soc_version: 104.", "soc-unsupported", "npu-smi info"),
+    ("ValueError: Unsupported soc_version: AscendSocVersion.UNDEFINED", "soc-unsupported", "image"),
+    ("AclNN_Inner_Error(EZ9903): aclnnX support for Ascend910 is not implemented", "chip-not-implemented", "910B"),
+    ("ImportError: libgfortran.so.5: cannot open shared object file: No such file or directory", "library-missing", "LD_LIBRARY_PATH"),
+    ("ImportError: libnnopbase.so: cannot open shared object file: No such file or directory", "libhccl", "set_env.sh"),
+]  # fmt: skip
+
+
+def words(what: Explanation) -> str:
+    return "\n".join((what.means, what.name, *what.causes, *what.try_))
+
+
+@pytest.mark.parametrize(("text", "cause", "word"), TEXTS)
+def test_a_text_of_a_thread_has_its_cause_and_its_cure(text: str, cause: str, word: str) -> None:
+    found = {each.code: each for each in in_text(text)}
+    assert cause in found
+    assert word in words(found[cause])
+    assert not re.search(r"\{\w+\}", words(found[cause]))
+    assert found[cause].sources
+
+
+@pytest.mark.parametrize(("text", "cause", "word"), TEXTS)
+def test_the_cause_comes_first_in_a_log_of_that_text(text: str, cause: str, word: str) -> None:
+    log = [b"INFO step 1 loss 0.5", text.encode(), b"[ERROR] (PID:107001) ERR00100 PTA call acl api failed"]
+    first = in_log(log)[0]
+    assert cause in [each.what.code for each in in_log(log)]
+    assert first.line == 2
+    assert first.what.order <= next(each.what.order for each in in_log(log) if each.what.code == cause)
+
+
+def test_every_message_has_a_text() -> None:
+    found = {each.code for text, _, _ in TEXTS for each in in_text(text)}
+    named = {rule.what.code for rule in rules() if not rule.values}
+    elsewhere = {  # tests/base/test_codes.py and tests/device/test_doctor_threads.py
+        "libhccl", "libatb", "autoload", "source-folder", "torchair", "unknown-device", "two-accelerators", "infer-device",
+        "no-visible-device", "invalid-device-id", "forked", "aiv-groups", "precision-mode", "watchdog", "shm-broadcast",
+        "device-process",
+    }  # fmt: skip
+    assert named - found - elsewhere == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 107000 of 207001, loss 0.507015, lr 1e-05",
+        "loaded libhccl.so and libatb.so from /usr/local/Ascend",
+        "HCCL_BUFFSIZE=200, torch_npu imported, npu-smi found, exit code 0",
+        "process 507033 ended; wrote 507035 bytes; E19999 rows; 2026-11-29 08:05:12.507034",
+        "hcclRet -> 0",
+    ],
+)
+def test_ordinary_lines_of_a_log_say_nothing(text: str) -> None:
+    assert in_log([text.encode()] * 200) == ()
+
+
+CONSEQUENCES = [
+    "rank{0}: EI0006: Getting socket times out. Reason: Remote Rank did not send the data in time.",
+    "rank{0}: wait socket establish timeout, role[1] rank[{0}] timeout[120]",
+    "rank{0}: HCCL function error: hcclCommInitRootInfoConfig, error code is 9",
+    "rank{0}: NPU function error: aclrtSynchronizeDevice, error code is 107022",
+    "rank{0}: EE9999: Inner Error!",
+    "rank{0}: rtDeviceSynchronize execute failed, error code is 507899",
+    "rank{0}: [ERROR] ERR02200 DIST call hccl api failed.",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["rank3: NPU out of memory. Tried to allocate 2.00 GiB"], "out-of-memory"),
+        (["rank2: EJ0001: Failed to initialize the HCCP process.", "retCode=0x7020010"], "EJ0001"),
+        (["rank1: error code is 507015", "EZ9999: The DDR address of the MTE instruction is out of range."], "operator-out-of-range"),
+        (["rank0: Inference server exited with code 137"], "killed"),
+    ],
+)  # fmt: skip
+def test_the_cause_on_one_rank_comes_before_the_time_outs_of_the_others(lines: Sequence[str], cause: str) -> None:
+    chance = random.Random(cause)
+    many = [text.format(chance.randrange(8)) for text in CONSEQUENCES * 300]
+    chance.shuffle(many)
+    for place in (0, 700, len(many)):  # logs of ranks are joined in any order
+        log = [*many[:place], *lines, *many[place:]]
+        seen = in_log(line.encode() for line in log)
+        assert seen[0].what.code == cause
+        assert seen[0].line in range(place + 1, place + len(lines) + 1)
+        assert {"EI0006", "107022", "507899", "ERR02200"} <= {each.what.code for each in seen[1:]}
+
+
+def test_of_time_outs_alone_the_first_one_comes_first() -> None:
+    seen = in_log(line.encode() for line in ["x", "EI0002: timeout", *CONSEQUENCES * 20])
+    assert (seen[0].what.code, seen[0].line, seen[0].count) == ("EI0002", 2, 1)
+    assert next(each.count for each in seen if each.what.code == "EI0006") == 20
+
+
+def test_a_log_on_stdin_needs_no_argument(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\xff\x1b[31m" + "\n".join(CONSEQUENCES).encode() + b"\nNPU out of memory.\n")
+    for options, read in ((["--json"], json.loads), ([], str)):
+        with log.open() as file:
+            done = subprocess.run(
+                [sys.executable, "-m", "toprope", "doctor", *options],
+                stdin=file, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        answer = read(done.stdout)
+        if options:
+            assert (answer[0]["code"], answer[0]["line"], answer[0]["order"]) == ("out-of-memory", 8, 0)
+        else:
+            assert answer.startswith("out-of-memory\n")
+            assert "probably a consequence of out-of-memory" in answer
+    piped = [sys.executable, "-m", "toprope", "doctor", "--json"]
+    done = subprocess.run(piped, input=log.read_bytes(), capture_output=True, timeout=120)
+    assert json.loads(done.stdout)[0]["code"] == "out-of-memory"
+
+
+def test_words_and_a_log_together(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("error code is 507015\nERR00100\n"))
+    assert main(["doctor", "--json", "-", "ERR00100", "drvErr=87", "0x7020010"]) == 0
+    codes = [each["code"] for each in json.loads(capsys.readouterr().out)]
+    assert codes == ["507015", "ERR00100", "drvErr 87", "0x7020010"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("all is well\n"))
+    assert main(["doctor", "-"]) == 2
+    assert "1 lines of stdin" in capsys.readouterr().err
+
+
+def test_ten_megabytes_take_seconds() -> None:
+    import time
+
+    chance = random.Random(1)
+    line = b"[INFO] HCCL(%d,python3):2026-11-29 [hccl_socket.cc:%d] tag[%x] count[%d]"
+    log = [line % (chance.randrange(10**6), 5, chance.getrandbits(64), 9) for _ in range(120_000)]
+    begin = time.process_time()
+    assert in_log(log) == ()
+    assert time.process_time() - begin < 5  # 0.5 s elsewhere
