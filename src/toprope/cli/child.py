@@ -23,6 +23,16 @@ _SET_BY_RUN = (
     "TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "TOPROPE_TOOLS", "TOPROPE_FROM_CUDA",
     "TOPROPE_TRACE_CUDA",
 )  # fmt: skip
+_TOOLKIT = {
+    "ASCEND_TOOLKIT_HOME": "", "ASCEND_HOME_PATH": "", "TOOLCHAIN_HOME": "toolkit", "ASCEND_OPP_PATH": "opp",
+    "ASCEND_AICPU_PATH": "",
+}  # fmt: skip
+"""Variables that CANN's set_env.sh exports, with the folder of the toolkit that each names."""
+
+_NO_TOOLKIT = """This folder stands for CANN in a run on a simulated card (toprope run). It is empty: there is no CANN here.
+
+Programs ask for ASCEND_HOME_PATH and its like to see that set_env.sh was sourced, as on a machine with a real card.
+"""
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 
@@ -54,6 +64,8 @@ def environment_for(
         environment["TOPROPE_RUN_DIR"] = folder
         if trace:
             environment["TOPROPE_TRACE"] = "1"
+        if not any(environment.get(name) for name in _TOOLKIT):
+            environment |= _toolkit(Path(folder))
     elif choice.device == "npu":
         environment["TOPROPE_RUN_DIR"] = folder
     elif real_installed:
@@ -62,9 +74,20 @@ def environment_for(
     return environment
 
 
+def _toolkit(folder: Path) -> dict[str, str]:
+    """The variables of CANN, which name a folder that says that it is none."""
+    home = folder / "Ascend" / "ascend-toolkit" / "latest"
+    for inner in _TOOLKIT.values():
+        (home / inner).mkdir(parents=True, exist_ok=True)
+    (home / "README").write_text(_NO_TOOLKIT, encoding="utf-8")
+    return {name: str(home / inner) for name, inner in _TOOLKIT.items()}
+
+
 def without_run(base: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that an outer `toprope run` set."""
-    environment = {name: value for name, value in base.items() if name not in _SET_BY_RUN}
+    outer = base.get("TOPROPE_RUN_DIR", "")
+    ours = {name for name in _TOOLKIT if outer and base.get(name, "").startswith(outer)}
+    environment = {name: value for name, value in base.items() if name not in _SET_BY_RUN and name not in ours}
     tools = base.get("TOPROPE_TOOLS")
     if "PATH" in environment and tools:
         environment["PATH"] = os.pathsep.join(

@@ -117,10 +117,34 @@ def test_a_view_outlives_its_base() -> None:
     assert_same(view, torch.tensor([2.0, 3.0]))
 
 
+def test_uninitialised_memory_was_not_filled_in_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = torch.ones(3, device=CARD)
+        made = [
+            torch.empty(3, device=CARD),
+            torch.empty_like(x),
+            x.new_empty(3),
+            torch.empty_strided((3,), (1,), device=CARD),
+        ]
+        assert all(each.isnan().all() for each in made)
+        assert torch.empty(2, dtype=torch.int32, device=CARD).tolist() == [2**31 - 1] * 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_memory_formats() -> None:
-    compare(lambda t: t.to(memory_format=torch.channels_last) * 2, torch.randn(2, 3, 4, 5))
-    compare(lambda t: t.contiguous(memory_format=torch.channels_last_3d), torch.randn(2, 3, 4, 5, 6))
-    assert torch.empty(2, 3, 4, 5, device=CARD, memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+    x = torch.randn(2, 3, 4, 5)
+    compare(lambda t: t * 2, x.to(memory_format=torch.channels_last))
+    for call, text in (
+        (x.to(CARD).contiguous, "NPU contiguous operator only supported contiguous memory format."),
+        (x.to(CARD).to, "Only contiguous_format or preserve_format is supported."),
+    ):
+        with pytest.raises(RuntimeError, match=text) as caught:
+            call(memory_format=torch.channels_last)
+        assert "ERR01007 OPS feature not supported" in str(caught.value)
+    laid_out = x.to(memory_format=torch.channels_last).to(CARD)
+    assert laid_out.contiguous(memory_format=torch.channels_last) is laid_out
     assert torch.empty_strided((2, 3), (1, 2), device=CARD).stride() == (1, 2)
 
 

@@ -90,6 +90,9 @@ class Call {
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
 
+// Raises what the card's user is told where a host kernel lacks a dtype, else the error that is being handled.
+[[noreturn]] void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* rules);
+
 // While a composite operator that has been checked runs its parts, these are not checked.
 class Unchecked {
  public:
@@ -231,10 +234,19 @@ class Host<R(A...)> final : public c10::OperatorKernel {
  private:
   struct Run {
     Run(const Host& self, Call& call, typename convert::In<A>::type... host)
-        : scope((call.begin(), call.device())), result(self.redispatch_(kHostKeys, host...)) {}
+        : scope((call.begin(), call.device())), result(self.run(host...)) {}
     sim::KernelScope scope;
     R result;
   };
+
+  template <class... Host>
+  R run(Host&... host) const {
+    try {
+      return redispatch_(kHostKeys, host...);
+    } catch (const c10::Error& error) {
+      rethrow(error, kind_.load(std::memory_order_relaxed), rules_.load(std::memory_order_relaxed));
+    }
+  }
 
   // At the first call: only operators that were used are counted. Two threads may both do it.
   sim::Kind* describe() {

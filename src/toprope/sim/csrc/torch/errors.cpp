@@ -108,6 +108,10 @@ void raise_refused(const sim::Kind* kind, int dtype) {
   TORCH_CHECK(false, text, trailer("ERR01100 OPS call acl api failed"));
 }
 
+void raise_unsupported(const char* text) {
+  TORCH_CHECK(false, text, trailer("ERR01007 OPS feature not supported"));
+}
+
 void raise_forked() {
   TORCH_CHECK(false,
               "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the"

@@ -128,6 +128,13 @@ c10::ScalarType lacking_dtype(const c10::Error& error) {
   return c10::ScalarType::Undefined;
 }
 
+[[noreturn]] void raise_lacking(c10::ScalarType type, const sim::Kind* kind, const sim::Rules* rules) {
+  bool on_card = rules != nullptr && ((rules->known[0] & ~rules->refused[0]) >> static_cast<int>(type) & 1);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, kind->name, " has no kernel for ", sim::vendor_dtype(static_cast<int>(type)),
+                              " on the simulated npu; ", on_card ? "a card has one, by the vendor's documents."
+                                                                 : "no document of the vendor says that a card has one.");
+}
+
 // Dtypes that hold all values of a narrower one, in the order in which they are tried.
 std::vector<c10::ScalarType> wider(c10::ScalarType type) {
   if (type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16) return {c10::ScalarType::Float};
@@ -190,14 +197,7 @@ void run_wider(const c10::OperatorHandle& handle, const Operator& op, const std:
     }
     return;
   }
-  bool on_card = false;
-  for (int i = 0; op.rules != nullptr && i < sim::kPositions; i++) {
-    on_card |= (op.rules->known[i] & ~op.rules->refused[i]) >> static_cast<int>(from) & 1;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.name, " has no kernel for ", sim::vendor_dtype(static_cast<int>(from)),
-                              " on the simulated npu, because torch has none for the CPU; ",
-                              on_card ? "a card has one, by the vendor's documents."
-                                      : "whether a card has one, no document of the vendor says.");
+  raise_lacking(from, op.kind, op.rules);
 }
 
 // The host's kernel; arguments are on the stack, as host tensors.
@@ -214,6 +214,12 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, size_t c
 }
 
 }  // namespace
+
+void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* rules) {
+  c10::ScalarType lacking = lacking_dtype(error);
+  if (lacking != c10::ScalarType::Undefined) raise_lacking(lacking, kind, rules);
+  throw;
+}
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
@@ -327,6 +333,10 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                    std::optional<c10::MemoryFormat> memory_format) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_compressed(self.layout()),
                               "aten::_to_copy: sparse tensors are not supported on npu.");
+  if (memory_format.value_or(c10::MemoryFormat::Preserve) != c10::MemoryFormat::Preserve &&
+      *memory_format != c10::MemoryFormat::Contiguous) {
+    raise_unsupported("Only contiguous_format or preserve_format is supported.");
+  }
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }
 

@@ -25,6 +25,7 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 [[noreturn]] void raise_status(int status, const char* function, const char* call);
 [[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
 [[noreturn]] void raise_forked();
+[[noreturn]] void raise_unsupported(const char* text);
 [[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
 [[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
 

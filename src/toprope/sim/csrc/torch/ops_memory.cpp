@@ -1,5 +1,7 @@
 // Operators about memory itself: making tensors, views, copies, resizing.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -37,6 +39,15 @@ Tensor new_tensor(size_t bytes, c10::ScalarType dtype, std::optional<c10::Device
                                                   c10::scalarTypeToTypeMeta(dtype));
 }
 
+// In deterministic mode memory that nobody wrote holds known values, as on the host.
+void fill_if_deterministic(const Tensor& tensor) {
+  const at::Context& context = at::globalContext();
+  if (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()) [[unlikely]] {
+    Tensor host = host_alias(tensor);
+    at::native::fill_empty_deterministic_(host);
+  }
+}
+
 Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin_memory,
              std::optional<c10::MemoryFormat> memory_format) {
@@ -49,6 +60,7 @@ Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std
   if (memory_format.value_or(c10::MemoryFormat::Contiguous) != c10::MemoryFormat::Contiguous) {
     tensor.unsafeGetTensorImpl()->empty_tensor_restride(*memory_format);
   }
+  fill_if_deterministic(tensor);
   return tensor;
 }
 
@@ -60,6 +72,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
   Tensor tensor = new_tensor(at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype)), dtype, device);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  fill_if_deterministic(tensor);
   return tensor;
 }
 
@@ -77,6 +90,15 @@ Tensor efficient_zeros(IntArrayRef size, std::optional<c10::ScalarType> dtype_or
       c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   return tensor;
+}
+
+// torch_npu's hand-written kernels know contiguous tensors only.
+Tensor contiguous(const Tensor& self, c10::MemoryFormat memory_format) {
+  if (self.is_contiguous(memory_format)) return self;
+  if (memory_format != c10::MemoryFormat::Contiguous) {
+    raise_unsupported("NPU contiguous operator only supported contiguous memory format.");
+  }
+  return self.clone(memory_format);
 }
 
 Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
@@ -308,10 +330,13 @@ TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
 }
 TORCH_LIBRARY_IMPL(toprope_sim, PrivateUse1, m) { m.impl("host_view", &host_view); }
 
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("contiguous", &contiguous); }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_efficientzerotensor", &efficient_zeros);
+  m.impl("contiguous", &contiguous);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
   m.impl("_reshape_alias", &reshape_alias);

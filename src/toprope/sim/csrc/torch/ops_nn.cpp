@@ -40,8 +40,12 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor&
   MaybeTensor host_bias = call.in(bias);
   call.begin();
   sim::KernelScope scope(call.device());
-  return call.out(at::convolution_symint(host_input, host_weight, host_bias, stride, padding, dilation, transposed,
-                                         output_padding, std::move(groups)));
+  try {
+    return call.out(at::convolution_symint(host_input, host_weight, host_bias, stride, padding, dilation, transposed,
+                                           output_padding, std::move(groups)));
+  } catch (const c10::Error& error) {
+    rethrow(error, kind, nullptr);
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output, const Tensor& input,
