@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from device_stand_ins import in_python
-from toprope.cli.child import SITE, environment_for, without_run
+from toprope.cli.child import SITE, environment_for, make_toolkit, without_run
 from toprope.cli.choose import Choice
 from toprope.sim.spec import SimSpec
 
@@ -446,3 +446,17 @@ def test_the_log_setting_acts_in_a_program(tmp_path):
         )  # fmt: skip
         heard[level] = "toprope: INFO: heard" in done.stderr
     assert heard == {"": False, "INFO": True, "ERROR": False}
+
+
+def test_deepspeed_found_no_variable_of_set_env_in_a_run(tmp_path: Path) -> None:
+    make_toolkit(tmp_path)
+    environment = environment_for(Choice("sim", SimSpec()), {}, str(tmp_path))
+    home = Path(environment["ASCEND_HOME_PATH"])
+    assert "there is no CANN here" in (home / "README").read_text()
+    assert all(
+        Path(environment[name]).is_dir() for name in ("ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "TOOLCHAIN_HOME")
+    )
+    inner = environment_for(Choice("cpu"), environment, "/f")
+    assert "ASCEND_HOME_PATH" not in inner
+    own = environment_for(Choice("sim", SimSpec()), {"ASCEND_HOME_PATH": "/opt/cann"}, str(tmp_path))
+    assert (own["ASCEND_HOME_PATH"], "ASCEND_OPP_PATH" in own) == ("/opt/cann", False)

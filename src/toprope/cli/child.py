@@ -14,7 +14,7 @@ from types import FrameType
 from toprope.cli.choose import Choice
 from toprope.errors import ProgramError
 
-__all__ = ["SITE", "end_as", "environment_for", "run_program", "without_run"]
+__all__ = ["SITE", "end_as", "environment_for", "make_toolkit", "run_program", "without_run"]
 
 SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
 """The folder with our sitecustomize.py."""
@@ -24,12 +24,15 @@ _SET_BY_RUN = (
     "TOPROPE_TRACE_CUDA",
 )  # fmt: skip
 _TOOLKIT = {
-    "ASCEND_TOOLKIT_HOME": "", "ASCEND_HOME_PATH": "", "TOOLCHAIN_HOME": "toolkit", "ASCEND_OPP_PATH": "opp",
+    "ASCEND_TOOLKIT_HOME": "",
+    "ASCEND_HOME_PATH": "",
     "ASCEND_AICPU_PATH": "",
-}  # fmt: skip
+    "ASCEND_OPP_PATH": "opp",
+    "TOOLCHAIN_HOME": "toolkit",
+}
 """Variables that CANN's set_env.sh exports, with the folder of the toolkit that each names."""
 
-_NO_TOOLKIT = """This folder stands for CANN in a run on a simulated card (toprope run). It is empty: there is no CANN here.
+_NO_TOOLKIT = """This folder represents CANN in a run on a simulated card (toprope run): there is no CANN here.
 
 Programs ask for ASCEND_HOME_PATH and its like to see that set_env.sh was sourced, as on a machine with a real card.
 """
@@ -74,12 +77,15 @@ def environment_for(
     return environment
 
 
+def make_toolkit(folder: Path) -> None:
+    """Make the folder that the variables of CANN name in a run; it says that it is none."""
+    for path in _toolkit(folder).values():
+        Path(path).mkdir(parents=True, exist_ok=True)
+    Path(_toolkit(folder)["ASCEND_HOME_PATH"], "README").write_text(_NO_TOOLKIT, encoding="utf-8")
+
+
 def _toolkit(folder: Path) -> dict[str, str]:
-    """The variables of CANN, which name a folder that says that it is none."""
     home = folder / "Ascend" / "ascend-toolkit" / "latest"
-    for inner in _TOOLKIT.values():
-        (home / inner).mkdir(parents=True, exist_ok=True)
-    (home / "README").write_text(_NO_TOOLKIT, encoding="utf-8")
     return {name: str(home / inner) for name, inner in _TOOLKIT.items()}
 
 

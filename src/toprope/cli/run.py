@@ -167,7 +167,7 @@ def _run(
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and the report."""
     from toprope.cli import npu_smi, run_cores, trace_file, yr
-    from toprope.cli.child import environment_for, run_program
+    from toprope.cli.child import environment_for, make_toolkit, run_program
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, notes
     from toprope.compat.cuda_sites import merge
@@ -181,6 +181,7 @@ def _run(
     try:
         if choice.spec is not None:
             npu_smi.install(Path(folder), choice.spec)
+            make_toolkit(Path(folder))
         if begun is not None:
             join_cards(Path(folder), begun)
         yr.install(Path(folder))

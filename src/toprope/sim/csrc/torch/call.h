@@ -90,7 +90,7 @@ class Call {
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
 
-// Raises what the card's user is told where a host kernel lacks a dtype, else the error that is being handled.
+// Where a host kernel lacks a dtype, raises an error that names the operator; else the error that is being handled.
 [[noreturn]] void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* rules);
 
 // While a composite operator that has been checked runs its parts, these are not checked.
