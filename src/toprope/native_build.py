@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -38,6 +39,8 @@ _UNFINISHED = ".building-"
 # the compiler's whole process group with it.
 _SUPERVISE = 'exec 3<&0 </dev/null; ({ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &); exec "$@" 3<&-'
 _NOT_STARTED = (126, 127)  # exit statuses of a shell
+_REASON = re.compile(r"error|No space left|[Kk]illed|cannot find|undefined reference|recompile with -fPIC")
+_OUT_OF_MEMORY = re.compile(r"[Kk]illed|ended by signal 9\b|exit status 137\b|virtual memory exhausted|out of memory")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,10 @@ class NativeLibrary:
     target: str = ""
     note: dict[str, object] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.objects or not all(shared.units for shared in self.objects):
+            raise ValueError(f"{self.what}: nothing to build")
+
     def ensure(self) -> Path:
         """The folder of a finished build, made now where there is none.
 
@@ -100,10 +107,16 @@ class NativeLibrary:
         if folder is not None:
             return folder
         if compiler is None:
+            named = os.environ.get("CXX", "")
+            if named:
+                raise BuildError(
+                    f"{self.what} {self._have} to be built once, and CXX names a compiler that is not there.",
+                    f"CXX={named!r}; no build{self.target} in {self.cache}",
+                    "correct CXX, with quotes around a path that has spaces; or unset it for g++ or clang++",
+                )
             raise BuildError(
                 f"{self.what} {self._have} to be built once, and there is no C++ compiler.",
-                f"the variable CXX ({os.environ.get('CXX') or 'not set'}), g++ and clang++ on PATH;"
-                f" no build{self.target} in {self.cache}",
+                f"g++ and clang++ on PATH; CXX is not set; no build{self.target} in {self.cache}",
                 "install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX",
             )
         folder = self._folder(compiler)
@@ -133,7 +146,7 @@ class NativeLibrary:
             for unit in shared.units:
                 facts += [unit.name, *unit.flags, *(source.name for source in unit.sources)]
         for path in sorted([*self.headers, *self._sources()], key=lambda path: path.name):
-            facts += [path.name, path.read_text()]
+            facts += [path.name, path.read_text(encoding="utf-8")]
         return self.prefix + _digest(facts)
 
     def _sources(self) -> Iterator[Path]:
@@ -156,7 +169,11 @@ class NativeLibrary:
         if _UNFINISHED in folder.name:
             return False
         try:
-            return all((folder / name).exists() for name in (NOTE, *(shared.name for shared in self.objects)))
+            sizes = _sizes((folder / NOTE).read_text(encoding="utf-8", errors="replace"))
+            found = {shared.name: (folder / shared.name).stat().st_size for shared in self.objects}
+            return all(sizes.get(name, size) == size for name, size in found.items())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except PermissionError as error:
             raise BuildError(
                 f"the build of {self.what} cannot be read.",
@@ -168,7 +185,7 @@ class NativeLibrary:
     def _locked(self, folder: Path) -> Iterator[None]:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = _open_lock(_lock_of(folder))
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -194,7 +211,7 @@ class NativeLibrary:
     def _not_writable(self, error: OSError) -> BuildError:
         return BuildError(
             f"{self.what} {self._have} to be built once, and the cache directory cannot be written.",
-            f"{self.cache}: {error.strerror}",
+            f"{error.filename or self.cache}: {error.strerror}",
             "make it writable, or name another one in TOPROPE_CACHE_DIR",
         )
 
@@ -213,7 +230,10 @@ class NativeLibrary:
             raise self._not_writable(error) from error
         try:
             display.say(f"building {self.what}{self.target} with {compiler[0]}; once, {self.time}")
-            self._compile(aside, compiler, Progress(show))
+            try:
+                self._compile(aside, compiler, Progress(show))
+            except BuildError as error:
+                raise _with_cure(error, aside) from error
             self._put_in_place(aside, folder, compiler)
         finally:
             display.clear()
@@ -221,10 +241,10 @@ class NativeLibrary:
         display.say(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
 
     def _compile(self, aside: Path, compiler: list[str], progress: Progress) -> None:
-        units = [unit for shared in self.objects for unit in shared.units]
+        units = [(shared, unit) for shared in self.objects for unit in shared.units]
         steps = len(units) + len(self.objects)
         progress.step(0, steps)
-        objects = {unit.name: str(aside / f"{unit.name}.o") for unit in units}
+        objects = {(shared, unit): str(aside / f"{shared.name}-{unit.name}.o") for shared, unit in units}
         with _Compilers() as compilers:
             pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
             compiling = {
@@ -237,11 +257,11 @@ class NativeLibrary:
                         *(f"-I{folder}" for folder in unit.include),
                         *_inputs(unit.sources),
                         "-o",
-                        objects[unit.name],
+                        objects[shared, unit],
                     ],
                     _named(unit.sources),
                 )
-                for unit in units
+                for shared, unit in units
             }
             try:
                 waiting = compiling
@@ -255,7 +275,7 @@ class NativeLibrary:
                 pool.shutdown(cancel_futures=True)
         with _Compilers() as linkers:
             for number, shared in enumerate(self.objects, len(units) + 1):
-                linked = [objects[unit.name] for unit in shared.units]
+                linked = [objects[shared, unit] for unit in shared.units]
                 folders = [f"-L{folder}" for folder in (aside, *shared.libraries)]
                 linkers.run(
                     [
@@ -277,7 +297,8 @@ class NativeLibrary:
 
     def _put_in_place(self, aside: Path, folder: Path, compiler: list[str]) -> None:
         try:
-            (aside / NOTE).write_text(json.dumps({**self.note, "compiler": compiler}))
+            sizes = {shared.name: (aside / shared.name).stat().st_size for shared in self.objects}
+            (aside / NOTE).write_text(json.dumps({**self.note, "compiler": compiler, "sizes": sizes}), encoding="utf-8")
             mask = os.umask(0)
             os.umask(mask)
             aside.chmod(0o777 & ~mask)  # a cache may be shared; mkdtemp makes folders for one user alone
@@ -331,8 +352,9 @@ class _Compilers:
                 f"{command[0]} ended without an error and without {output.name}",
                 "name another compiler in CXX; g++ 11 or newer is known to work",
             )
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        facts = f"{command[0]}, exit status {done.returncode}: " + "; ".join(lines[:3])
+        lines = [line for line in done.stderr.splitlines() if _REASON.search(line)] or done.stderr.splitlines()
+        ended = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
+        facts = f"{command[0]}, {ended}: " + "; ".join(lines[:3])
         if done.returncode in _NOT_STARTED:
             raise BuildError(
                 "the C++ compiler cannot be started.", facts, "name another compiler in CXX, or install g++"
@@ -342,6 +364,40 @@ class _Compilers:
             facts,
             "g++ 11 or newer is needed (C++20); name another compiler in CXX",
         )
+
+
+def _with_cure(error: BuildError, aside: Path) -> BuildError:
+    """The error with what to do about a full disk or memory that ran out, of which a compiler says less."""
+    facts = error.looked_at
+    if "No space left" in facts or shutil.disk_usage(aside).free < 2**20:
+        free = shutil.disk_usage(aside).free / 2**20
+        return BuildError(
+            error.what, f"{facts}; {free:.0f} MiB free in {aside.parent}",
+            "free some space, or name another cache directory in TOPROPE_CACHE_DIR",
+        )  # fmt: skip
+    if _OUT_OF_MEMORY.search(facts):
+        return BuildError(
+            error.what, facts, "the compiler was killed, probably for want of memory (2 GiB for each): free some"
+        )
+    return error
+
+
+def _open_lock(path: Path) -> int:
+    """The file of a lock, which every user of a shared cache can open."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another user's
+
+
+def _sizes(note: str) -> dict[str, int]:
+    """Bytes of the shared objects as a note says them; none from a note that cannot be read."""
+    try:
+        found = json.loads(note)
+    except ValueError:
+        return {}
+    sizes = found.get("sizes", {}) if isinstance(found, dict) else {}
+    return sizes if isinstance(sizes, dict) else {}
 
 
 def _digest(parts: list[str]) -> str:

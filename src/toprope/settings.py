@@ -195,7 +195,10 @@ def _default_cache_dir(environment: Mapping[str, str]) -> tuple[Path, str]:
     if os.path.isabs(base):  # the XDG specification: a relative path is to be ignored
         return Path(base, "toprope"), "environment variable XDG_CACHE_HOME"
     try:
-        return Path.home() / ".cache" / "toprope", "default"
+        home = Path.home()
+        if not home.is_absolute() or home == Path(home.root):  # HOME is set to nothing
+            raise RuntimeError
+        return home / ".cache" / "toprope", "default"
     except RuntimeError:
         raise SettingError(
             "there is no home folder to keep the cache in.",

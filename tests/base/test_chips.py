@@ -89,7 +89,7 @@ def test_well_known_chips(name, soc_name, npu_smi, soc_version, cube, vector, hb
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_figures_of_one_chip_fit_together(chip):
     assert chip.hbm_usable_mib is None or chip.hbm_usable_mib < chip.hbm_mib
-    assert set(chip.cube_macs_per_cycle) <= set(chip.dtypes)
+    assert set(chip.cube_macs_per_cycle or ()) <= set(chip.dtypes)
     if chip.core_structure == "split":
         assert chip.vector_cores == 2 * chip.cube_cores
     else:
@@ -98,7 +98,7 @@ def test_figures_of_one_chip_fit_together(chip):
 
 def test_bfloat16_is_missing_on_the_first_generations_only():
     # torch_npu: bfloat16 from SocVersion Ascend910B1 (220) on.
-    assert {chip.name for chip in CHIPS if not chip.supports("bfloat16")} == {"910A", "310P3"}
+    assert {"910A", "310P3"} <= {chip.name for chip in CHIPS if not chip.supports("bfloat16")}
     assert all(chip.supports("bfloat16") == (chip.soc_version >= 220) for chip in CHIPS)
 
 

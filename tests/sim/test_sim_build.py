@@ -131,7 +131,7 @@ def test_no_compiler_and_no_build(cache: Path) -> None:
         build.ensure()
     text = str(caught.value)
     assert "there is no C++ compiler" in text
-    assert "CXX (not set)" in text
+    assert "CXX is not set" in text
     assert f"no build for torch {TORCH.version} in {cache}" in text
     assert "apt install g++" in text
     assert not cache.exists()
@@ -212,7 +212,9 @@ def test_a_compiler_that_fails(
 
 def test_a_compiler_that_fails_without_a_word(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "exit status 1" in fails(tmp_path, monkeypatch, last="exit 1")
-    assert "exit status -9" in fails(tmp_path, monkeypatch, last="kill -9 $$")
+    killed = fails(tmp_path, monkeypatch, last="kill -9 $$")
+    assert "ended by signal 9" in killed
+    assert "for want of memory" in killed
     assert folders(cache) == []
 
 
@@ -291,6 +293,49 @@ def test_a_note_that_cannot_be_read(cache: Path, compiler: Compiler, note: str) 
     (made.folder / "build.json").write_text(note)
     with pytest.raises(BuildError, match=f"remove {re.escape(str(made.folder))}"):
         build.ensure()
+
+
+def test_a_shared_object_that_was_cut_short_crashed_the_interpreter(cache: Path, compiler: Compiler) -> None:
+    made = build.ensure()
+    whole = made.glue.read_text()
+    made.glue.write_text(whole[:2])
+    assert build.ensure() == made
+    assert made.glue.read_text() == whole
+
+
+def test_a_compiler_that_is_not_there_was_called_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++-99")
+    with pytest.raises(BuildError, match="CXX names a compiler that is not there") as caught:
+        build.ensure()
+    assert "CXX='g++-99'" in str(caught.value)
+
+
+def test_the_reason_of_a_linker_was_dropped(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "/usr/bin/ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status"
+    before = f'case "$*" in *-shared*) printf "%s" "{lines}" >&2; exit 1;; esac'
+    text = fails(tmp_path, monkeypatch, before=before)
+    assert "No space left on device" in text
+    assert "free some space" in text
+    assert "C++20" not in text
+
+
+def test_another_users_lock_shut_a_shared_cache(cache: Path, compiler: Compiler) -> None:
+    made = build.ensure()
+    (lock,) = cache.glob("*.lock")
+    assert lock.stat().st_mode & 0o044 == 0o044
+    assert made.core.exists()
+
+
+def test_two_units_of_one_name_were_one(tmp_path: Path, compiler: Compiler) -> None:
+    from toprope.native_build import NativeLibrary, SharedObject, Unit
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.cpp").write_text(f"int {name};\n")
+    objects = tuple(SharedObject(f"lib{name}.so", (Unit("u", (tmp_path / f"{name}.cpp",)),)) for name in ("a", "b"))
+    NativeLibrary("the test", tmp_path / "kept", objects, (), "a moment").ensure()
+    assert len(compiler.units) == 2
+    with pytest.raises(ValueError, match="nothing to build"):
+        NativeLibrary("the test", tmp_path / "kept", (), (), "a moment")
 
 
 def test_what_a_crash_left_is_not_used(cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,5 +417,7 @@ def test_the_command(cache: Path, compiler: Compiler, monkeypatch: pytest.Monkey
     shutil.rmtree(made)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("toprope: the simulated card has to be built once, and there is no C++ compiler.\n")
+    assert done.stderr.startswith(
+        "toprope: the simulated card has to be built once, and CXX names a compiler that is not there.\n"
+    )
     assert "  do         install g++" in done.stderr

@@ -102,6 +102,27 @@ def processes_that_name(text: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGTERM])
+def test_the_build_of_a_run_outlived_the_run(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, ended: signal.Signals
+) -> None:
+    work = f"/bin/sleep 2000{os.getpid()}"
+    slow = Compiler(tmp_path / "tools", before=f"{work} &\nwait")
+    monkeypatch.setenv("CXX", str(slow.path))
+    monkeypatch.setenv("PATH", os.defpath)
+    program = tmp_path / "program.py"
+    program.write_text("print('never')")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "toprope", "run", "--chip", "910B3", str(program)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: processes_that_name(work))
+    run.send_signal(ended)
+    assert run.wait(timeout=60) == -ended
+    wait_for(lambda: not processes_that_name(work) and not processes_that_name(str(slow.path)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_compilers_end_with_their_builder(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, ended: signal.Signals

@@ -13,7 +13,7 @@ import typer
 from toprope.cli.child import without_run
 from toprope.device.software import installed_version
 from toprope.errors import BuildError, TopropeError
-from toprope.sim.build import is_ready
+from toprope.sim.build import ENDS_WITH_PARENT, is_ready
 from toprope.sim.spec import SimSpec
 from toprope.terminal import Display
 
@@ -52,11 +52,18 @@ def ensure(*, quiet: bool = False) -> None:
     if not quiet:
         Display().say("the simulated card is being built, once for this torch")
     done = subprocess.run(
-        [sys.executable, "-m", "toprope.sim.build"],
+        [sys.executable, "-m", "toprope.sim.build", ENDS_WITH_PARENT],
         # a backend that cannot be loaded is not the build's matter
         env=without_run(os.environ) | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, check=False,
     )  # fmt: skip
-    if done.returncode == BuildError.exit_status:
+    if done.returncode:
         sys.stderr.write((done.stderr or b"").decode(errors="replace"))
-        raise typer.Exit(BuildError.exit_status)
+    if done.returncode < 0:
+        raise BuildError(
+            "the build of the simulated card was killed.",
+            f"signal {-done.returncode}",
+            "start again; where memory ran out (2 GiB for each compiler), free some",
+        )
+    if done.returncode:
+        raise typer.Exit(done.returncode)

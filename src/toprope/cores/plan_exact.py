@@ -282,9 +282,9 @@ class _Search:
 def _cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise PlanError(
-            "the exact plan needs OR-tools, which is not installed.",
+            "the exact plan needs OR-tools, which cannot be imported.",
             looked_at=f"import ortools: {error}",
             do=f"{advice('plan')}, or plan by sums (S1), which needs nothing",
         ) from error

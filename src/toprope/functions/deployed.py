@@ -133,7 +133,7 @@ def cluster() -> Any:
         from importlib import import_module
 
         return import_module("toprope.functions.ray.cluster")
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise EnvironmentProblem(
             f"Ray cannot be used: {error}.", do=f"{advice('cluster')}, or start without --ray on one machine"
         ) from error

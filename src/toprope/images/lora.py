@@ -349,7 +349,7 @@ def open_all(loaded: Loaded, loras: Sequence[str | Spec], *, fused: bool = False
 def _need_peft() -> None:
     try:
         import peft  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError(
             "LoRAs need peft, which cannot be imported.",
             looked_at=" ".join(str(error).split()),

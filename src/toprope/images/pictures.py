@@ -58,7 +58,7 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
     """
     try:
         from PIL import Image
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("pictures need Pillow, which cannot be imported.", str(error), advice("images")) from error
 
     if isinstance(source, Image.Image):

@@ -7,9 +7,11 @@ makes it.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import re
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,14 @@ from toprope.errors import BuildError
 from toprope.native_build import NOTE, NativeLibrary, SharedObject, Unit
 from toprope.settings import Settings
 
-__all__ = ["CORE", "GLUE", "Build", "check", "ensure", "is_being_built", "is_ready"]
+__all__ = ["CORE", "ENDS_WITH_PARENT", "GLUE", "Build", "check", "ensure", "is_being_built", "is_ready"]
 
 CORE = "libtoprope_core.so"
 GLUE = "libtoprope_torch.so"
+ENDS_WITH_PARENT = "--ends-with-parent"
+"""Argument of `python -m toprope.sim.build`: end, with the compilers, when the process that started it ends."""
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 _WITHOUT_COLLECTING = ("--param", "ggc-min-heapsize=1048576")  # up to 1 GiB: a tenth of g++'s time
@@ -166,6 +172,8 @@ def _library(torch: Torch) -> NativeLibrary:
 
 
 def _main() -> int:
+    if ENDS_WITH_PARENT in sys.argv[1:]:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     torch = Torch.installed()
     try:
         if torch is None:
@@ -178,6 +186,8 @@ def _main() -> int:
     except BuildError as error:
         sys.stderr.write(f"toprope: {error}\n")
         return error.exit_status
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -40,7 +40,7 @@ def import_ray() -> Any:
             "functions on more than one machine need Ray, which is not installed.",
             do=f"{advice('cluster')}, or leave server_address empty for this machine",
         ) from None
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise EnvironmentProblem(
             f"Ray is installed but cannot be imported: {error}.", do="pip install --force-reinstall ray"
         ) from error

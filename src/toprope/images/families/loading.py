@@ -26,7 +26,7 @@ def need_diffusers() -> Any:
     try:
         import diffusers
         import transformers  # noqa: F401 - diffusers imports without it, and then has no pipelines
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         missing = getattr(error, "name", None) or "diffusers"
         raise PackageError(
             f"editing pictures needs {missing}, which cannot be imported.",

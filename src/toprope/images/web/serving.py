@@ -80,7 +80,7 @@ def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_bro
     _port(host, port)  # asked before Gradio is imported, which takes seconds
     try:
         app: Any = import_module("toprope.images.web.app").make_app(studio)
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
     look = import_module("toprope.images.web.look")
     for left in (2, 1, 0):
