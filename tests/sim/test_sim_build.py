@@ -420,4 +420,4 @@ def test_the_command(cache: Path, compiler: Compiler, monkeypatch: pytest.Monkey
     assert done.stderr.startswith(
         "toprope: the simulated card has to be built once, and CXX names a compiler that is not there.\n"
     )
-    assert "  do         install g++" in done.stderr
+    assert "  do         correct CXX" in done.stderr
