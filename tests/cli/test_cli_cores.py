@@ -94,7 +94,7 @@ def test_the_discipline_counts(toprope: Any) -> None:
 def test_a_deadlock_that_no_number_of_cores_prevents(toprope: Any) -> None:
     status, out, _ = toprope("check", str(EXAMPLES / "circle.json"))
     assert status == 1
-    assert "no number of cores helps" in out
+    assert "no limit of another operator helps" in out
     assert "set_stream_limit" not in out
     assert "\nerror    cyclic-wait" in out
     assert "circle.json: streams[0].ops[" in out
@@ -295,7 +295,7 @@ def test_an_operator_of_unknown_cores_was_taken_to_use_none(toprope: Any, tmp_pa
     assert (status, "these need all of their blocks at once" in out, "unknown-cores" in out) == (1, True, True)
     status, out, _ = toprope("check", file, "--assume", "one-block")
     assert (status, "if the operators below need one block at a time" in out) == (0, True)
-    data["streams"][1]["ops"][0]["vector"] = 0  # now it is said to use none
+    data["streams"][1]["ops"][0] |= {"cube": 0, "vector": 0}  # now it is said to use none
     assert toprope("check", write(tmp_path / "none.json", data))[0] == 0
 
 

@@ -29,7 +29,7 @@ _CARDS = 4
 _NAMES = 8
 """Operators that are named where their needs are assumed."""
 
-_OF_ORDER = ("cyclic-wait", "missing-rank")
+_OF_ORDER = ("cyclic-wait", "missing-rank", "sync-all-over-limit")
 """Findings with which a program hangs whatever its cores."""
 
 _HANDED_OUT = {
@@ -70,7 +70,7 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         far = " if the operators below need one block at a time" if relaxed else ""
         others = {name: verdict for name, verdict in result.weaker.items() if verdict != "safe"}
         if others:  # an operator that lacks one kind of core may keep idle ones of the other kind from the rest
-            how = f"where cores are handed out one by one ({result.discipline})"
+            how = "where cores are handed out one by one (D0)" if result.discipline is Discipline.D0 else how
         yield Text.assemble((f"safe {how}{far}", _YELLOW if relaxed else _GREEN), f": {what}")
         yield f"proven by: {result.proof}"
         if others:
@@ -97,7 +97,7 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield f"with other ways to hand out cores: {told}"
     yield ""
     if any(each.rule in _OF_ORDER for each in result.findings) and result.fix is None:
-        yield "no number of cores helps: who waits for whom must change, see the errors"
+        yield "no limit of another operator helps: see the errors"
     else:
         yield from _fix(program, result)
 

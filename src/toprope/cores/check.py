@@ -18,7 +18,7 @@ from toprope.cores.bursts import explore
 from toprope.cores.cut import Cuts
 from toprope.cores.exact import Outcome, search
 from toprope.cores.fewer_cards import FewerCards
-from toprope.cores.findings import Finding, assuming_cores
+from toprope.cores.findings import Finding, assuming_cores, barriers_over_limit
 from toprope.cores.findings import findings as _findings
 from toprope.cores.fix import Fix, Fixes, find_fixes
 from toprope.cores.model import Cores, Discipline, Program
@@ -151,6 +151,10 @@ class _Checker:
     def _decide(self, discipline: Discipline, deadline: float) -> _Decision:
         if self.hangs_by_order:
             return self._by_order(discipline)
+        closed = next(barriers_over_limit(self.program), None)
+        if closed is not None:
+            name = self.program.describe(closed)
+            return _Decision(Verdict.DEADLOCK, f"{name} has a barrier over more blocks than its limit: it never opens")
         if all(bound.fits for bound in self.sums):
             return _safe("sum of the streams' cores", self.sums, self.program)
         sets = self._heaviest_sets(deadline)

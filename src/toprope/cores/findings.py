@@ -13,7 +13,7 @@ from toprope.cores.model import Collective, Cores, OpId, Program
 from toprope.cores.order import Graph, cycle
 from toprope.cores.overlap import Overlap
 
-__all__ = ["RULES", "Finding", "Level", "assuming_cores", "findings", "unknown_cores"]
+__all__ = ["RULES", "Finding", "Level", "assuming_cores", "barriers_over_limit", "findings", "unknown_cores"]
 
 
 class Level(StrEnum):
@@ -25,6 +25,9 @@ class Level(StrEnum):
     WARNING = "warning"
     """The vendor advises against it, or the record does not say all."""
 
+
+_ON_CORES = ("AI_CORE", "AIC", "AI_VECTOR_CORE", "AIV", "MIX_AIC", "MIX_AIV")
+"""The profiler's words for operators that run on cube or vector cores."""
 
 RULES = {
     "missing-rank": Level.ERROR,
@@ -76,7 +79,7 @@ def findings(program: Program) -> tuple[Finding, ...]:
 
 
 def unknown_cores(program: Program) -> tuple[OpId, ...]:
-    """Operators of which the record says neither cores nor kind.
+    """Operators that use cores of which the record does not say how many.
 
     A collective of a communicator whose engine is known, and is not "aiv", is none of them: it uses no cores.
     """
@@ -85,7 +88,9 @@ def unknown_cores(program: Program) -> tuple[OpId, ...]:
     def is_known(id: OpId) -> bool:
         op = program.op(id)
         engine = engines[op.collective.communicator] if op.collective is not None else ""
-        return bool(any(op.cores) or op.kind or engine not in ("", "aiv"))
+        if any(op.cores) or engine not in ("", "aiv"):
+            return True
+        return engine != "aiv" and bool(op.kind) and op.kind.upper() not in _ON_CORES
 
     return tuple(id for id, _ in program.ops() if not is_known(id))
 
@@ -217,13 +222,19 @@ def _cyclic_wait(program: Program, graph: Graph) -> Iterator[Finding]:
         )
 
 
-def _over_limit(program: Program) -> Iterator[Finding]:
-    """A barrier over more blocks than run at the same time never opens."""
+def barriers_over_limit(program: Program) -> Iterator[OpId]:
+    """Operators with a barrier over more blocks than their limit lets run at the same time: it never opens."""
+    for id, op in program.ops():
+        if op.sync_all and op.blocks > 1 and op.limit is not None:
+            if op.cube > op.limit[0] or op.vector > op.limit[1]:
+                yield id
 
+
+def _over_limit(program: Program) -> Iterator[Finding]:
     def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
-        for id, op in program.ops():
-            if op.sync_all and op.limit is not None and (op.cube > op.limit[0] or op.vector > op.limit[1]):
-                yield (op.name, op.cores, op.limit), (id,)
+        for id in barriers_over_limit(program):
+            op = program.op(id)
+            yield (op.name, op.cores, op.limit), (id,)
 
     def text(ops: tuple[OpId, ...]) -> str:
         op = program.op(ops[0])

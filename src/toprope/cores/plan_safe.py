@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from toprope.cores.check import Result, Verdict, check
-from toprope.cores.findings import assuming_cores
+from toprope.cores.findings import assuming_cores, barriers_over_limit
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
 from toprope.cores.plan import Limit, Plan, cores_for, plan
@@ -58,6 +58,12 @@ def plan_program(program: Program, sources: Sources | None = None, *, seconds: f
             f"collective {collective} never finishes, which no limit can change.",
             looked_at=f"it has no member on card {', '.join(program.missing(collective))}",
             do="check that every rank's record is there and complete",
+        )
+    for id in barriers_over_limit(program):
+        raise PlanError(
+            f"{program.describe(id)} never finishes: it has a barrier over more blocks than its limit.",
+            looked_at=program.op(id).source or f"cores {program.op(id).cores}, limit {program.op(id).limit}",
+            do="raise the limit that it was launched under, or launch it on fewer blocks",
         )
     disciplines = strictest(program)
     unlimited = as_it_is(program, sources, disciplines, time.monotonic() + seconds / 2)
@@ -162,8 +168,11 @@ class _Search:
             limits = {each.stream: self._least(each, smallest) for each in demands_of(self.program, sources)}
             if self._is_safe(limits, self.deadline):
                 return limits, notes
+        fixed = sorted({f"{op.name} ({op.ignores_limit})" for _, op in self.program.ops() if op.ignores_limit})
         raise PlanError(
-            "not even with one block for each operator the program is safe.",
+            f"no limit makes the program safe: they have no effect on {', '.join(fixed)}."
+            if fixed
+            else "not even with one block for each operator the program is safe.",
             looked_at=f"{self.refused.doubt}; by sums: {refused.looked_at}",
             do="let streams wait for each other's events, so that fewer of them run at the same time",
         ) from refused

@@ -46,7 +46,7 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
         raise ScheduleError("there is no file to read.", do="name a schedule, a trace, or the CSV files of the ranks")
     texts = {os.fspath(path): _text(path) for path in _files(paths)}
     if all(looks_like_csv(text) for text in texts.values()):
-        return from_csv(texts, _chip(chip, texts))
+        return _with_operators(from_csv(texts, _chip(chip, texts)), ", ".join(texts))
     if len(texts) > 1:
         raise ScheduleError(
             "several files are read together only where each is a CSV of the profiler.",
@@ -63,7 +63,10 @@ def read(*paths: str | os.PathLike[str], chip: str = "", communicator: str = "")
             looked_at=f"{source}: a list of {len(data)} trace events",
             do="give kernel_details.csv, which the profiler writes into the same folder, or that folder",
         )
-    program = from_data(data, source)
+    return _with_operators(from_data(data, source), source)
+
+
+def _with_operators(program: Program, source: str) -> Program:
     if not any(True for _ in program.ops()):
         raise ScheduleError(
             f"{source} has no operators: there is nothing to check.",

@@ -10,6 +10,7 @@ from typing import Any
 from toprope import chips
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program, Stream
 from toprope.errors import ScheduleError, UnknownChipError
+from toprope.support.all_blocks import needs_all_blocks
 
 __all__ = ["ENGINES", "TIMINGS", "card_of_chip", "from_data", "from_json", "parse", "to_data", "to_json"]
 
@@ -265,23 +266,32 @@ def _op(table: _Table, card: Card) -> Op:
     if table.has("timing") and not table.has("microseconds"):
         raise ScheduleError("timing without a time.", looked_at=table.where, do="add microseconds, or leave out timing")
     cube, vector = table.get("cube", int, 0), table.get("vector", int, 0)
+    if min(cube, vector) > 0 and max(cube, vector) % min(cube, vector):
+        raise ScheduleError(
+            f"{cube} cube and {vector} vector cores are no whole number of blocks.",
+            looked_at=table.where,
+            do="give a kernel of both kinds the cores of its blocks, such as 1 cube and 2 vector cores each",
+        )
+    kind = table.get("kind", str, "HOST" if not (cube or vector) and table.has("cube") and table.has("vector") else "")
+    known: bool | None = table.get("sync_all", bool, False) if table.has("sync_all") else None
+    if known is None and (collective is not None or not (cube or vector)):
+        known = False
+    if known is None:
+        known = needs_all_blocks(table.get("name", str), core=kind)
     return Op(
         name=table.get("name", str),
         cube=cube,
         vector=vector,
-        sync_all=table.get("sync_all", bool, False),
+        sync_all=known is not False,
         collective=collective,
         waits=table.texts("waits", ()),
         records=table.texts("records", ()),
         microseconds=float(table.get("microseconds", float)) if table.has("microseconds") else None,
         timing=table.one_of("timing", TIMINGS),
-        # A 0 that is written says that it uses no cores; what is left out is unknown.
-        kind=table.get(
-            "kind", str, "HOST" if not (cube or vector) and (table.has("cube") or table.has("vector")) else ""
-        ),
+        kind=kind,
         limit=_limit(table, card),
         ignores_limit=table.get("ignores_limit", str, ""),
-        assumed=table.get("assumed", bool, False),
+        assumed=table.get("assumed", bool, known is None),
         source=table.where,
     )
 
@@ -305,7 +315,9 @@ def _op_data(op: Op) -> dict[str, Any]:
     collective = op.collective
     return (
         {"name": op.name}
-        | _without({"cube": op.cube, "vector": op.vector, "sync_all": op.sync_all, "assumed": op.assumed})
+        | _without({"cube": op.cube, "vector": op.vector})
+        | ({"sync_all": op.sync_all} if any(op.cores) and collective is None else {})
+        | _without({"assumed": op.assumed})
         | ({} if collective is None else {"collective": collective.communicator, "sequence": collective.sequence})
         | _without({"waits": list(op.waits), "records": list(op.records)})
         | ({} if op.microseconds is None else {"microseconds": op.microseconds})
