@@ -84,10 +84,10 @@ def test_safe_is_said_with_its_proof(toprope: Any) -> None:
 def test_the_discipline_counts(toprope: Any) -> None:
     limited = str(EXAMPLES / "figure-limited-32.json")
     assert toprope("check", limited)[0] == 1
-    for discipline in ("D0b", "D1"):
+    for discipline, how in (("D0b", "in one go (D0b)"), ("D1", "all of its cores or none, in order (D1)")):
         status, out, _ = toprope("check", limited, "--discipline", discipline)
         assert status == 0
-        assert f"({discipline})" in out.splitlines()[0]
+        assert how in out.splitlines()[0]
     assert toprope("check", limited, "--discipline", "D9")[0] == 2
 
 
@@ -282,6 +282,9 @@ def test_folders_and_patterns_of_the_profiler_are_read(toprope: Any, tmp_path: P
 def test_nothing_and_the_same_file_twice_were_called_safe(toprope: Any, tmp_path: Path) -> None:
     empty = write(tmp_path / "empty.json", {"cards": [], "streams": []})
     status, _, err = toprope("check", empty)
+    assert (status, "there is nothing to check" in err) == (2, True)
+    header = write(tmp_path / "head.csv", "Device_id,Name,Type,Accelerator Core,Start Time(us),Block Num,Stream ID\n")
+    status, _, err = toprope("check", header, "--chip", "910B3")
     assert (status, "there is nothing to check" in err) == (2, True)
     status, _, err = toprope("check", FIGURE, FIGURE)
     assert (status, "a file is given twice" in err) == (2, True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.cores import Card, Collective, Communicator, Op, Program, Stream, record
+from toprope.cores import Card, Collective, Communicator, Op, Program, Stream, check, plan_program, record
 from toprope.cores.record_json import ENGINES, TIMINGS
-from toprope.errors import ScheduleError
+from toprope.errors import PlanError, ScheduleError
 
 NAMES = st.text(min_size=1, max_size=6)
 FIGURE = Path(__file__).resolve().parents[2] / "examples" / "cores" / "figure.json"
@@ -44,8 +44,10 @@ def programs(draw: st.DrawFn) -> Program:
         records = tuple(f"e{next(events)}" for _ in range(draw(st.integers(0, 2))))
         waits = tuple(draw(st.lists(st.sampled_from(recorded), max_size=2))) if recorded else ()
         recorded.extend(records)
+        cube = draw(st.integers(0, card.cube))
+        vector = draw(st.sampled_from([0, cube, 2 * cube]) if cube else st.integers(0, card.vector))
         return Op(
-            draw(NAMES), draw(st.integers(0, card.cube)), draw(st.integers(0, card.vector)), draw(st.booleans()),
+            draw(NAMES), cube, min(vector, card.vector // max(cube, 1) * cube) if cube else vector, draw(st.booleans()),
             collective, waits, records, time, draw(st.sampled_from(["", *TIMINGS])) if time is not None else "",
             draw(st.sampled_from(["", "AI_CORE"])),
             draw(st.none() | st.tuples(st.integers(0, card.cube), st.integers(0, card.vector))),
@@ -246,3 +248,48 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         record.read()
     with pytest.raises(ScheduleError, match="several files are read together only"):
         record.read(FIGURE, FIGURE.with_name("circle.json"))
+
+
+# Found by a user's trial: each was called safe.
+
+
+def two_streams(*ops: dict[str, Any], cards: str = "0", communicators: list[dict[str, Any]] | None = None) -> Program:
+    names = [{"name": card, "chip": "910B1"} for card in cards]
+    streams = [{"name": f"{card}.{at}", "card": card, "ops": [op]} for card in cards for at, op in enumerate(ops)]
+    return record.from_data({"cards": names, "communicators": communicators or [], "streams": streams})
+
+
+def test_a_kernel_of_known_kind_and_unknown_cores_counted_as_using_none() -> None:
+    groups = [{"name": name, "cards": ["0", "1"], "engine": "aiv"} for name in ("ep", "tp")]
+    dispatch = {"name": "MoeDistributeDispatch", "kind": "MIX_AIV", "collective": "ep"}
+    gather = {"name": "aiv_all_gather", "kind": "AI_VECTOR_CORE", "collective": "tp"}
+    assert check(two_streams(dispatch, gather, cards="01", communicators=groups)).verdict == "deadlock"
+    local = {"name": "Mine", "kind": "MIX_AIC"}
+    assert check(two_streams(local, local)).verdict == "deadlock"
+    assert check(two_streams({"name": "Mine", "kind": "AI_CPU"}, local)).verdict == "safe"
+
+
+def test_a_barrier_that_json_leaves_out_was_none() -> None:
+    program = two_streams({"name": "NonZero", "vector": 48}, {"name": "Sort", "vector": 48})
+    assert check(program).verdict == "deadlock"
+    assert not any(op.assumed for _, op in program.ops())
+    unknown = two_streams({"name": "Mine", "vector": 48}, {"name": "Add", "vector": 48})
+    assert [(op.sync_all, op.assumed) for _, op in unknown.ops()] == [(True, True), (False, False)]
+    said = two_streams({"name": "Mine", "vector": 48, "sync_all": False}, {"name": "Sort", "vector": 48})
+    assert check(said).verdict == "safe"
+    assert record.from_json(record.to_json(said)) == said
+
+
+def test_a_barrier_over_its_limit_was_called_safe() -> None:
+    limited = {"name": "N", "vector": 40, "sync_all": True, "limit": {"vector": 8}}
+    program = two_streams(limited)
+    result = check(program)
+    assert (result.verdict, "it never opens" in result.proof) == ("deadlock", True)
+    with pytest.raises(PlanError, match="never finishes"):
+        plan_program(program)
+
+
+def test_cores_without_a_ratio_were_one_indivisible_block() -> None:
+    with pytest.raises(ScheduleError, match="12 cube and 25 vector cores are no whole number of blocks"):
+        two_streams({"name": "N", "cube": 12, "vector": 25, "sync_all": True})
+    assert check(two_streams(*[{"name": "N", "cube": 13, "vector": 26, "sync_all": True}] * 2)).verdict == "deadlock"

@@ -107,6 +107,12 @@ def check(
     deadline = time.monotonic() + seconds
     checker = _Checker(assuming_cores(program))
     decision = checker.decide(discipline, deadline)
+    if findings and decision.verdict is Verdict.SAFE and _moved_collectives(program):
+        decision = _Decision(
+            Verdict.UNKNOWN,
+            "safe only if collectives run on the streams that call them, as they were recorded; a card gives those of "
+            f"each group a stream of their own, so they can overlap more than is known here. {decision.proof}",
+        )
     return Result(
         decision.verdict,
         discipline,
@@ -116,6 +122,12 @@ def check(
         checker.others(discipline, deadline) if beside else {},
         _findings(program) if findings else (),
     )
+
+
+def _moved_collectives(program: Program) -> bool:
+    """Return True if collectives on vector cores were recorded on streams that a card does not run them on."""
+    moved = {group.name for group in program.communicators if group.engine == "aiv" and group.on_callers_stream}
+    return any(collective.communicator in moved for collective in program.members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,9 +225,9 @@ def _cyclic_wait(program: Program, graph: Graph) -> Iterator[Finding]:
 def barriers_over_limit(program: Program) -> Iterator[OpId]:
     """Operators with a barrier over more blocks than their limit lets run at the same time: it never opens."""
     for id, op in program.ops():
-        if op.sync_all and op.blocks > 1 and op.limit is not None:
-            if op.cube > op.limit[0] or op.vector > op.limit[1]:
-                yield id
+        limit = op.limit or op.cores
+        if op.sync_all and op.blocks > 1 and (op.cube > limit[0] or op.vector > limit[1]):
+            yield id
 
 
 def _over_limit(program: Program) -> Iterator[Finding]:

@@ -79,6 +79,8 @@ class Communicator:
         name: how collectives call it.
         cards: names of its cards, by rank.
         engine: what runs its collectives: "aiv" (on vector cores), "aicpu", "host", "ccu"; empty where not known.
+        on_callers_stream: its collectives were recorded on the streams that called them; a card gives them a stream of
+            their own.
         as_seen: its cards are those that were seen to run one of its collectives; the source does not list them.
     """
 
@@ -86,6 +88,7 @@ class Communicator:
     cards: tuple[str, ...]
     engine: str = ""
     as_seen: bool = field(default=False, compare=False)
+    on_callers_stream: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ def _op_data(op: Op) -> dict[str, Any]:
     return (
         {"name": op.name}
         | _without({"cube": op.cube, "vector": op.vector})
-        | ({"sync_all": op.sync_all} if any(op.cores) and collective is None else {})
+        | ({"sync_all": op.sync_all} if op.sync_all or (any(op.cores) and collective is None) else {})
         | _without({"assumed": op.assumed})
         | ({} if collective is None else {"collective": collective.communicator, "sequence": collective.sequence})
         | _without({"waits": list(op.waits), "records": list(op.records)})

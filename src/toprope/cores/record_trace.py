@@ -283,7 +283,9 @@ def _program(acts: list[_Act], chip: str, communicator: str, source: str) -> Pro
             )
     cards = {name: card_of_chip(name, chip, source) for name in names.values()}
     groups = tuple(
-        Communicator(name, tuple(card for card in cards if card in members), reader.engines.get(name, ""))
+        Communicator(
+            name, tuple(card for card in cards if card in members), reader.engines.get(name, ""), on_callers_stream=True
+        )
         for name, members in reader.groups.items()
     )
     return Program(tuple(cards.values()), streams_of(reader.queues.values()), groups)
