@@ -235,10 +235,19 @@ def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> li
         items += [""] if items else []
         items += _row(Text(each.code, "bold"), *means)
         items += _row("seen", *where)
-        items += _row("causes", *each.causes)
+        items += _row("reason", *_reason(each))
+        items += _row("possible" if each.open else "causes", *each.causes)
         items += _row("try", *each.try_)
         items += _row("source", *(source.url for source in each.sources))
     return items
+
+
+def _reason(what: Explanation) -> Iterator[str]:
+    if what.reason:
+        yield what.reason
+    if what.open:
+        where = "the cause is in this text of the log" if what.reason else "open: look at the text and lines next to it"
+        yield f"{where}; the code alone does not say it"
 
 
 def seen_as_dict(seen: Sequence[Seen]) -> list[dict[str, Any]]:
@@ -257,6 +266,8 @@ def codes_as_dict(explanations: Sequence[Explanation]) -> list[dict[str, Any]]:
             "code": each.code,
             "name": each.name or None,
             "means": each.means,
+            "reason": each.reason or None,
+            "open": each.open,
             "causes": list(each.causes),
             "try": list(each.try_),
             "sources": [{"url": source.url, "what": source.what, "read": source.read} for source in each.sources],
