@@ -246,8 +246,10 @@ def _reason(what: Explanation) -> Iterator[str]:
     if what.reason:
         yield what.reason
     if what.open:
-        where = "the cause is in this text of the log" if what.reason else "open: look at the text and lines next to it"
-        yield f"{where}; the code alone does not say it"
+        if what.reason:
+            yield f"this is the log's own text and has the cause; {what.code} alone does not say it"
+        else:
+            yield f"open: {what.code} alone does not say it; look at the text and the lines next to it"
 
 
 def seen_as_dict(seen: Sequence[Seen]) -> list[dict[str, Any]]:

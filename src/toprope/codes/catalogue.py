@@ -194,7 +194,7 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
         common = {key: table[key] for key in ("means", "try", "sources")}
         default = next(_explanations([{"name": name, **common}], "numbers.toml", "name", sources))
         values = {
-            int(number): replace(default, code=f"{name} {number}", name=constant, of_its_own=False, order=order)
+            int(number): replace(default, code=f"{name} {number}", name=constant, of_its_own=False, order=order, open=True)
             for number, constant in table.get("constants", {}).items()
         }
         for number, value in table["value"].items():
@@ -202,7 +202,7 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
             entry = {"code": f"{name} {number}", "order": order, **value}
             values[int(number)] = replace(next(_explanations([entry], "numbers.toml", "code", sources)), name=constant)
         for *hints, pattern in table["patterns"]:
-            what = replace(default, of_its_own=False, order=order)
+            what = replace(default, of_its_own=False, order=order, open=True)
             yield Rule(tuple(hints), re.compile(pattern, re.IGNORECASE), what, values)
 
 

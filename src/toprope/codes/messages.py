@@ -168,8 +168,8 @@ class _Search:
                     count, last = (0, 0) if found is None else (found.count, found.last)
                     found = _Found(what, number, column, LATER[kind], text, rule, count, last)
                     self.found[what.code] = found
-                    if kind not in ("text", "own"):
-                        self._waiting[what.code] = (number, reasons.process(line))
+                if kind not in ("text", "own") and not found.what.reason:
+                    self._waiting[what.code] = (number, reasons.process(line))
                 found.count += found.last != number
                 found.last = number
         if gives_reason and self._waiting:
@@ -189,8 +189,11 @@ class _Search:
     def results(self) -> list[_Found]:
         """All findings, the first cause first; those that count next to another one alone come just before it."""
         counting = {code: found for code, found in self.found.items() if found.rule is None or not found.rule.alone}
+        if all(code.startswith("ERR") for code in counting):  # torch_npu's own codes say that something failed, no more
+            kinds = (each for each in self.found.items() if each[0] not in counting)
+            counting |= sorted(kinds, key=lambda each: each[1].line)[:1]
         places = {}
-        for code, found in (counting or self.found).items():
+        for code, found in counting.items():
             wanted = found.rule.partners if found.rule is not None else ()
             partners = [self.found[each].place for each in wanted if each in self.found]
             if partners or not wanted:

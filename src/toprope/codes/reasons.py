@@ -11,7 +11,7 @@ from toprope.codes.model import Explanation
 __all__ = ["HINTS", "computed", "of_line", "process"]
 
 # texts in small letters, one of which is in every line that of_line finds something in
-HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ")
+HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ", "not implemented for dt_")
 LONGEST = 200
 
 _BEFORE = (
@@ -20,7 +20,7 @@ _BEFORE = (
 )  # fmt: skip
 _REASON = re.compile(r"\bReasons?: *(.+)|Possible Causes?: *(.+)", re.IGNORECASE)
 _BRACKETS = re.compile(r"\breason=\[[^\]]+\]")
-_MUST = re.compile(r"\b(?:must|should) be \S")
+_MUST = re.compile(r"\b(?:must|should) be \S|not implemented for DT_")
 _AFTER = re.compile(r"\[FUNC:.*|\bSolution:.*|\bTraceBack \(most.*", re.IGNORECASE)
 _PROCESS = re.compile(r"\[?rank ?\d+\]?(?=:)|\([^)]{0,80}pid=\d+\)")
 
@@ -78,13 +78,17 @@ def _out_of_memory(what: Explanation, groups: Mapping[str, str | None]) -> Expla
     others = total - own - free
     facts = f"of {total:.1f} GiB this process has {own:.1f} and {free:.2f} are free"
     if others > max(2.0, total / 10):
+        large = others > total / 4
+        held = "other processes hold" if large else "other processes, or CANN and HCCL in this one, hold"
+        shared = (
+            "another program, container or rank uses the same card: all cards of the machine are visible in a container "
+            "with `privileged: true`, and a mask or device number can be that of a card in use"
+        )
+        buffers = "HCCL's buffers (2 x HCCL_BUFFSIZE for each group) and captured graphs are not in torch's numbers"
         return replace(
             what,
-            means=f"other processes hold about {others:.1f} GiB of this card ({facts})",
-            causes=(
-                "another program, container or rank uses the same card: all cards of the machine are visible in a "
-                "container with `privileged: true`, and a mask or device number can be that of a card in use",
-            ),
+            means=f"{held} about {others:.1f} GiB of this card ({facts})",
+            causes=(shared,) if large else (shared, buffers),
             try_=(
                 "npu-smi info on the host shows the processes of the card: end them, or choose a free card "
                 "(ASCEND_RT_VISIBLE_DEVICES, local_rank)",
