@@ -312,7 +312,9 @@ def test_the_reason_of_a_code_is_that_of_its_own_process() -> None:
     assert [each.what.reason for each in far] == [""]
 
 
-@pytest.mark.parametrize("text", ["CapEff: 0000000000000000", "installed numpy-2.0.2", "crw-rw---- 1 1000 1000 /dev/davinci0"])
+@pytest.mark.parametrize(
+    "text", ["CapEff: 0000000000000000", "installed numpy-2.0.2", "crw-rw---- 1 1000 1000 /dev/davinci0"]
+)
 def test_a_line_that_counts_next_to_a_code_says_nothing_alone(text: str) -> None:
     assert in_log([text.encode()]) == ()
     assert in_log([text.encode(), b"call failed, error code is 507013"])[0].what.code == "507013"

@@ -194,7 +194,9 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
         common = {key: table[key] for key in ("means", "try", "sources")}
         default = next(_explanations([{"name": name, **common}], "numbers.toml", "name", sources))
         values = {
-            int(number): replace(default, code=f"{name} {number}", name=constant, of_its_own=False, order=order, open=True)
+            int(number): replace(
+                default, code=f"{name} {number}", name=constant, of_its_own=False, order=order, open=True
+            )
             for number, constant in table.get("constants", {}).items()
         }
         for number, value in table["value"].items():

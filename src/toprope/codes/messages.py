@@ -38,6 +38,7 @@ _VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: wit
 BLOCK = 1 << 20  # bytes that are searched at once
 LIMIT = 200_000  # of remembered forms of lines: some tens of MB
 # lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
+ARMED = 50  # lines with a code after which a reason is looked for, if the earlier ones had none
 NEAR = 6  # lines after a code in which the reason that the log gives is looked for
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
 
@@ -168,7 +169,7 @@ class _Search:
                     count, last = (0, 0) if found is None else (found.count, found.last)
                     found = _Found(what, number, column, LATER[kind], text, rule, count, last)
                     self.found[what.code] = found
-                if kind not in ("text", "own") and not found.what.reason:
+                if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
                     self._waiting[what.code] = (number, reasons.process(line))
                 found.count += found.last != number
                 found.last = number
@@ -177,11 +178,11 @@ class _Search:
 
     def _reason(self, number: int, line: str) -> None:
         """Give the codes of this line and of the ones just before it the reason that the line states."""
-        text = reasons.of_line(line)
+        own = reasons.process(line)
         for code, (begin, process) in list(self._waiting.items()):
             if number - begin > NEAR:
                 del self._waiting[code]
-            elif text and process == reasons.process(line):
+            elif process == own and (text := reasons.of_line(line)):
                 found = self.found[code]
                 found.what = replace(found.what, reason=text)
                 del self._waiting[code]

@@ -1,4 +1,4 @@
-"""The reason that a log itself gives next to a code, and values of a line that an explanation is computed from. Pure."""
+"""The reason that a log itself gives next to a code, and explanations computed from values of a line. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ", "not im
 LONGEST = 200
 
 _BEFORE = (
-    re.compile(r"^.*?\(?E[0-9A-Z]\d{4}\)?(?:\[PID: ?\d+\])?:? *(?:\[PID: ?\d+\])? *(?:\d{4}-[\d.:-]+)? *(?:\(E\w{5}\):)? *"),
-    re.compile(r"^(?:\[?rank ?\d+\]?: *|\([^)]{0,80}pid=\d+\) *|(?:ERROR|INFO|WARNING) [\d :.,-]+(?:\[[^\]]*\])? *|\[ERROR\] *)+"),
+    re.compile(
+        r"^.*?\(?E[0-9A-Z]\d{4}\)?(?:\[PID: ?\d+\])?:? *(?:\[PID: ?\d+\])? *"
+        r"(?:\d{4}-[\d.:-]+)? *(?:\(E\w{4,5}\):)? *"
+    ),
+    re.compile(
+        r"^(?:\[?rank ?\d+\]?: *|\([^)]{0,80}pid=\d+\) *"
+        r"|(?:ERROR|INFO|WARNING) [\d :.,-]+(?:\[[^\]]*\])? *|\[ERROR\] *)+"
+    ),
 )  # fmt: skip
 _REASON = re.compile(r"\bReasons?: *(.+)|Possible Causes?: *(.+)", re.IGNORECASE)
 _BRACKETS = re.compile(r"\breason=\[[^\]]+\]")
@@ -81,8 +87,8 @@ def _out_of_memory(what: Explanation, groups: Mapping[str, str | None]) -> Expla
         large = others > total / 4
         held = "other processes hold" if large else "other processes, or CANN and HCCL in this one, hold"
         shared = (
-            "another program, container or rank uses the same card: all cards of the machine are visible in a container "
-            "with `privileged: true`, and a mask or device number can be that of a card in use"
+            "another program, container or rank uses the same card: with `privileged: true` a container sees all cards "
+            "of the machine, and a mask or device number can name a card in use"
         )
         buffers = "HCCL's buffers (2 x HCCL_BUFFSIZE for each group) and captured graphs are not in torch's numbers"
         return replace(
