@@ -208,6 +208,8 @@ TEXTS = [
     ("Roce CQ: error cqe status[12], qpn[5]", "link-broken", "12"),
     ("the driver version does not match: firmware and CANN are incompatible", "driver-firmware", "reboot"),
     ("[ERROR] TDT(1234,python):2026-11-29-10:00:00.000.000 [process_mode.cpp:140]1234 something failed", "plog-line", "TDT"),
+    ("[2025-05-13 02:25:58.64262] [error] [36815] [hccl_runner.cpp:72] AllGatherHcclRunner:0 get hccl comm fail by rank:1", "atb-line", "hccl_runner.cpp"),
+    ("E10001: Value [X] for parameter [--soc_version] is invalid. Reason: not in the list", "E10001", "parameter [--soc_version] is invalid"),
     ("        Call something fail[FUNC:DoIt][FILE:some.cc][LINE:12]", "cann-line", "some.cc"),
     ("E50001: [PID: 3] an error without a table. Reason: the queue is gone", "E50001", "the queue is gone"),
     ("E40099: [PID: 3] the compiler failed. Possible Cause: no module", "E40099", "no module"),

@@ -247,7 +247,7 @@ def _reason(what: Explanation) -> Iterator[str]:
         yield what.reason
     if what.open:
         if what.reason:
-            yield f"this is the log's own text and has the cause; {what.code} alone does not say it"
+            yield f"from the log: the cause is in this text or the lines before it; {what.code} alone does not say it"
         else:
             yield f"open: {what.code} alone does not say it; look at the text and the lines next to it"
 

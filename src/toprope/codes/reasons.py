@@ -13,6 +13,7 @@ __all__ = ["HINTS", "computed", "of_line", "process"]
 # texts in small letters, one of which is in every line that of_line finds something in
 HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ", "not implemented for dt_")
 LONGEST = 200
+SHORTEST = 40  # a shorter reason needs the statement before it: "Value [x] for [y] is invalid. Reason: not in the list"
 
 _BEFORE = (
     re.compile(
@@ -38,13 +39,14 @@ def of_line(line: str) -> str:
         At most LONGEST characters, "" if the line gives none.
 
     Example:
-        >>> of_line("EE1001: [PID: 7] The argument is invalid.Reason: the stream is of another context")
-        'the stream is of another context'
+        >>> of_line("EE1001: [PID: 7] It is invalid.Reason: the stream belongs to another context of this card")
+        'the stream belongs to another context of this card'
     """
     match = _REASON.search(line)
-    if match is not None:
-        text = match[1] or match[2]
-    elif _BRACKETS.search(line) or _MUST.search(line) or "[FUNC:" in line:
+    given = "" if match is None else match[1] or match[2]
+    if len(given) > SHORTEST:
+        text = given
+    elif given or _BRACKETS.search(line) or _MUST.search(line) or "[FUNC:" in line:
         text = line
         for pattern in _BEFORE:
             text = pattern.sub("", text, count=1)
