@@ -158,11 +158,66 @@ TEXTS = [
     ("AclNN_Inner_Error(EZ9903): aclnnX support for Ascend910 is not implemented", "chip-not-implemented", "910B"),
     ("ImportError: libgfortran.so.5: cannot open shared object file: No such file or directory", "library-missing", "LD_LIBRARY_PATH"),
     ("ImportError: libnnopbase.so: cannot open shared object file: No such file or directory", "libhccl", "set_env.sh"),
+    # a blind test of 20 threads and 5 more
+    ("CapEff: 0000000000000000\nnpu-smi: dcmi module initialize failed. ret is -8005", "capabilities-dropped", "DAC_OVERRIDE"),
+    ("crw-rw---- 1 1000 1000 236, 0 Jul 1 10:00 /dev/davinci_manager\ndcmi module initialize failed. ret is -8005", "device-owner", "uid 1000"),
+    ("DrvMngGetConsoleLogLevel failed. (ret=4)\ndcmi module initialize failed. ret is -8005", "dcmi -8005", "sudo npu-smi info"),
+    ("ra init failed, return[19] devicePhyId_[4], nicPosition[0]", "user-unknown", "getent passwd"),
+    ("HcclGetRootInfo(&hcclID), error code is 19\nra init failed, return[19] devicePhyId_[4], nicPosition[0]", "HcclResult 19", "ra init failed"),
+    ("import mindie_turbo: undefined symbol: _ZNK6AsdOps3Ops18GetOperationByNameERKSs", "symbols-atb", "cxx_abi_0"),
+    ("ImportError: libatb.so: undefined symbol: _ZN3Mki2DlC1ERKNSt7__cxx1112basic_stringIcE", "symbols-atb", "--cxx_abi=1"),
+    ("RuntimeError: Unsupported soc version: Ascend950PR 9579", "chip-too-new", "2.11.0"),
+    ("AssertionError: Torch not compiled with CUDA enabled", "cuda-in-program", "2.5.1"),
+    ('File "/x/site-packages/transformers/modeling_utils.py", line 1\nAssertionError: Torch not compiled with CUDA enabled', "cuda-number", "4.49"),
+    ("Successfully installed numpy-2.0.2 torch-npu-2.7.1\nRuntimeError: SetPrecisionMode: NPU function error: at_npu::native::AclSetCompileopt(aclCompileOpt::ACL_PRECISION_MODE, precision_mode), error code is 500001", "numpy-2-installed", 'pip install "numpy<2"'),
+    ("AclSetCompileopt(aclCompileOpt::ACL_PRECISION_MODE, precision_mode), error code is 500001", "500001", 'pip install "numpy<2"'),
+    ("EE1001: [PID: 1] 2025-07-17-08:06:53.296.370 The argument is invalid.Reason: set ASCEND_RT_VISIBLE_DEVICES:0,2,4,6,1,3,5,7 error, it must be configured in ascending order", "mask-order", "=0,1,2,3,4,5,6,7"),
+    ("EE1001: [PID: 1] The argument is invalid.Reason: the stream is of another context", "EE1001", "the stream is of another context"),
+    ("EE9999: [PID: 1] get error: phyid:1 realDeviceId:1 is err:0x7010003[FUNC:GetDeviceIndexByPhyId]", "peer-card", "8.1.RC1"),
+    ("RuntimeError: NPU out of memory. Tried to allocate 88.00 MiB (NPU 0; 60.96 GiB total capacity; 4.24 GiB already allocated; 4.24 GiB current active; 7.47 MiB free; 4.37 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try", "out-of-memory", "other processes hold about 56.6 GiB"),
+    ("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total capacity; 30.00 GiB already allocated; 30.00 GiB current active; 1.00 GiB free; 58.00 GiB reserved in total by PyTorch)", "out-of-memory", "in pieces"),
+    ("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total capacity; 58.00 GiB already allocated; 58.00 GiB current active; 1.00 GiB free; 58.50 GiB reserved in total by PyTorch)", "out-of-memory", "this process itself"),
+    ("Communication_Error_Bind_IP_Port(EJ0003): Failed to bind the IP port.", "EJ0003", "two ranks on one card"),
+    ("Failed to connect to target: 10.196.186.72:20064, status: 503900, errmsg: E19999: Inner Error!", "mooncake-memory", "global_segment_size"),
+    ("E19999[PID: 144223] 2026-08-04 (E19999):  Call llm::HcclAdapter::GetInstance().HcclCommPrepare(comm, &config, timeout) fail, ret: 0x13[FUNC:Initialize]", "mooncake-memory", "20 GB"),
+    ("EZ1001: [PID: 23975] self not implemented for DT_DOUBLE, should be in dtype support list [DT_UINT8,DT_INT8,].", "double-dtype", "float32"),
+    ("EZ1001: self not implemented for DT_BFLOAT16, should be in dtype support list [].", "empty-dtype-list", "kernels"),
+    ("EZ1001: self not implemented for DT_BFLOAT16, should be in dtype support list [DT_FLOAT,].", "EZ1001", "self not implemented for DT_BFLOAT16, should"),
+    ("EE1001: The argument is invalid.Reason: ModelCheckCompatibility failed, supported socVersion=Ascend910B2, but the model socVersion=Ascend910B", "model-chip", "atc --soc_version=Ascend910B2"),
+    ("AttributeError: module 'torch_npu.dynamo.torchair' has no attribute 'get_npu_backend'", "torchair", "2.1.0.post5"),
+    ("AttributeError: module 'torch_npu' has no attribute '_npu_flash_attention'", "torch-npu-attribute", "library's table"),
+    ("ValueError: No available memory for the cache blocks", "no-cache-memory", "--gpu-memory-utilization"),
+    ('RuntimeError: grid should be less than 65536! You can try "export TRITON_ALL_BLOCKS_PARALLEL=1"', "grid-size", "TRITON_ALL_BLOCKS_PARALLEL=1"),
+    ("[ERROR] [AscPlugin] AscendKernelLaunchWithFlagV2 ret 107000\n[ERROR] [AscPlugin] Kernel: [main_kernel] BlockDim: [65536] kernel launch failure!", "107000", "1 to 65535"),
+    ("[ERROR] [AscPlugin] Kernel: [main_kernel] BlockDim: [65536] kernel launch failure!", "block-count", "65535"),
+    ("ImportError: ascend_transport.so: cannot open shared object file: No such file or directory", "mooncake-library", "/usr/local/lib"),
+    ("ImportError: /x/async_io.so: undefined symbol: _ZN21deepspeed_io_handle_t18_create_io_op_descEbRKN2at6TensorEiPKcbl", "symbols-own", "0.18.7"),
+    ("undefined symbol: my_own_function", "symbols-own", "c++filt"),
+    ("undefined symbol: _ZN2at4_ops5zeros4callEv", "symbols-torch", "same release"),
+    ("ImportError: undefined symbol: aclrtGetSocName", "symbols", "set_env.sh"),
+    ("/x/ext.so: undefined symbol: _ZN7c10_npu13getCurrentEv", "symbols-torch-npu", "torch_npu"),
+    ("AclNN_Parameter_Error(EZ1001): Tensor scale not implemented for DT_FLOAT16, should be in dtype support list [DT_UINT64, DT_BFLOAT16].", "scale-dtype", "--dtype bfloat16"),
+    ("RuntimeError: Failed to load the backend extension: torch_npu.", "autoload", "import torch before triton"),
+    ('File "/x/triton/backends/__init__.py", line 1, in _discover_backends\nRuntimeError: Failed to load the backend extension: torch_npu.', "triton-first", "import torch before triton"),
+    ("rtStreamSynchronize execute failed, reason=[something new][FUNC:X][FILE:a.cc][LINE:1]", "runtime-call", "something new"),
+    ("NPU function error: aclrtFooBar(x), error code is 77", "unknown-code", "aclrtFooBar"),
+    ("[GE] ErrorNo: 1343225860(Internal errors) load model failed", "graph-engine-number", "ten digits"),
+    ("Build graph failed, ge result = 4294967295", "graph-engine-number", "-1"),
+    ("[Parse][X]errNo[0x0000000007000013] something failed", "hccl-number", "0000000007000013"),
+    ("[MIE04E13030A] [model_deploy_config] Failed to init model", "mindie", "MIE04E13030A"),
+    ("Roce CQ: error cqe status[12], qpn[5]", "link-broken", "12"),
+    ("the driver version does not match: firmware and CANN are incompatible", "driver-firmware", "reboot"),
+    ("[ERROR] TDT(1234,python):2026-11-29-10:00:00.000.000 [process_mode.cpp:140]1234 something failed", "plog-line", "TDT"),
+    ("[2025-05-13 02:25:58.64262] [error] [36815] [hccl_runner.cpp:72] AllGatherHcclRunner:0 get hccl comm fail by rank:1", "atb-line", "hccl_runner.cpp"),
+    ("E10001: Value [X] for parameter [--soc_version] is invalid. Reason: not in the list", "E10001", "parameter [--soc_version] is invalid"),
+    ("        Call something fail[FUNC:DoIt][FILE:some.cc][LINE:12]", "cann-line", "some.cc"),
+    ("E50001: [PID: 3] an error without a table. Reason: the queue is gone", "E50001", "the queue is gone"),
+    ("E40099: [PID: 3] the compiler failed. Possible Cause: no module", "E40099", "no module"),
 ]  # fmt: skip
 
 
 def words(what: Explanation) -> str:
-    return "\n".join((what.means, what.name, *what.causes, *what.try_))
+    return "\n".join((what.means, what.name, what.reason, *what.causes, *what.try_))
 
 
 @pytest.mark.parametrize(("text", "cause", "word"), TEXTS)
@@ -176,10 +231,11 @@ def test_a_text_of_a_thread_has_its_cause_and_its_cure(text: str, cause: str, wo
 
 @pytest.mark.parametrize(("text", "cause", "word"), TEXTS)
 def test_the_cause_comes_first_in_a_log_of_that_text(text: str, cause: str, word: str) -> None:
-    log = [b"INFO step 1 loss 0.5", text.encode(), b"[ERROR] (PID:107001) ERR00100 PTA call acl api failed"]
+    lines = text.encode().splitlines()
+    log = [b"INFO step 1 loss 0.5", *lines, b"[ERROR] (PID:107001) ERR00100 PTA call acl api failed"]
     first = in_log(log)[0]
     assert cause in [each.what.code for each in in_log(log)]
-    assert first.line == 2
+    assert first.line in range(2, 2 + len(lines))
     assert first.what.order <= next(each.what.order for each in in_log(log) if each.what.code == cause)
 
 
@@ -244,6 +300,32 @@ def test_of_time_outs_alone_the_first_one_comes_first() -> None:
     seen = in_log(line.encode() for line in ["x", "EI0002: timeout", *CONSEQUENCES * 20])
     assert (seen[0].what.code, seen[0].line, seen[0].count) == ("EI0002", 2, 1)
     assert next(each.count for each in seen if each.what.code == "EI0006") == 20
+
+
+def test_the_reason_of_a_code_is_that_of_its_own_process() -> None:
+    log = [
+        b"[rank0]: EE9999: Inner Error!",
+        b"[rank1]: rtX execute failed, reason=[of rank 1][FUNC:A]",
+        b"[rank0]: EE9999: [PID: 7] 2026-11-29-10:00:00.000.000 rtY execute failed, reason=[of rank 0][FUNC:B][FILE:c.cc]",
+    ]
+    seen = {each.what.code: each.what for each in in_log(log)}
+    assert (seen["EE9999"].reason, seen["EE9999"].open) == ("rtY execute failed, reason=[of rank 0]", True)
+    far = in_log([b"EE9999: Inner Error!", *[b"x"] * 20, b"rtX failed, reason=[later][FUNC:A]"])
+    assert [each.what.reason for each in far] == [""]
+
+
+@pytest.mark.parametrize(
+    "text", ["CapEff: 0000000000000000", "installed numpy-2.0.2", "crw-rw---- 1 1000 1000 /dev/davinci0"]
+)
+def test_a_line_that_counts_next_to_a_code_says_nothing_alone(text: str) -> None:
+    assert in_log([text.encode()]) == ()
+    assert in_log([text.encode(), b"call failed, error code is 507013"])[0].what.code == "507013"
+
+
+def test_a_kind_of_line_is_named_where_nothing_else_is_known() -> None:
+    line = b"rtFoo execute failed, reason=[new][FUNC:X][FILE:a.cc][LINE:1]"
+    assert [each.what.code for each in in_log([line] * 3)] == ["runtime-call"]
+    assert "runtime-call" not in [each.what.code for each in in_log([line, b"error code is 507015"])]
 
 
 def test_a_log_on_stdin_needs_no_argument(tmp_path: Path) -> None:

@@ -235,10 +235,21 @@ def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> li
         items += [""] if items else []
         items += _row(Text(each.code, "bold"), *means)
         items += _row("seen", *where)
-        items += _row("causes", *each.causes)
+        items += _row("reason", *_reason(each))
+        items += _row("possible" if each.open else "causes", *each.causes)
         items += _row("try", *each.try_)
         items += _row("source", *(source.url for source in each.sources))
     return items
+
+
+def _reason(what: Explanation) -> Iterator[str]:
+    if what.reason:
+        yield what.reason
+    if what.open:
+        if what.reason:
+            yield f"from the log: the cause is in this text or the lines before it; {what.code} alone does not say it"
+        else:
+            yield f"open: {what.code} alone does not say it; look at the text and the lines next to it"
 
 
 def seen_as_dict(seen: Sequence[Seen]) -> list[dict[str, Any]]:
@@ -257,6 +268,8 @@ def codes_as_dict(explanations: Sequence[Explanation]) -> list[dict[str, Any]]:
             "code": each.code,
             "name": each.name or None,
             "means": each.means,
+            "reason": each.reason or None,
+            "open": each.open,
             "causes": list(each.causes),
             "try": list(each.try_),
             "sources": [{"url": source.url, "what": source.what, "read": source.read} for source in each.sources],

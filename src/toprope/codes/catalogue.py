@@ -16,6 +16,7 @@ __all__ = ["Rule", "codes", "explain", "rules"]
 
 FOLDER = Path(__file__).parent
 ENTRIES = ("runtime.toml", "letters.toml")
+TEXTS = ("texts.toml", "cases.toml", "fallbacks.toml")
 
 _CODE = re.compile(r"[1-9]\d{5}|E[0-9A-Z]\d{4}|ERR\d{5}")
 _INNER = re.compile(r"0X0?(7[0-2][0-9A-F])([0-9A-F]{4})")
@@ -30,12 +31,16 @@ class Rule:
         pattern: a match explains the line; of a number it has the group value (decimal) or hex.
         what: the explanation; of a number that has none of its own.
         values: explanations of the numbers; empty for a message.
+        partners: if there are any, the message counts only in a log in which one of these codes is found too.
+        alone: the message counts only in a log in which nothing else is found.
     """
 
     hints: tuple[str, ...]
     pattern: re.Pattern[str]
     what: Explanation
     values: Mapping[int, Explanation]
+    partners: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,23 +133,24 @@ def load(folder: Path) -> _Catalogue:
             entries[each.code] = each
     own = _read(folder / "torch_npu.toml")
     kinds = [{"sources": own["sources"], **kind} for kind in own["kind"]]
-    families, texts = _read(folder / "families.toml")["family"], _read(folder / "texts.toml")["text"]
+    families = _read(folder / "families.toml")["family"]
     named = _read(folder / "runtime_names.toml")
-    flags = re.IGNORECASE
     return _Catalogue(
         entries,
         own["part"],
         {each.code: each for each in _explanations(kinds, "torch_npu.toml", "code", sources)},
         tuple(
-            (re.compile(table["pattern"]), replace(what, of_its_own=False, order=2))
+            (re.compile(table["pattern"]), replace(what, of_its_own=False, order=2, open=True))
             for table, what in zip(families, _explanations(families, "families.toml", "pattern", sources), strict=True)
         ),
         dict(each.split() for each in named["aclError"]["names"]),
         dict(_inner(named["inner"], entries, sources)),
         (
             *(
-                Rule(tuple(table["hint"]), re.compile(table["pattern"], flags), what, {})
-                for table, what in zip(texts, _explanations(texts, "texts.toml", "name", sources), strict=True)
+                _message(table, what, alone=file == "fallbacks.toml")
+                for file in TEXTS
+                for texts in [_read(folder / file)["text"]]
+                for table, what in zip(texts, _explanations(texts, file, "name", sources), strict=True)
             ),
             *_numbers(_read(folder / "numbers.toml")["enumeration"], sources),
         ),
@@ -176,6 +182,11 @@ def _inner(
             )
 
 
+def _message(table: dict[str, Any], what: Explanation, *, alone: bool) -> Rule:
+    pattern = re.compile(table["pattern"], re.IGNORECASE)
+    return Rule(tuple(table["hint"]), pattern, what, {}, tuple(table.get("with", ())), alone)
+
+
 def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Iterator[Rule]:
     """Enumerations: a rule for each of their patterns."""
     for table in tables:
@@ -183,7 +194,9 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
         common = {key: table[key] for key in ("means", "try", "sources")}
         default = next(_explanations([{"name": name, **common}], "numbers.toml", "name", sources))
         values = {
-            int(number): replace(default, code=f"{name} {number}", name=constant, of_its_own=False, order=order)
+            int(number): replace(
+                default, code=f"{name} {number}", name=constant, of_its_own=False, order=order, open=True
+            )
             for number, constant in table.get("constants", {}).items()
         }
         for number, value in table["value"].items():
@@ -191,14 +204,14 @@ def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Ite
             entry = {"code": f"{name} {number}", "order": order, **value}
             values[int(number)] = replace(next(_explanations([entry], "numbers.toml", "code", sources)), name=constant)
         for *hints, pattern in table["patterns"]:
-            what = replace(default, of_its_own=False, order=order)
+            what = replace(default, of_its_own=False, order=order, open=True)
             yield Rule(tuple(hints), re.compile(pattern, re.IGNORECASE), what, values)
 
 
 def _explanations(
     tables: list[dict[str, Any]], file: str, key: str, sources: Mapping[str, Source]
 ) -> Iterator[Explanation]:
-    allowed = {key, "name", "pattern", "hint", "means", "causes", "try", "order", "sources"}
+    allowed = {key, "name", "pattern", "hint", "with", "means", "causes", "try", "order", "open", "sources"}
     for table in tables:
         where = f"{file}, {table.get(key)}"
         if not {key, "means", "try", "sources"} <= set(table) <= allowed:
@@ -214,6 +227,7 @@ def _explanations(
             tuple(table["try"]),
             tuple(sources[each] for each in ids),
             order=table.get("order", 0),
+            open=table.get("open", False),
         )
 
 

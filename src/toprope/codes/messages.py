@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from toprope.codes import reasons
 from toprope.codes.catalogue import Rule, codes, explain, rules
 from toprope.codes.model import Explanation, Seen
 from toprope.errors import UsageError
@@ -31,11 +32,14 @@ _MAY_BE_CODE = (
 )
 
 _KEYWORD = re.compile(rb"code|result|ret|err|status|fail|E[A-Z1-9]\d{3}", re.IGNORECASE)
+_REASON = Rule(reasons.HINTS, re.compile(""), Explanation("", "", "", (), (), ()), {})
 _VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: without them repeated lines are alike
 
 BLOCK = 1 << 20  # bytes that are searched at once
 LIMIT = 200_000  # of remembered forms of lines: some tens of MB
 # lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
+ARMED = 50  # lines with a code after which a reason is looked for, if the earlier ones had none
+NEAR = 6  # lines after a code in which the reason that the log gives is looked for
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
 
 
@@ -46,8 +50,14 @@ class _Found:
     column: int
     later: int
     text: str
+    rule: Rule | None = None
     count: int = 0
     last: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Sort key: causes first, and of those the earliest line, with lines that wait for one that says more."""
+        return self.what.order, self.line + (0 if self.what.order else self.later), self.column
 
 
 def in_text(text: str) -> tuple[Explanation, ...]:
@@ -59,7 +69,7 @@ def in_text(text: str) -> tuple[Explanation, ...]:
     lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]
     for index, candidates in enumerate(_candidates(lines)):
         search.read(index + 1, lines[index], (*candidates, None))
-    return tuple(each.what for each in sorted(search.found.values(), key=lambda each: (each.line, each.column)))
+    return tuple(each.what for each in sorted(search.results(), key=lambda each: (each.line, each.column)))
 
 
 def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
@@ -89,12 +99,7 @@ def in_log(lines: Iterable[bytes]) -> tuple[Seen, ...]:
             if forms[form]:
                 search.read(number + index + 1, block[index], forms[form])
         number += len(block)
-    ordered = sorted(search.found.values(), key=_place)
-    return tuple(Seen(each.what, each.line, each.count, each.text) for each in ordered)
-
-
-def _place(found: _Found) -> tuple[int, int, int]:
-    return found.what.order, found.line + (0 if found.what.order else found.later), found.column
+    return tuple(Seen(each.what, each.line, each.count, each.text) for each in search.results())
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -131,7 +136,7 @@ def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
 @functools.cache
 def _hints() -> dict[bytes, dict[Rule | None, None]]:
     hints: dict[bytes, dict[Rule | None, None]] = {}
-    for rule in rules():
+    for rule in (*rules(), _REASON):
         for hint in rule.hints:
             hints.setdefault(hint.encode(), {})[rule] = None
     return hints
@@ -143,26 +148,58 @@ class _Search:
     def __init__(self, *, lenient: bool) -> None:
         self.found: dict[str, _Found] = {}
         self._lenient = lenient
+        self._waiting: dict[str, tuple[int, str]] = {}  # codes for which no reason was read yet: line and process
         self._entries = frozenset(codes())
 
     def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
         """Add the findings of one line."""
         line = ""
+        gives_reason = False
         for rule in candidates:
+            if rule is _REASON:
+                gives_reason = True
+                continue
             if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
                 continue
-            if not line:
-                line = raw.decode(errors="replace").rstrip("\n")
-                line = _COLOURS.sub("", line) if "\x1b" in line else line
+            line = line or _decoded(raw)
             for column, what, kind in self._codes(line) if rule is None else self._of_rule(rule, line):
                 found = self.found.get(what.code)
                 if found is None or (number, column) < (found.line, found.column):
                     text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
                     count, last = (0, 0) if found is None else (found.count, found.last)
-                    found = _Found(what, number, column, LATER[kind], text, count, last)
+                    found = _Found(what, number, column, LATER[kind], text, rule, count, last)
                     self.found[what.code] = found
+                if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
+                    self._waiting[what.code] = (number, reasons.process(line))
                 found.count += found.last != number
                 found.last = number
+        if gives_reason and self._waiting:
+            self._reason(number, line or _decoded(raw))
+
+    def _reason(self, number: int, line: str) -> None:
+        """Give the codes of this line and of the ones just before it the reason that the line states."""
+        own = reasons.process(line)
+        for code, (begin, process) in list(self._waiting.items()):
+            if number - begin > NEAR:
+                del self._waiting[code]
+            elif process == own and (text := reasons.of_line(line)):
+                found = self.found[code]
+                found.what = replace(found.what, reason=text)
+                del self._waiting[code]
+
+    def results(self) -> list[_Found]:
+        """All findings, the first cause first; those that count next to another one alone come just before it."""
+        counting = {code: found for code, found in self.found.items() if found.rule is None or not found.rule.alone}
+        if all(code.startswith("ERR") for code in counting):  # torch_npu's own codes say that something failed, no more
+            kinds = (each for each in self.found.items() if each[0] not in counting)
+            counting |= sorted(kinds, key=lambda each: each[1].line)[:1]
+        places = {}
+        for code, found in counting.items():
+            wanted = found.rule.partners if found.rule is not None else ()
+            partners = [self.found[each].place for each in wanted if each in self.found]
+            if partners or not wanted:
+                places[code] = (*min(partners), 0) if partners else (*found.place, 1)
+        return [self.found[code] for code in sorted(places, key=lambda code: places[code])]
 
     def _codes(self, line: str) -> Iterator[tuple[int, Explanation, str]]:
         for match in _LETTERS.finditer(line):
@@ -196,6 +233,11 @@ class _Search:
             yield match.start(), what, "number"
 
 
+def _decoded(raw: bytes) -> str:
+    line = raw.decode(errors="replace").rstrip("\n")
+    return _COLOURS.sub("", line) if "\x1b" in line else line
+
+
 def _said(line: str, begin: int, end: int) -> bool:
     """Whether a number is said to be a code by the text before it, or is all of its line."""
     return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
@@ -217,6 +259,7 @@ def _known(code: str) -> Explanation | None:
 
 def _filled(what: Explanation, groups: Mapping[str, str | None]) -> Explanation:
     """An explanation with what its pattern read out of the line."""
-    values = {name: value or "..." for name, value in groups.items()}
+    values = {name: value or ("a library" if name == "library" else "...") for name, value in groups.items()}
     causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
-    return replace(what, means=what.means.format_map(values), causes=causes, try_=try_)
+    filled = replace(what, means=what.means.format_map(values), causes=causes, try_=try_)
+    return reasons.computed(filled, groups)

@@ -37,6 +37,8 @@ class Explanation:
         sources: where it was read, the vendor's pages first.
         of_its_own: False where the code has no entry and this is only what its family means.
         order: 0 for a cause, 1 for a wait for something that failed elsewhere, 2 for a report that something failed.
+        open: the code does not say the cause: `causes` are possible ones, and the text next to the code decides.
+        reason: the reason that the log itself gives next to the code; empty where it gives none.
     """
 
     code: str
@@ -47,6 +49,8 @@ class Explanation:
     sources: tuple[Source, ...]
     of_its_own: bool = True
     order: int = 0
+    open: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
