@@ -322,6 +322,16 @@ def test_a_line_that_counts_next_to_a_code_says_nothing_alone(text: str) -> None
     assert in_log([text.encode(), b"call failed, error code is 507013"])[0].what.code == "507013"
 
 
+def test_of_an_open_code_with_a_reason_only_the_fitting_causes_are_named() -> None:
+    line = b"EE1001: The argument is invalid.Reason: set ASCEND_RT_VISIBLE_DEVICES:4 error, input data rang is wrong"
+    seen = in_log([line])[0]
+    assert [each[:17] for each in seen.what.causes] == ["`input data rang`"]
+    other = in_log([b"EE1001: The argument is invalid.Reason: the stream belongs to another context of this card"])[0]
+    assert (other.what.causes, other.what.open) == ((), True)
+    bare = in_log([b"EE1001: The argument is invalid"])[0]
+    assert len(bare.what.causes) == 3
+
+
 def test_a_kind_of_line_is_named_where_nothing_else_is_known() -> None:
     line = b"rtFoo execute failed, reason=[new][FUNC:X][FILE:a.cc][LINE:1]"
     assert [each.what.code for each in in_log([line] * 3)] == ["runtime-call"]

@@ -184,7 +184,8 @@ class _Search:
                 del self._waiting[code]
             elif process == own and (text := reasons.of_line(line)):
                 found = self.found[code]
-                found.what = replace(found.what, reason=text)
+                what = replace(found.what, reason=text)
+                found.what = reasons.fitting(what, found.text) if what.open else what
                 del self._waiting[code]
 
     def results(self) -> list[_Found]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from toprope.codes.model import Explanation
 
-__all__ = ["HINTS", "computed", "of_line", "process"]
+__all__ = ["HINTS", "computed", "fitting", "of_line", "process"]
 
 # texts in small letters, one of which is in every line that of_line finds something in
 HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ", "not implemented for dt_")
@@ -29,6 +29,7 @@ _REASON = re.compile(r"\bReasons?: *(.+)|Possible Causes?: *(.+)", re.IGNORECASE
 _BRACKETS = re.compile(r"\breason=\[[^\]]+\]")
 _MUST = re.compile(r"\b(?:must|should) be \S|not implemented for DT_")
 _AFTER = re.compile(r"\[FUNC:.*|\bSolution:.*|\bTraceBack \(most.*", re.IGNORECASE)
+_WORDS = re.compile(r"`((?:(?!\.\.\.)[^`])+)`: ")
 _PROCESS = re.compile(r"\[?rank ?\d+\]?(?=:)|\([^)]{0,80}pid=\d+\)")
 
 
@@ -54,6 +55,13 @@ def of_line(line: str) -> str:
         return ""
     text = _AFTER.sub("", text).strip().rstrip(".")
     return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
+
+
+def fitting(what: Explanation, text: str) -> Explanation:
+    """An explanation without the possible causes that begin with words (in backticks) which the text does not have."""
+    low = f"{text}\n{what.reason}".lower()
+    kept = (each for each in what.causes if (match := _WORDS.match(each)) is None or match[1].lower() in low)
+    return replace(what, causes=tuple(kept))
 
 
 def process(line: str) -> str:
