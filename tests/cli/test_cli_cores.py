@@ -302,7 +302,7 @@ def test_an_operator_of_unknown_cores_was_taken_to_use_none(toprope: Any, tmp_pa
     assert toprope("check", write(tmp_path / "none.json", data))[0] == 0
 
 
-@pytest.mark.parametrize(("given", "status"), [("", 0), ("=D0", 1), ("=D1", 0)])
+@pytest.mark.parametrize(("given", "status"), [("", 0), pytest.param("=D0", 1, marks=pytest.mark.slow)])
 def test_two_side_streams_failed_whatever_the_discipline(tmp_path: Path, given: str, status: int) -> None:
     program = write(
         tmp_path / "program.py",
@@ -312,6 +312,49 @@ def test_two_side_streams_failed_whatever_the_discipline(tmp_path: Path, given: 
         "torch.sort(a)\n",
     )
     assert main(["run", "--chip", "910B3", "-q", f"--check-cores{given}", program]) == status
+
+
+BEGIN = """
+import os, torch, torch_npu, torch.distributed as dist
+rank = int(os.environ["RANK"]); torch.npu.set_device(rank); dist.init_process_group("hccl")
+g, h = dist.new_group([0, 1]), dist.new_group([0, 1])
+x, y = torch.ones(64).npu(), torch.ones(64).npu()
+"""
+END = "torch.npu.synchronize(); dist.destroy_process_group()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "engine", "verdict"),
+    [
+        (
+            "works = [dist.all_reduce(t, group=k, async_op=True) for t, k in ((x, g), (y, h))]\n"
+            "[work.wait() for work in works]",
+            "AIV", "deadlock",
+        ),
+        ("w = dist.all_reduce(x, group=g, async_op=True); torch.nonzero(y); w.wait()", "AIV", "deadlock"),
+        ("dist.all_reduce(x, group=g); torch.nonzero(y); dist.all_reduce(y, group=g); torch.sort(x)", "AIV", "safe"),
+        (
+            "pairs = [(x, g), (y, h)][:: 1 - 2 * rank]\n"
+            "works = [dist.all_reduce(t, group=k, async_op=True) for t, k in pairs]; [w.wait() for w in works]",
+            "", "safe",
+        ),
+    ],
+)  # fmt: skip
+def test_collectives_were_put_on_the_stream_that_calls_them(
+    tmp_path: Path, body: str, engine: str, verdict: str
+) -> None:
+    program = write(tmp_path / "program.py", f"{BEGIN}{body}\n{END}")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "toprope", "run", "--chip", "910B3", "--count", "2", "--check-cores=D0", "--json",
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program,
+        ],
+        env={**os.environ, "HCCL_OP_EXPANSION_MODE": engine}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    report = next(line for line in reversed(done.stderr.splitlines()) if line.startswith("{"))
+    assert json.loads(report)["cores"]["verdict"] == verdict
+    assert done.returncode == (1 if verdict == "deadlock" else 0)
 
 
 def test_a_cyclic_event_is_a_deadlock_that_names_the_record(toprope: Any, tmp_path: Path) -> None:
@@ -442,6 +485,7 @@ def run(folder: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_run_checks_what_the_program_did(tmp_path: Path) -> None:
     status, out, err = run(tmp_path, "--json", "--chip", "910B3", "--check-cores", "program.py", "0")
     assert (status, out) == (0, "done\n")

@@ -32,6 +32,7 @@ def test_a_pipe_that_is_closed_ends_with_one_line():
     assert done.stderr in ("toprope: the output cannot be written: Broken pipe\n1\n", "0\n")  # all was written before
 
 
+@pytest.mark.slow
 def test_a_closed_stderr_does_not_change_the_answer():
     there, closed = (shell(f"{COMMAND} explain run {redirected}") for redirected in ("", "2>&-"))
     assert (closed.returncode, closed.stdout) == (there.returncode, there.stdout)

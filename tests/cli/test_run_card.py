@@ -42,6 +42,7 @@ def broken(tmp_path: Path) -> str:
     return str(stubs)
 
 
+@pytest.mark.slow
 def test_a_program_that_only_launches_kernels_has_used_its_card(tmp_path: Path) -> None:
     code = """
         import torch, toprope.sim
@@ -116,6 +117,7 @@ def test_who_switches_autoload_off_gets_the_card_with_torch_npu(tmp_path: Path) 
     assert (done.returncode, done.stdout) == (0, "False 0\nnpu:0\n")
 
 
+@pytest.mark.slow
 def test_a_card_that_cannot_be_installed_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "program.py").write_text("import torch\n")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("exported members")]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.xdist_group("exported members")]
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "toprope"
 # They mirror names of torch_npu and others, documented there.

@@ -56,6 +56,7 @@ def run(mode: str) -> list[tuple[str, str]]:
     return told
 
 
+@pytest.mark.slow
 def test_15_too_few_cores_are_an_error_and_other_limits_a_warning_per_peer() -> None:
     for rank, (out, err) in enumerate(run("AIV")):
         assert "refused: HCCL function error: allreduce, HCCL_E_PARA: 16 vector cores are fewer than the 24" in out

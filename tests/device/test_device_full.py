@@ -80,6 +80,7 @@ print(json.dumps(str(device.best_dtype("npu:0"))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_a_full_card_was_a_bare_out_of_memory_that_did_not_say_who_holds_it(tmp_path):
     program = tmp_path / "program.py"

@@ -67,6 +67,7 @@ def test_the_report_is_plain_text_to_be_pasted() -> None:
     assert lines[-1] == "no problem"
 
 
+@pytest.mark.slow
 def test_the_table_of_devices() -> None:
     done = toprope("devices", TOPROPE_SIM="910B3x2,hbm=1GiB", ASCEND_RT_VISIBLE_DEVICES="1")
     assert (done.returncode, done.stderr) == (0, "")

@@ -74,6 +74,7 @@ def sidecar(name) -> dict:
 # ---- one picture
 
 
+@pytest.mark.slow
 def test_a_picture_and_the_record_that_repeats_it(toprope, model, monkeypatch) -> None:
     status, out, err = toprope("edit", "--model", model, "--image", "good1.png", *SNOW, *FAST)
     assert (status, err) == (0, "")

@@ -161,6 +161,7 @@ def test_31_a_lora_that_does_not_fit_is_refused_before_a_weight_is_touched(engin
         Engine.open(tiny("ip2p"), device="cpu", loras=[str(bad)])
 
 
+@pytest.mark.slow
 def test_what_is_no_file_of_a_lora(engine, tmp_path) -> None:
     good = save(tmp_path / "two" / "a.safetensors", tensors(engine.loaded.pipeline))
     save(tmp_path / "two" / "b.safetensors", {"x": torch.ones(1)})

@@ -96,6 +96,7 @@ def test_rungs_give_the_same_pictures_and_the_model_back(family) -> None:
                            if isinstance(part, nn.Module) for each in part.modules()]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_goes_one_rung_down_each_time_and_says_so(monkeypatch, caplog) -> None:
     with Engine.open(tiny("kontext"), device="cpu") as engine:
         assert engine.describe()["memory"] == {"rung": "none", "auto": True}

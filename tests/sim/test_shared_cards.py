@@ -150,6 +150,7 @@ def test_a_killed_process_is_gone_from_npu_smi_at_once(run: Path) -> None:
         assert [state.reserved for state in cards.read(run, 2)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_well_leaves_nothing(run: Path) -> None:
     with processes(run, 1) as (only,):
         only("take('a', 8, card=1)")
@@ -158,6 +159,7 @@ def test_a_process_that_ends_well_leaves_nothing(run: Path) -> None:
         assert shown(run) == ([0, 0], {})
 
 
+@pytest.mark.slow
 def test_cards_are_told_apart_and_a_mask_changes_names_only(run: Path) -> None:
     with processes(run, 1) as (plain,):
         masked = Process(run, ASCEND_RT_VISIBLE_DEVICES="1")

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
 # What `make test` runs of them; the others are left to `make check`.
 QUICK = (
-    "autograd", "device", "devices", "dtypes", "faults", "indexing", "memory_figures", "operators", "out_of_memory",
-    "random", "stream_memory", "streams", "trace", "views",
+    "autograd", "device", "dtypes", "indexing", "memory_figures", "operators", "out_of_memory", "random",
+    "stream_memory", "streams", "views",
 )  # fmt: skip
 LONG = (
     "core", "fork", "images_engine", "images_hidream", "images_memory", "memory_leaks", "module_samples",

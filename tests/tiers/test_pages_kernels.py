@@ -241,5 +241,5 @@ def test_without_a_compiler_torch_decodes_and_says_so_once(tmp_path: Path) -> No
     """
     same, count, text, faster, reason = told(code, CXX="/no/such/compiler", TOPROPE_CACHE_DIR=str(tmp_path))
     assert (same, count, faster) == (True, 1, False)
-    assert "there is no C++ compiler" in text
-    assert "there is no C++ compiler" in reason
+    assert "CXX names a compiler that is not there" in text
+    assert "CXX names a compiler that is not there" in reason

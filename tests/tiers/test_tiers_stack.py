@@ -461,6 +461,7 @@ def test_moves_are_exact_for_every_dtype_and_shape(card):
     assert card["inference"] is False
 
 
+@pytest.mark.slow
 def test_four_threads_on_a_card_keep_the_figures_right(card):
     assert card["threads"] == [[], True, True, True]
 

@@ -48,6 +48,7 @@ class _Act:
     stream: int
     thread: int
     source: str
+    begin: float
     event: str = ""
     cores: Cores = (0, 0)
     kind: str = ""
@@ -62,6 +63,15 @@ class _Act:
     @property
     def card(self) -> tuple[int, int]:
         return self.pid, self.device
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether it is a collective of a group, and no message between two ranks."""
+        return bool(self.communicator) and self.sequence >= 0 and ">" not in self.communicator
+
+    @property
+    def member(self) -> str:
+        return f"{self.communicator}#{self.sequence}"
 
 
 def from_traces(traces: Iterable[TraceLike], chip: str, communicator: str = "", source: str = "trace") -> Program:
@@ -123,6 +133,7 @@ def _of_record(record: Any, pid: int, where: str) -> _Act:
         stream=record.stream,
         thread=record.thread,
         source=where,
+        begin=record.begin_ns,
         event=str(record.address) if record.act.startswith("event") else "",
         cores=(record.cube_cores, record.vector_cores),
         kind=getattr(record, "kind", ""),
@@ -150,7 +161,7 @@ def _of_events(events: Sequence[Mapping[str, Any]], source: str) -> Iterator[_Ac
             ) from None
         if act is None:
             continue
-        if act.act in ("event record", "event wait") and not act.event:
+        if act.act in ("event record", "event wait") and not (act.event or act.communicator):
             raise ScheduleError(
                 f"which event {act.act.removeprefix('event ')}s mean is not in the trace.",
                 looked_at=where,
@@ -172,6 +183,7 @@ def _of_event(event: Mapping[str, Any], tracks: dict[tuple[int, int], tuple[int,
     limit = args.get("limit")
     return _Act(
         str(event["cat"]), str(event["name"]), track[0], *tracks[track], int(args.get("host thread", 0)), where,
+        float(event.get("ts", 0)),
         event=str(args.get("event", "")), cores=(int(args.get("cube cores", 0)), int(args.get("vector cores", 0))),
         kind=str(args.get("kind", "")), sync_all=args.get("sync_all") is True,
         assumed=args.get("assumed") is True,
@@ -187,7 +199,8 @@ class _Reader:
 
     names: Mapping[tuple[int, int], str]
     communicator: str
-    queues: dict[tuple[int, int, int], Queue] = field(default_factory=dict)
+    queues: dict[tuple[int, int, int | str], Queue] = field(default_factory=dict)
+    on_callers: set[str] = field(default_factory=set)  # communicators with collectives on the stream that calls them
     passed: dict[tuple[int, str], str] = field(default_factory=dict)  # latest recording of each event of a process
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     groups: dict[str, set[str]] = field(default_factory=dict)
@@ -214,11 +227,27 @@ class _Reader:
             if queue.record(event, act.source):
                 self.passed[act.pid, act.event] = event
         elif act.act == "event wait":
-            if (act.pid, act.event) in self.passed:
-                queue.wait(self.passed[act.pid, act.event])
+            event = act.member if act.communicator else act.event
+            if (act.pid, event) in self.passed:
+                queue.wait(self.passed[act.pid, event])
+        elif act.act == "collective" and act.is_of_group:
+            self._hear(act, queue)
+            self._collective_of_group(act, queue)
         else:
             self._hear(act, queue)
             queue.add(self._op(act, queue.card))
+
+    def _collective_of_group(self, act: _Act, caller: Queue) -> None:
+        """As on a card: on a stream of its group, after what the caller's stream holds; who waits for it says so."""
+        own = self.queues.setdefault(
+            (*act.card, act.communicator), Queue(f"hccl {act.communicator}", self.names[act.card])
+        )
+        before, after = self._event(act), self._event(act)
+        if caller.record(before, act.source):
+            own.wait(before)
+        own.add(self._op(act, own.card))
+        own.record(after, act.source)
+        self.passed[act.pid, act.member] = after
 
     def _event(self, act: _Act) -> str:
         number = self.counts.get(("", ""), 0)
@@ -255,6 +284,8 @@ class _Reader:
                 do="where all cards are in one communicator, give it a name: communicator='world'",
             )
         self.groups.setdefault(name, set()).add(card)
+        if act.act == "collective" and not act.is_of_group:
+            self.on_callers.add(name)
         if act.engine:
             self.engines[name] = act.engine
         if act.ranks:
@@ -271,7 +302,8 @@ def _program(acts: list[_Act], chip: str, communicator: str, source: str) -> Pro
     clash = len({device for _, device in keys}) < len(keys)
     names = {key: f"{key[0]}:{key[1]}" if clash else str(key[1]) for key in keys}
     reader = _Reader(names, communicator)
-    for act in acts:
+    # The records are in the order in which the acts ended; a program orders them by their begin.
+    for act in sorted(acts, key=lambda act: act.begin):
         if act.device >= 0:
             reader.read(act)
     for group, (ranks, where) in reader.ranks.items():
@@ -284,7 +316,10 @@ def _program(acts: list[_Act], chip: str, communicator: str, source: str) -> Pro
     cards = {name: card_of_chip(name, chip, source) for name in names.values()}
     groups = tuple(
         Communicator(
-            name, tuple(card for card in cards if card in members), reader.engines.get(name, ""), on_callers_stream=True
+            name,
+            tuple(card for card in cards if card in members),
+            reader.engines.get(name, ""),
+            on_callers_stream=name in reader.on_callers,
         )
         for name, members in reader.groups.items()
     )

@@ -91,6 +91,9 @@ class Native:
             core_lib, "ts_note_collective", None, c_char_p, c_int, c_int64, c_int64, c_uint64, c_int, c_int,
             c_char_p, c_int, c_int, c_uint64,
         )  # fmt: skip
+        self.note_collective_wait = get(
+            core_lib, "ts_note_collective_wait", None, c_int, c_char_p, c_int, c_int, c_uint64
+        )
         self.current_stream = get(core_lib, "ts_current_stream", c_int64, c_int)
         self.set_cores = get(core_lib, "ts_set_cores", None, c_int, c_int)
         self.set_limit = get(core_lib, "ts_set_limit", c_int, c_int, c_int64, c_int, c_int)

@@ -180,7 +180,7 @@ def read(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Iter
         plain = Record(what, name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
         if what == "operator":
             yield _with_blocks(plain, chip)
-        elif what in _GATHERED:
+        elif what in _GATHERED or (what == "event wait" and _name(names, address >> 48).startswith("hcom:")):
             yield _with_members(plain, names, address, sync_all=what != "collective" and other > 0)
         else:
             yield plain
@@ -216,6 +216,8 @@ def _with_members(record: Record, names: Sequence[str], address: int, *, sync_al
     head, _, rest = _name(names, address >> 48).partition(":")
     communicator, _, place = rest.rpartition(":")
     rank, slash, ranks = place.partition("/")
+    if record.act == "event wait":
+        record, kind = replace(record, address=0), ""
     if head != "hcom" or not slash or not (rank + ranks).isdecimal():
         return replace(record, kind=kind, sync_all=sync_all)
     return replace(
@@ -293,7 +295,7 @@ def _arguments(record: Record) -> Iterator[tuple[str, object]]:
         "kind": record.kind,
         "sync_all": record.sync_all,
         "assumed": record.assumed,
-        "event": f"{record.address:#x}" if record.act.startswith("event") else "",
+        "event": f"{record.address:#x}" if record.act.startswith("event") and not record.communicator else "",
         "communicator": record.communicator,
         "ranks": record.ranks,
         "engine": record.engine,

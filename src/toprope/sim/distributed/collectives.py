@@ -80,19 +80,22 @@ def _run(
     staging = Staging(hccl.settle)
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
-    note = members.begin(name, hccl, results, message_between, is_message=options is None)
+    traced = members.begin(name, hccl, results, message_between, is_message=options is None)
     works = start(staging)
-    if note is not None:
+    if traced is not None:
+        end = traced.end
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
-        torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: note())
+        torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: end())
     if options is None:
         return works[0]
     if not options.asyncOp:
         for work in works:
             work.wait()
         staging.finish()()
+        if traced is not None:
+            traced.waited()
         return done(results)
-    work = HcclWork(works, staging.finish(), results)
+    work = HcclWork(works, staging.finish(), results, None if traced is None else traced.waited)
     hccl.under_way = work.ended
     return work
 

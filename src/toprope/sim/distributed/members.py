@@ -8,6 +8,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,7 @@ from toprope.sim.native import native
 from toprope.sim.state import installed
 from toprope.sim.tracing import is_tracing
 
-__all__ = ["Members", "begin", "check_cores", "on_vector_cores", "tell_differences"]
+__all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "tell_differences"]
 
 _log = logging.getLogger("toprope")
 
@@ -65,10 +66,21 @@ class Members:
         return f"{self.name}/{between[0]}>{between[1]}", int(self.rank == between[1]), 2, next(self._messages[between])
 
 
-def begin(
-    name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *, is_message: bool
-) -> Callable[[], None] | None:
-    """Counts a collective of a group; what records its end where somebody traces, else None.
+@dataclass(frozen=True)
+class Traced:
+    """A collective that somebody traces.
+
+    Attributes:
+        end: records it, when it has ended.
+        waited: records that the current stream waits for it.
+    """
+
+    end: Callable[[], None]
+    waited: Callable[[], None]
+
+
+def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *, is_message: bool) -> Traced | None:
+    """Count a collective of a group; the result records it where somebody traces, else None.
 
     Args:
         name: the collective, as torch's backends name it.
@@ -85,13 +97,11 @@ def begin(
     card = _card(tensors)
     size = sum(tensor.nbytes for tensor in tensors)
     stream, began, vector = library.current_stream(card), library.now_ns(), _vector_cores(card)
-
-    def note() -> None:
-        library.note_collective(
-            f"hccl::{name}".encode(), card, stream, began, size, 0, vector, communicator.encode(), rank, ranks, sequence
-        )
-
-    return note
+    member = communicator.encode(), rank, ranks, sequence
+    return Traced(
+        lambda: library.note_collective(f"hccl::{name}".encode(), card, stream, began, size, 0, vector, *member),
+        lambda: library.note_collective_wait(card, *member),
+    )
 
 
 def check_cores(name: str, hccl: Any, results: Any) -> int:

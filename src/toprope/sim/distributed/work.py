@@ -94,10 +94,14 @@ class HcclWork(Work):
         works: gloo's works that it consists of.
         finish: what is to be done when all of them are done, such as copies to the card.
         results: the device tensors that its future holds.
+        waited: called when the caller has waited; None for nothing.
     """
 
-    def __init__(self, works: Sequence[Any], finish: Callable[[], None], results: Any) -> None:
+    def __init__(
+        self, works: Sequence[Any], finish: Callable[[], None], results: Any, waited: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
+        self._waited = waited
         self._works = works
         self._outcome = _Outcome(works, finish, results)
         self._results = results
@@ -127,6 +131,8 @@ class HcclWork(Work):
         if self._outcome.error is not None:
             raise self._outcome.error
         self._outcome.tell()
+        if self._waited is not None:
+            self._waited()
         return True
 
     def get_future(self) -> Any:

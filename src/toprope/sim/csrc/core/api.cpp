@@ -162,6 +162,15 @@ EXPORT void ts_note_collective(const char* name, int device, int64_t stream, int
                 .vector = static_cast<uint8_t>(vector)});
 }
 
+// Records that the current stream waits for a collective.
+EXPORT void ts_note_collective_wait(int device, const char* communicator, int rank, int ranks, uint64_t sequence) {
+  if (!watching(kTracing) || rank < 0) return;
+  int64_t now = now_ns();
+  write_record({.begin_ns = now, .end_ns = now, .address = collective_address(communicator, rank, ranks, sequence),
+                .stream = static_cast<int32_t>(current_stream(device)), .act = Act::kEventWait,
+                .device = static_cast<int8_t>(device)});
+}
+
 // ---- faults and refusals
 
 EXPORT void ts_fail_operator(const char* name, int code, uint64_t after) { fail_operator(name, code, after); }
