@@ -66,7 +66,7 @@ class _Act:
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is a collective of a group, and no message between two ranks."""
+        """True for a collective of a group, but not for a message between two ranks."""
         return bool(self.communicator) and self.sequence >= 0 and ">" not in self.communicator
 
     @property
