@@ -22,6 +22,13 @@ from toprope.codes.catalogue import rules
 pytestmark = pytest.mark.process
 
 TEXTS = [
+    ("Config_Error_Ranktable(E10014): Value /usr/local/x.json for ranktable variable topo_file path is invalid. Expected", "rank-table-path", "/usr/local/x.json"),
+    ("ERROR: No matching distribution found for triton-ascend==3.2.1", "index-lacks-version", "index"),
+    ("    torch-npu 2.1.0.post3 depends on torch==2.1.0+cpu", "torch-cpu-conflict", "--no-deps"),
+    ("AttributeError: '_OpNamespace' '_C' object has no attribute 'apply_repetition_penalties_'", "cuda-operators", "pair"),
+    ("ModuleNotFoundError: No module named 'torchnpugen'", "torchnpugen-missing", "revision"),
+    ("-- CANN: Missing libopsproto.so. Turning off HAVE_CANN", "opencv-opsproto", "23936"),
+    ("RuntimeError: Cannot re-initialize NPU in forked subprocess. To use NPU", "forked", "VLLM_WORKER_MULTIPROC_METHOD"),
     # text, expected cause, a word of the explanation or its cure
     ("dcmi module initialize failed. ret is -8005", "dcmi -8005", "other container"),
     ("dcmi model initialized failed, because the device is used. ret is -8020", "dcmi -8020", "docker ps"),
