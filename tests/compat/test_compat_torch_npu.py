@@ -53,7 +53,7 @@ def test_at_least_95_percent_agree(reported):
     assert len(found["all"].agree) > 130
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_difference_has_its_reason_and_no_reason_is_stale(reported):
     _, found = reported
     assert found["all"].differ.keys() == NAMES["differences"].keys()

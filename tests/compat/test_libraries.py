@@ -57,6 +57,7 @@ def test_trainer(tmp_path):
     assert card["evaluation"] == pytest.approx(cpu["evaluation"], rel=1e-5)
 
 
+@pytest.mark.soak
 def test_generate(tmp_path):
     """Greedy and beam search, with a padded prompt; flash attention goes through npu_fusion_attention."""
     card, cpu = on_both("llama_generate.py", tmp_path)
@@ -70,6 +71,7 @@ def test_generate(tmp_path):
         assert tokens == cpu["sdpa"], kind
 
 
+@pytest.mark.soak
 def test_accelerator(tmp_path):
     """Accelerator prepares the model after the optimizer was made: its parameters must stay the same objects."""
     card, cpu = on_both("accelerator_train.py", tmp_path)

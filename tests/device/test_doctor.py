@@ -290,7 +290,7 @@ any_facts = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @given(any_facts)
 def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
     from toprope.cli import doctor_text

@@ -31,7 +31,7 @@ def toprope(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("words", [["doctor", "--json"], ["devices", "--json"]])
 def test_a_machine_without_npu_offline_in_less_than_10_s(words: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)

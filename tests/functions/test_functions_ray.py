@@ -172,7 +172,7 @@ def test_the_program_of_the_mission_runs_unchanged(cluster, tmp_path):
     assert "acl" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_four_instances_have_the_four_cards_of_both_nodes_and_the_fifth_is_told(backend):
     four = [Thing.options(opt(1)).invoke() for _ in range(4)]
     with ended(*four):
@@ -420,7 +420,7 @@ def pipeline(folder, **options):
     assert until(lambda: in_memory() <= left)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_pipeline_runs_over_both_nodes(backend, tmp_path):
     import torch
 

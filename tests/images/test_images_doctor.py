@@ -47,6 +47,7 @@ def examined(tmp_path) -> tuple[float, dict]:
     return spent, answer["images"]
 
 
+@pytest.mark.soak
 def test_32_a_tiny_edit_offline_with_json_and_an_exit_status(tmp_path) -> None:
     _, images = examined(tmp_path)
     assert images["packages"].keys() >= set(NEEDED)

@@ -235,7 +235,7 @@ def test_the_page_is_served_on_this_machine_alone_while_the_model_loads(server):
     assert "device" not in found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_browser
 def test_the_page_says_that_the_model_loads_and_then_what_it_is(server, tab):
     tab.see("#status", "is loading: waiting for the test")

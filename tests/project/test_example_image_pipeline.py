@@ -52,6 +52,7 @@ def texts(path):
     return [each.text for each in ElementTree.parse(path).iter() if each.text]
 
 
+@pytest.mark.soak
 def test_images_are_labelled_on_the_card_with_one_copy_there_and_one_back(tmp_path):
     facts = run(tmp_path, "--chip", "910B3", "--trace", "card.json")
     assert facts["simulated"][0]["copies"]["from_card"]["number"] == GOOD

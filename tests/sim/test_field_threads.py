@@ -121,7 +121,7 @@ MOCKS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_vllm_ascend_15578_the_plugin_in_place_of_mocks(tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm-ascend/pull/15578: their conftest makes torch_npu of mocks.
 
