@@ -32,9 +32,9 @@ QUICK = (
     "stream_memory", "streams", "views",
 )  # fmt: skip
 LONG = (
-    "core", "core_limits", "counters_file", "fork", "images_engine", "images_hidream", "images_memory", "memory_leaks", "module_samples",
-    "npu_settings", "samples_with_documents", "sharing", "tiers_threads",
-    "tiers_training", "visible_devices",
+    "core", "core_limits", "counters_file", "fork", "images_engine", "images_hidream", "images_memory", "memory_leaks",
+    "module_samples", "npu_settings", "samples_with_documents", "sharing", "tiers_threads", "tiers_training",
+    "visible_devices",
 )  # fmt: skip
 """Modules of 15 s and more, for `make soak`."""
 
