@@ -39,8 +39,10 @@ _UNFINISHED = ".building-"
 # the compiler's whole process group with it.
 _SUPERVISE = 'exec 3<&0 </dev/null; ({ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &); exec "$@" 3<&-'
 _NOT_STARTED = (126, 127)  # exit statuses of a shell
-_REASON = re.compile(r"error|No space left|[Kk]illed|cannot find|undefined reference|recompile with -fPIC")
-_OUT_OF_MEMORY = re.compile(r"[Kk]illed|ended by signal 9\b|exit status 137\b|virtual memory exhausted|out of memory")
+_REASON = re.compile(r"error|no space left|killed|cannot find|undefined reference|recompile with -fPIC", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"killed|ended by signal 9\b|exit status 137\b|virtual memory exhausted|out of memory", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -368,9 +370,8 @@ class _Compilers:
 
 def _with_cure(error: BuildError, aside: Path) -> BuildError:
     """The error with what to do about a full disk or memory that ran out, of which a compiler says less."""
-    facts = error.looked_at
-    if "No space left" in facts or shutil.disk_usage(aside).free < 2**20:
-        free = shutil.disk_usage(aside).free / 2**20
+    facts, free = error.looked_at, shutil.disk_usage(aside).free / 2**20
+    if "No space left" in facts or free < 1:
         return BuildError(
             error.what, f"{facts}; {free:.0f} MiB free in {aside.parent}",
             "free some space, or name another cache directory in TOPROPE_CACHE_DIR",

@@ -1,4 +1,4 @@
-"""The vendors' names beside those of the facades: each is there, or is listed as missing and says so when it is used.
+"""The vendors' names compared with those of the facades: each is there, or is listed as missing and says so when used.
 
 The names are src/toprope/support/vendor_names.toml, which scripts/vendor_names.py writes from the vendors'
 repositories; the operators of torch_npu are those of its wheel. What is missing is vendor_missing.toml, with reasons.

@@ -319,6 +319,11 @@ def test_the_reason_of_a_linker_was_dropped(tmp_path: Path, cache: Path, monkeyp
     assert "C++20" not in text
 
 
+def test_a_reason_in_capital_letters_was_dropped(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = 'printf "note: 1\\nnote: 2\\nnote: 3\\nFatal Error: no header\\n" >&2; exit 1'
+    assert "Fatal Error: no header" in fails(tmp_path, monkeypatch, before=before)
+
+
 def test_another_users_lock_shut_a_shared_cache(cache: Path, compiler: Compiler) -> None:
     made = build.ensure()
     (lock,) = cache.glob("*.lock")

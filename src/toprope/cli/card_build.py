@@ -57,13 +57,13 @@ def ensure(*, quiet: bool = False) -> None:
         env=without_run(os.environ) | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, check=False,
     )  # fmt: skip
-    if done.returncode:
-        sys.stderr.write((done.stderr or b"").decode(errors="replace"))
+    if not done.returncode:
+        return
+    sys.stderr.write((done.stderr or b"").decode(errors="replace"))
     if done.returncode < 0:
         raise BuildError(
             "the build of the simulated card was killed.",
             f"signal {-done.returncode}",
             "start again; where memory ran out (2 GiB for each compiler), free some",
         )
-    if done.returncode:
-        raise typer.Exit(done.returncode)
+    raise typer.Exit(done.returncode)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toprope.cores.findings import Finding, Level, assuming_cores
-from toprope.cores.model import Discipline, OpId, Program
+from toprope.cores.model import Discipline, Op, OpId, Program
 from toprope.cores.words import cores_text, holds_text, kinds_used, wait_text
 from toprope.terminal import field, table, unbroken
 
@@ -114,14 +114,18 @@ def _under(result: Result) -> str:
 
 def assumed(program: Program) -> Counter[str]:
     """Count the operators of which no source says whether they need all of their blocks at once."""
-    return Counter(op.name for _, op in assuming_cores(program).ops() if op.assumed)
+    return Counter(op.name for op in _assumed_ops(program))
+
+
+def _assumed_ops(program: Program) -> list[Op]:
+    return [op for _, op in assuming_cores(program).ops() if op.assumed]
 
 
 def _assumed(program: Program) -> Iterator[RenderableType]:
-    found = assumed(program)
-    if not found:
+    ops = _assumed_ops(program)
+    if not ops:
         return
-    every = any(op.assumed and op.sync_all for _, op in assuming_cores(program).ops())
+    found, every = Counter(op.name for op in ops), any(op.sync_all for op in ops)
     names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.most_common(_NAMES))
     more = f" and {len(found) - _NAMES} more" if len(found) > _NAMES else ""
     what = "all of their blocks at once" if every else "one block at a time"

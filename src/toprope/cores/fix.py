@@ -147,7 +147,7 @@ class _Limits:
         self.blocks = self.largest.blocks
 
     def of(self, blocks: int) -> Cores:
-        """The limit that leaves the largest operator so many blocks."""
+        """The limit that leaves the largest operator this number of blocks."""
         cube, vector = self.largest.block
         return blocks * cube or self.most[0], blocks * vector or self.most[1]
 

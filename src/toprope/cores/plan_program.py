@@ -16,7 +16,17 @@ from toprope.cores.plan_times import Demand, Times, Work, profile_times
 from toprope.cores.simulate import UNKNOWN_MICROSECONDS
 from toprope.errors import PlanError
 
-__all__ = ["Sources", "beyond", "demands_of", "limited", "plan_by_sums", "stream_names", "unknown_times", "with_order"]
+__all__ = [
+    "Sources",
+    "beyond",
+    "demands_of",
+    "larger",
+    "limited",
+    "plan_by_sums",
+    "stream_names",
+    "unknown_times",
+    "with_order",
+]
 
 _ALL = 2**30
 """As a limit: more cores than any card has."""
@@ -106,15 +116,15 @@ def _demand(program: Program, sources: Sources, name: str, numbers: list[int]) -
         for place, op in enumerate(program.streams[number].ops):
             key = _signature(op)
             alike[key] = op, alike.get(key, (op, 0))[1] + 1
-            least = _larger(least, _hccl(program, (number, place)) if sources.hccl else (0, 0))
-            least = _larger(least, op.cores if op.ignores_limit else (0, 0))
-            most = _larger(most, op.cores)
+            least = larger(least, _hccl(program, (number, place)) if sources.hccl else (0, 0))
+            least = larger(least, op.cores if op.ignores_limit else (0, 0))
+            most = larger(most, op.cores)
         works.append(tuple(Work(sources.times(op), op.block, count, op.name) for op, count in alike.values()))
     given = (sources.minima or {}).get(name, (0, 0))
     cap = (sources.maxima or {}).get(name)
     # Cores of a kind that it does not use are not reserved for it.
-    least = _larger(least, (given[0] if most[0] else 0, given[1] if most[1] else 0))
-    most = _larger(most, least)
+    least = larger(least, (given[0] if most[0] else 0, given[1] if most[1] else 0))
+    most = larger(most, least)
     if cap is not None:
         most = (min(most[0], cap[0]), min(most[1], cap[1]))
     different = list(dict.fromkeys(works))
@@ -136,7 +146,8 @@ def _hccl(program: Program, id: OpId) -> Cores:
     return 0, min(minimum.cores, op.vector) if minimum else 0
 
 
-def _larger(one: Cores, other: Cores) -> Cores:
+def larger(one: Cores, other: Cores) -> Cores:
+    """The larger number of each kind of core."""
     return max(one[0], other[0]), max(one[1], other[1])
 
 

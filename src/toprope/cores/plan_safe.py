@@ -16,6 +16,7 @@ from toprope.cores.plan_program import (
     Sources,
     beyond,
     demands_of,
+    larger,
     limited,
     plan_by_sums,
     stream_names,
@@ -139,6 +140,11 @@ class _Search:
     def __init__(self, program: Program, sources: Sources, disciplines: Sequence[Discipline], deadline: float) -> None:
         self.program, self.sources, self.disciplines, self.deadline = program, sources, disciplines, deadline
         self.demands = {demand.stream: demand for demand in demands_of(program, sources)}
+        self.ops: dict[str, list[Op]] = {name: [] for name in self.demands}
+        """Of the streams of each name."""
+        for name, stream in zip(stream_names(program), program.streams, strict=True):
+            self.ops[name] += stream.ops
+        self.choices: dict[str, Choices] = {}
         self.reasons: dict[str, str] = {}
         self.refused = _Proof(False, ())
         """Of the limits tried last that were not safe."""
@@ -194,10 +200,10 @@ class _Search:
                 time_, timing = _unlimited_time(self.program, demand)
                 planned.append(Limit(name, demand.cards, None, None, time_, timing, "safe without a limit"))
                 continue
-            binds = [max(op.cores[kind] for op in self._ops(name)) > limit[kind] for kind in (0, 1)]
+            binds = [max(op.cores[kind] for op in self.ops[name]) > limit[kind] for kind in (0, 1)]
             cube, vector = (limit[kind] if binds[kind] else None for kind in (0, 1))
-            choices = self._choices(demand)
-            least = _larger(limit, choices.least)  # below it a card gives one block all the same
+            choices = self._choices(name)
+            least = larger(limit, choices.least)  # below it a card gives one block all the same
             seconds, timing = choices.given(least), choices.timing(least)
             planned.append(Limit(name, demand.cards, cube, vector, seconds, timing, self.reasons[name]))
         by_sums = all(each.proof.startswith("sum of") for each in self.proven.results)
@@ -208,7 +214,7 @@ class _Search:
         kept = limits.pop(name)
         if name in (self.sources.maxima or {}):
             self.reasons[name], limits[name] = "its maximum was given", kept
-        elif all(op.within(kept).cores == op.cores for op in self._ops(name)):
+        elif all(op.within(kept).cores == op.cores for op in self.ops[name]):
             return
         elif not self._is_safe(limits, self._until()):
             self.reasons[name], limits[name] = f"without it {self.refused.doubt}", kept
@@ -222,7 +228,7 @@ class _Search:
         demands = []
         for name, demand in self.demands.items():
             if name not in limits:
-                needs = [op.need for op in self._ops(name)]
+                needs = [op.need for op in self.ops[name]]
                 cube, vector = (max((need[kind] for need in needs), default=0) for kind in (0, 1))
                 demand = Demand(name, (), (cube, vector), (cube, vector), demand.cards)
             demands.append(demand)
@@ -237,7 +243,7 @@ class _Search:
 
     def _raise(self, limits: Limits, name: str) -> None:
         """Raise a limit, one kind of core after the other, to the most with which the program is safe."""
-        choices = self._choices(self.demands[name])
+        choices = self._choices(name)
         for kind in (1, 0):
             low, high = limits[name][kind], choices.most[kind]
             while low < high:
@@ -260,27 +266,23 @@ class _Search:
             self.refused = proof
         return proof.safe
 
-    def _ops(self, name: str) -> list[Op]:
-        names = stream_names(self.program)
-        return [
-            op for each, stream in zip(names, self.program.streams, strict=True) if each == name for op in stream.ops
-        ]
-
     def _least(self, demand: Demand, smallest: bool) -> Cores:
         """One block for each operator; `smallest`: also for those with larger blocks than others of the stream."""
         cube, vector = demand.least
         if smallest:
-            blocks = [op.block for op in self._ops(demand.stream) if op.blocks]
+            blocks = [op.block for op in self.ops[demand.stream] if op.blocks]
             cube, vector = (min((block[kind] for block in blocks if block[kind]), default=0) for kind in (0, 1))
         return cube, vector
 
-    def _choices(self, demand: Demand) -> Choices:
-        return Choices(demand, cores_for(demand, self.program.cards))
+    def _choices(self, name: str) -> Choices:
+        if name not in self.choices:
+            self.choices[name] = _choices(self.program, self.demands[name])
+        return self.choices[name]
 
     def _loss(self, name: str, limit: Cores) -> float:
         """How much slower its limit makes a stream."""
-        choices = self._choices(self.demands[name])
-        return choices.time(_larger(limit, choices.least)) - choices.best
+        choices = self._choices(name)
+        return choices.time(larger(limit, choices.least)) - choices.best
 
 
 def _plan(
@@ -313,9 +315,9 @@ def _plan(
 
 def _unlimited_time(program: Program, demand: Demand) -> tuple[float, str]:
     """Microseconds of a stream without a limit, and where they come from."""
-    choices = Choices(demand, cores_for(demand, program.cards))
+    choices = _choices(program, demand)
     return choices.given(choices.most), choices.timing(choices.most)
 
 
-def _larger(one: Cores, other: Cores) -> Cores:
-    return max(one[0], other[0]), max(one[1], other[1])
+def _choices(program: Program, demand: Demand) -> Choices:
+    return Choices(demand, cores_for(demand, program.cards))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "PARAMETER",
     "TYPE",
     "VALUE",
+    "also_in_torch_npu",
     "check_index",
     "chip",
     "device_index",
@@ -155,3 +156,18 @@ def every_stream(device: int) -> Iterator[torch.Stream]:
     kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
     for number in range(_STREAMS):
         yield torch.Stream(stream_id=number, device_index=device, device_type=kind)
+
+
+def also_in_torch_npu(module: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module: names that torch_npu has there and in torch.npu, and toprope only here.
+
+    Args:
+        module: its `__name__`.
+    """
+
+    def find(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        return getattr(torch.npu, name)  # type: ignore[attr-defined]
+
+    return find

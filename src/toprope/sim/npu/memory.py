@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import TYPE, VALUE, check_index, device_index, lazy_init, message
+from toprope.sim.npu._state import TYPE, VALUE, also_in_torch_npu, check_index, device_index, lazy_init, message
 from toprope.sim.npu.devices import is_initialized
 from toprope.sim.npu.streams import Stream, current_stream, stream_of_handle
 from toprope.sim.npu.streams import stream as stream_context
@@ -299,8 +299,4 @@ def _pieces(device: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def __getattr__(name: str) -> Any:
-    """Names that torch_npu has here and in torch.npu, and toprope only there."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(torch.npu, name)  # type: ignore[attr-defined]
+__getattr__ = also_in_torch_npu(__name__)

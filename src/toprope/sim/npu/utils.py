@@ -3,9 +3,8 @@
 import warnings
 from typing import Any
 
-import torch
-
 from toprope.sim.npu._backends import get_soc_version
+from toprope.sim.npu._state import also_in_torch_npu as _also_in_torch_npu
 from toprope.sim.npu._state import device_index as _device_index
 from toprope.sim.npu.devices import current_device, device, device_of, is_bf16_supported, set_device, synchronize
 from toprope.sim.npu.launch import (
@@ -66,8 +65,4 @@ def current_blas_handle() -> None:
     warnings.warn("An NPU has no blas handle: torch.npu.current_blas_handle() is None.", stacklevel=2)
 
 
-def __getattr__(name: str) -> Any:
-    """Names that torch_npu has here and in torch.npu, and toprope only there."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(torch.npu, name)  # type: ignore[attr-defined]
+__getattr__ = _also_in_torch_npu(__name__)

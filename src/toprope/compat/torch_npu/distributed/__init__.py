@@ -33,14 +33,14 @@ def is_hccl_available() -> bool:
 
 
 def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
-    """Mend the links of a group after a fault.
+    """Repair the links of a group after a fault.
 
     Args:
         group: the group, None for the default one.
-        rebuild_link: whether the links are to be made anew.
+        rebuild_link: whether to make the links again.
 
     Returns:
-        The group where the links are made anew, else None.
+        The group if the links are made again, else None.
     """
     return dist.reinit_process_group(group, rebuild_link)  # type: ignore[attr-defined]
 
