@@ -98,6 +98,7 @@ def torch_alone():
     return python(TORCH_STATE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+@pytest.mark.slow
 def test_torch_alone_has_no_npu(torch_alone):
     assert torch_alone["backend"] == "privateuseone"
     assert torch_alone["npu"][:2] == [False, False]

@@ -76,6 +76,7 @@ def texts(tree, *, helps):
     return (each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and each not in docstrings)
 
 
+@pytest.mark.slow
 def test_messages_named_files_that_an_installed_user_has_not_got():
     writes_pages = ("chips/table.py", "port/pages.py", "support/refusals_page.py")
     wrong = []

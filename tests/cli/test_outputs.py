@@ -17,6 +17,7 @@ def shell(line):
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["devices", "explain run", "--version", "cores explain", "run --help"])
 @pytest.mark.parametrize(("closed", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
 def test_an_output_that_takes_nothing_was_a_traceback(words, closed, why):

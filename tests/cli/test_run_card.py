@@ -79,6 +79,7 @@ def test_import_torch_alone_gives_the_card_and_the_report_its_figures(tmp_path: 
     assert 8 * 2**20 <= used["peak_allocated"] <= used["peak_reserved"]
 
 
+@pytest.mark.slow
 def test_children_are_counted_even_when_they_are_killed(tmp_path: Path) -> None:
     code = """
         import os, signal, subprocess, sys

@@ -222,6 +222,7 @@ class NoMatmul(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_09_defect_a_dtype_was_tried_with_one_product_element_by_element(monkeypatch):
     monkeypatch.setattr(probing, "_known", {})
     monkeypatch.setattr(CpuDevice, "dtype_order", ("bfloat16", "float16", "float32"))

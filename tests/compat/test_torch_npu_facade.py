@@ -108,6 +108,7 @@ def test_compiled_whole(facade):
     torch.testing.assert_close(compiled(*arguments), block(*arguments))
 
 
+@pytest.mark.slow
 def test_meta_tensors_give_shapes(facade):
     query, key = torch.empty(3, 5, 12, device="meta"), torch.empty(3, 7, 6, device="meta")
     mask = torch.empty(5, 7, dtype=torch.bool, device="meta")
@@ -485,6 +486,7 @@ def test_on_the_simulated_card():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_missing_names_say_what_is_missing():
     done = run(
         "import torch_npu\n"

@@ -69,6 +69,7 @@ tell(total, hasattr(torch, "npu"), caught(torchair.get_npu_backend), caught(lamb
 )
 
 
+@pytest.mark.slow
 def test_on_the_simulated_card():
     right, limit, same, scopes, ours, export, wait, never, others, inside, option, positional, nothing = told(
         ON_THE_CARD, by=run_anew, TOPROPE_SIM="910B2", TORCH_DEVICE_BACKEND_AUTOLOAD="1"

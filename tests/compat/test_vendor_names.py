@@ -51,6 +51,7 @@ def absent():
     return told(LOOK, by=run_anew, TOPROPE_SIM="910B3", TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
+@pytest.mark.slow
 def test_every_name_is_there_or_listed_and_nothing_listed_is_there(absent):
     inside = tuple(f"{module}." for module in absent)  # a module that is missing is listed, not all in it
     assert sorted(name for name in absent if name not in MISSING and not name.startswith(inside)) == []
@@ -115,6 +116,7 @@ MISSING_LINES = {
 }
 
 
+@pytest.mark.slow
 def test_imports():
     lines = [*FIRST_LINES, *MISSING_LINES]
     found = told(IMPORTS.format(lines=lines), by=run_anew, TOPROPE_SIM="910B3", TORCH_DEVICE_BACKEND_AUTOLOAD="1")

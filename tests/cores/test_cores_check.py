@@ -254,6 +254,7 @@ def _holds(program, result):
         assert check(larger, discipline=result.discipline, seconds=60, findings=False).verdict is SAFE
 
 
+@pytest.mark.slow
 @given(programs())
 def test_no_fix_is_said_only_where_exhaustive_search_finds_none(program):
     result = check(program, seconds=60, findings=False)

@@ -219,6 +219,7 @@ def test_a_larger_demand_never_ends_a_deadlock(program, data):
         assert found(larger, discipline) or not found(program, discipline)
 
 
+@pytest.mark.slow
 @needs_solver
 @given(programs())
 @hypothesis.settings(max_examples=max(20, hypothesis.settings().max_examples // 2))

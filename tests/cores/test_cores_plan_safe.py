@@ -26,6 +26,7 @@ def one_block_each(program):
     return Program(program.cards, tuple(streams), program.communicators)
 
 
+@pytest.mark.slow
 @given(programs())
 def test_no_plan_is_false_and_no_limit_needless(program):
     """Exhaustive: a safe program gets no limit; a plan is safe; without any one of its limits it is not."""

@@ -345,6 +345,7 @@ def test_a_kind_of_line_is_named_where_nothing_else_is_known() -> None:
     assert "runtime-call" not in [each.what.code for each in in_log([line, b"error code is 507015"])]
 
 
+@pytest.mark.slow
 def test_a_log_on_stdin_needs_no_argument(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\xff\x1b[31m" + "\n".join(CONSEQUENCES).encode() + b"\nNPU out of memory.\n")

@@ -142,6 +142,7 @@ def test_08_09_10_what_decorators_refuse():
         df.npu_model(num_returns=0)(lambda x: x)
 
 
+@pytest.mark.slow
 def test_11_a_wrong_return_fails_its_input_alone(request):
     data = df.FlowData()
     node = stages.wrong.fnode()

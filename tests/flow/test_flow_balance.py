@@ -45,6 +45,7 @@ def matrix(number):
     return np.arange(ROWS * COLS).reshape(ROWS, COLS) + number
 
 
+@pytest.mark.slow
 def test_parts_go_to_several_instances_and_rows_come_together_in_one(folder):
     split, work, merge = (func(cls) for cls in (stages.Split, stages.Work, stages.Merge))
     split.set_balance_scatter()

@@ -66,6 +66,7 @@ def reserved(folder):
     return [each.reserved for each in cards.read(folder, 2)]
 
 
+@pytest.mark.slow
 def test_vllm_omni_5211_and_triton_343_and_4809_stages_on_one_card_copy_nothing(folder, on_card):
     """https://github.com/vllm-project/vllm-omni/issues/5211: every edge bounces through the host although stages share
     a card; https://github.com/triton-inference-server/server/issues/343: tensors between steps are copied through the

@@ -92,6 +92,7 @@ def test_joblib_812_and_ray_46284_a_stage_that_dies_says_how_and_the_others_go_o
         failed.get()
 
 
+@pytest.mark.slow
 def test_ray_46284_nothing_waits_for_a_graph_that_was_closed():
     """https://github.com/ray-project/ray/issues/46284: get() after teardown hangs."""
     data, graph = through(stages.slow.fnode())

@@ -72,6 +72,7 @@ def test_a_function_whose_affinity_is_not_met():
     hello.options(yr.InvokeOptions())
 
 
+@pytest.mark.slow
 def test_labels_of_instances():
     close = near(AffinityKind.INSTANCE, AffinityType.REQUIRED, OperatorType.LABEL_IN, "stage", "first")
     away = near(AffinityKind.INSTANCE, AffinityType.REQUIRED_ANTI, OperatorType.LABEL_EXISTS, "stage")

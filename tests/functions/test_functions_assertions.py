@@ -44,6 +44,7 @@ def _all_cards_come_back(backend):
     assert until(lambda: free_cards() == 2), yr.resources()
 
 
+@pytest.mark.slow
 def test_02_the_mask_is_the_first_free_card_and_of_two_rises_without_spaces(backend):
     one = Thing.options(opt(1)).invoke()
     with ended(one):

@@ -103,6 +103,7 @@ def test_a_group_that_does_not_fit_takes_nothing():
         yr.get(trio[0].cards.invoke())
 
 
+@pytest.mark.slow
 def test_a_group_waits_for_all_that_its_members_need():
     (holder,) = members("", 1)
     yr.get(holder.cards.invoke())

@@ -212,6 +212,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps, st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_no_card_is_granted_twice_and_all_is_given_back(moves, nodes):
     hosts = [node(str(place), count) for place, count in enumerate(nodes)]

@@ -82,6 +82,7 @@ def test_a_bundle_is_all_that_its_instances_have():
     yr.remove_resource_group(group.resource_group_name)
 
 
+@pytest.mark.slow
 def test_functions_use_bundles_too_and_end_with_them():
     group = yr.create_resource_group([CARD], "calls")
     f = cards.options(using("calls", custom_resources=CARD, retry_times=3))

@@ -87,6 +87,7 @@ def test_the_folder_and_what_is_in_it_are_the_users_alone(living):
     assert all(stat.S_ISREG(each.lstat().st_mode) for each in files)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_gets_at_nothing(living):
     _, backend, _ = living

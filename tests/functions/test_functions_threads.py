@@ -134,6 +134,7 @@ def test_vllm_ascend_870_and_ray_53044_an_instance_in_a_group_sees_its_part_of_i
         yr.remove_resource_group("part")
 
 
+@pytest.mark.slow
 def test_verl_6741_who_asked_for_a_card_never_runs_without_one():
     """https://github.com/verl-project/verl/issues/6741: the actor is CPU-only, and only a warning says so."""
     plain = User.options(opt(custom_resources={"NPU": 1}, schedule_timeout_ms=0)).invoke()

@@ -104,6 +104,7 @@ def test_a_picture_and_the_record_that_repeats_it(toprope, model, monkeypatch) -
     assert re.search(r"toprope: \S+good1\.png is not the picture of the record, or was changed\n", err)
 
 
+@pytest.mark.slow
 def test_several_pictures_of_one_edit_at_once(toprope, model) -> None:
     words = ("edit", "--model", model, "--image", "good1.png", *SNOW, *FAST, "--seed", "7", "--num-images", "2")
     status, out, _ = toprope(*words, "--at-once", "2", "--format", "webp", "--json")

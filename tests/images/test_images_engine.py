@@ -87,6 +87,7 @@ def test_an_option_that_a_family_does_not_have_is_refused(engines, family) -> No
             engine.edit(request(**{name: given[name]}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_are_told_and_a_cancelled_edit_leaves_the_engine_usable(engines, family) -> None:
     engine, steps = engines[family], []
@@ -249,6 +250,7 @@ def test_numbers_that_float16_does_not_hold_are_done_again_in_float32(tmp_path, 
     assert result.pictures[0].tobytes() == again.pictures[0].tobytes() == wanted
 
 
+@pytest.mark.slow
 def test_numbers_that_float32_does_not_hold_either_are_an_error(tmp_path) -> None:
     with Engine.open(overflowing(tmp_path / "model", float("nan")), device="cpu", dtype="bf16") as engine:
         with pytest.raises(EditGuardError, match="not finite, in bfloat16 and again in float32") as caught:
@@ -399,6 +401,7 @@ def test_noise_is_the_same_in_every_dtype(engines, family, size, monkeypatch) ->
             assert torch.equal(found, drawn[torch.float32].to(dtype).float()), (count, dtype)
 
 
+@pytest.mark.slow
 def test_a_tiny_pipeline_is_the_same_for_the_same_seed_and_spoils_nothing(tmp_path) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()

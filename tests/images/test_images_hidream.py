@@ -147,6 +147,7 @@ def test_pictures_of_a_batch_and_of_other_shapes_are_those_that_they_are_alone(e
     assert engine.edit(request(picture(24, 80), size="keep", guidance=1, image_guidance=1)).pictures[0].size == (24, 80)
 
 
+@pytest.mark.slow
 def test_26_pictures_of_any_mode_and_shape_come_back_in_their_size(engines) -> None:
     turned = picture(30, 20)
     turned.getexif()[0x0112] = 6  # a quarter turn

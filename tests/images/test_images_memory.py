@@ -60,6 +60,7 @@ def test_the_way_down() -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["ip2p", pytest.param("kontext", marks=SLOW), pytest.param("hidream-e1", marks=SLOW)]
 )

@@ -373,6 +373,7 @@ def chat_model(folder: Path, answer: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_chat_model_in_a_folder_words_instructions_without_seeing(tmp_path) -> None:
     refiner = open_refiner(f"local:{chat_model(tmp_path / 'chat', json.dumps(GOOD))}?tokens=8")
     assert refiner.describe()["sees_picture"] is False

@@ -26,6 +26,7 @@ def packed(processes: list[ProcessState], unhealthy: dict[int, int] | None = Non
     return (head + b"".join(slots)).ljust(cards.SIZE, b"\0")
 
 
+@pytest.mark.slow
 @given(st.lists(PROCESS, max_size=5), st.integers(1, 16), st.dictionaries(st.integers(0, 15), st.integers(1, 600000)))
 def test_every_card_has_its_processes_and_their_sum(
     processes: list[ProcessState], count: int, unhealthy: dict[int, int]

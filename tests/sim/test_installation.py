@@ -44,6 +44,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 def test_tensors_reach_a_process_that_was_not_told_of_the_cards(tmp_path: Path) -> None:
     code = """
         import toprope.sim

@@ -141,6 +141,7 @@ def test_two_processes_share_one_card(run: Path) -> None:
         assert 48 <= held[0] == by_process[second.pid][1] <= 64
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_gone_from_npu_smi_at_once(run: Path) -> None:
     with processes(run, 1) as (only,):
         only("take('a', 8)")

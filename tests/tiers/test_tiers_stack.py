@@ -466,6 +466,7 @@ def test_four_threads_on_a_card_keep_the_figures_right(card):
     assert card["threads"] == [[], True, True, True]
 
 
+@pytest.mark.slow
 def test_a_layer_whose_home_is_the_host_trains_on_the_card(card):
     assert card["trains"] == ["npu:0", "cpu", "cpu", True, True]
 

@@ -166,6 +166,7 @@ class Run:
         return [each.detach().clone() for each in self.model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, clip_grad_norm_])
 @pytest.mark.parametrize("first", [True, False])
 def test_accumulation_scaling_clipping_and_schedules(first, clip):
