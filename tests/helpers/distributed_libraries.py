@@ -152,3 +152,56 @@ def case_compiled() -> None:
     nn.functional.mse_loss(alone(whole), wanted).backward()
     for one, other in zip(compiled.parameters(), alone.parameters(), strict=True):
         close(one.grad, other.grad)
+
+
+def case_random_numbers_of_sharded_tensors() -> None:
+    from torch.distributed import tensor as distributed
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("npu", (2,))
+    torch.manual_seed(5)
+    before = torch.npu._get_rng_state_offset()
+    parts = distributed.rand(4, 3, device_mesh=mesh, placements=[Shard(0)])
+    whole = parts.full_tensor()
+    assert not torch.equal(whole[:2], whole[2:])
+    copies = distributed.randn(4, 3, device_mesh=mesh, placements=[Replicate()])
+    gathered = [torch.empty(4, 3).npu() for _ in range(2)]
+    dist.all_gather(gathered, copies.to_local())
+    same(gathered[0], gathered[1].cpu())
+    offsets = [torch.zeros(1, dtype=torch.int64).npu() for _ in range(2)]
+    dist.all_gather(offsets, torch.tensor([torch.npu._get_rng_state_offset()]).npu())
+    assert offsets[0].item() == offsets[1].item() > before
+
+    weight = nn.Parameter(distributed.empty(64, 64, device_mesh=mesh, placements=[Shard(0)]))
+    nn.init.normal_(weight, std=2.0)
+    values = weight.full_tensor()
+    assert 1.8 < values.std().item() < 2.2
+    assert values.unique().numel() > 4000
+
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)).npu()
+    torch.manual_seed(6)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False)})
+    dropped = model(torch.ones(16, 8).npu()).full_tensor() == 0
+    assert 0.3 < dropped.float().mean().item() < 0.7
+    assert not torch.equal(dropped[:, :32], dropped[:, 32:])
+
+
+def case_fully_sharded_from_meta() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(7)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    model.to_empty(device="npu")
+    for layer in model:
+        layer.reset_parameters()
+    weights = [layer.weight.full_tensor() for layer in model]
+    assert not torch.equal(*weights)
+    for weight in weights:
+        assert 0 < weight.abs().max().item() <= 32**-0.5
+        assert weight.unique().numel() > 1000
+    model(torch.ones(4, 32).npu()).sum().backward()

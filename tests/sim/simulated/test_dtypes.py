@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies
+from torch import nn
 from torch.testing import assert_close
 
 from against_cpu import CARD, assert_same, compare
+from children import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -69,7 +71,7 @@ def test_eight_bit_products() -> None:
 @pytest.mark.parametrize(
     "source", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.bool, torch.complex64]
 )
-@pytest.mark.parametrize("target", [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize("target", [torch.float16, torch.int64, torch.int8, torch.bool])
 @pytest.mark.filterwarnings("ignore:Casting complex values to real discards the imaginary part")
 def test_conversions(source: torch.dtype, target: torch.dtype) -> None:
     compare(lambda t: (t.to(target), t.to(target, copy=True), t.type(target)), torch.tensor([0, 1, 2, 100]).to(source))
@@ -94,11 +96,26 @@ def test_promotion() -> None:
 
 def test_methods_named_after_dtypes() -> None:
     card = torch.tensor([1.5], device=CARD)
-    made = [card.half(), card.bfloat16(), card.double(), card.int(), card.long(), card.bool(), card.cfloat()]
+    made = [card.half(), card.bfloat16(), card.int(), card.long(), card.bool(), card.cfloat()]
     assert [t.dtype for t in made] == [
-        torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool, torch.complex64,
+        torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64,
     ]  # fmt: skip
     assert {t.device for t in made} == {CARD}
+
+
+def test_a_tensor_of_the_card_asked_for_float64_becomes_float32() -> None:
+    """As in torch_npu's _to_copy (ToKernelNpu.cpp); where a device is named too, float64 is what it is."""
+    card = torch.tensor([1.5], device=CARD, requires_grad=True)
+    made = card.double(), card.to(torch.float64), card.type(torch.float64), nn.Linear(1, 1).to(CARD).double().weight
+    assert {t.dtype for t in made} == {torch.float32}
+    code = "import torch; print((torch.ones(1, device='npu').double() * 1).dtype)"
+    said = run(code)
+    assert (said.stdout, said.stderr.count("Device do not support double dtype now")) == ("torch.float32\n", 1)
+    assert run(code, TORCH_NPU_DISABLED_WARNING="1").stderr == ""
+    made[0].sum().backward()
+    assert card.grad is not None
+    assert card.to("npu", torch.float64).dtype == torch.float64
+    assert torch.tensor([1.5], dtype=torch.float64).to(CARD).double().dtype == torch.float64
 
 
 def test_limits_and_special_values() -> None:

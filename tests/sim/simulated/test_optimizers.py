@@ -104,12 +104,6 @@ def test_lbfgs() -> None:
     assert_same(list(card.parameters()), list(host.parameters()), rtol=1e-3, atol=1e-4)
 
 
-def test_sparse_adam_says_that_the_card_has_no_sparse_gradients() -> None:
-    layer = nn.Embedding(4, 2, sparse=True, device=CARD)
-    with pytest.raises(NotImplementedError, match="not supported on npu"):
-        layer(torch.tensor([1], device=CARD)).sum().backward()
-
-
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("norm", [2.0, 1.0, float("inf")])
 def test_gradients_are_clipped_by_their_norm(foreach: bool | None, norm: float) -> None:

@@ -1,5 +1,6 @@
 """Random numbers: seeds repeat them, each card has its own generator, the CPU's is never touched."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -144,6 +145,74 @@ def test_generators() -> None:
     )
     assert torch.Generator("npu").device == CARD
     assert torch.multinomial(torch.ones(5, device=SECOND), 2, generator=generator).device == SECOND
+
+
+def test_a_state_is_a_seed_and_an_offset() -> None:
+    """As on a card (NPUGeneratorImpl.cpp), so that states of checkpoints go both ways."""
+    generator = torch.Generator(CARD).manual_seed(3)
+    assert (generator.initial_seed(), generator.get_offset()) == (3, 0)
+    first = torch.randn(8, device=CARD, generator=generator)
+    second = torch.randn(8, device=CARD, generator=generator)
+    assert generator.get_offset() == 24
+    assert generator.get_state().tolist() == [3, *[0] * 7, 24, *[0] * 7]
+    generator.set_state(torch.tensor([3, *[0] * 7, 12, *[0] * 7], dtype=torch.uint8))
+    assert torch.equal(torch.randn(8, device=CARD, generator=generator), second)
+    generator.set_offset(0)
+    assert torch.equal(torch.randn(8, device=CARD, generator=generator), first)
+    generator.set_state(torch.tensor([3, *[0] * 7], dtype=torch.uint8))  # without an offset, as of old
+    assert generator.get_offset() == 0
+    generator.set_offset(2**40)
+    assert not torch.equal(torch.randn(8, device=CARD, generator=generator), first)
+
+
+def test_wrong_states_and_offsets() -> None:
+    generator = torch.Generator(CARD).manual_seed(3)
+    with pytest.raises(RuntimeError, match=r"offset must be a multiple of 4\n.* ERR00003 PTA invalid value"):
+        generator.set_offset(10)
+    with pytest.raises(RuntimeError, match=r"RNG state is wrong size\n.* ERR00001 PTA invalid parameter"):
+        torch.npu.set_rng_state(torch.zeros(5056, dtype=torch.uint8))
+    with pytest.raises(TypeError, match="RNG state must be a torch.ByteTensor"):
+        generator.set_state(torch.zeros(16))
+
+
+def test_copies_of_generators() -> None:
+    generator = torch.Generator(CARD).manual_seed(3)
+    torch.randn(8, device=CARD, generator=generator)
+    copy = generator.clone_state()
+    assert copy.get_offset() == generator.get_offset()
+    assert torch.equal(torch.rand(3, device=CARD, generator=copy), torch.rand(3, device=CARD, generator=generator))
+    copy.set_offset(0)
+    assert generator.get_offset() == 24
+    shared = torch.Generator(CARD)
+    shared.graphsafe_set_state(generator.graphsafe_get_state())
+    torch.rand(3, device=CARD, generator=shared)
+    assert generator.get_offset() == 36
+    with pytest.raises(RuntimeError, match="Expected a NPU Generator"):
+        generator.graphsafe_set_state(torch.Generator())
+
+
+def test_the_offset_of_a_card() -> None:
+    torch.npu.manual_seed(4)
+    assert torch.npu._get_rng_state_offset() == 0
+    drawn = torch.rand(3, device=CARD), torch.rand(3, device=CARD)
+    assert torch.npu._get_rng_state_offset() == 24
+    torch.npu._set_rng_state_offset(12)
+    assert torch.equal(torch.rand(3, device=CARD), drawn[1])
+    torch.npu._set_rng_state_offset(100, SECOND)
+    assert torch.npu._get_rng_state_offset("npu:1") == 100
+
+
+def test_threads_that_share_a_generator_never_draw_the_same() -> None:
+    drawn: list[float] = []
+    threads = [
+        threading.Thread(target=lambda: drawn.extend(torch.rand(1, device=CARD).item() for _ in range(50)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(drawn)) == 200
 
 
 def test_generators_of_another_device_are_refused() -> None:

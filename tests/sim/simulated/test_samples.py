@@ -81,13 +81,16 @@ class Outcome:
     result: Any = None
     error: Exception | None = None
     warnings: set[str] = field(default_factory=set)
+    drew: bool = False
+    """Whether it drew from the host's generator: the card's gives other numbers."""
 
 
 def run(function: Callable[..., Any], given: tuple[Any, Any, Any], device: str, **more: Any) -> Outcome:
     """What a function gives for the arguments of a sample."""
     first, rest, options = given
     outcome = Outcome()
-    torch.manual_seed(1)  # both generators are of one kind, so even random numbers are the same
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
     with warnings.catch_warnings(record=True) as seen, torch.device(device):
         warnings.simplefilter("always")
         try:
@@ -95,14 +98,21 @@ def run(function: Callable[..., Any], given: tuple[Any, Any, Any], device: str, 
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
             outcome.error = error
     outcome.warnings = {str(warning.message) for warning in seen}
+    outcome.drew = not torch.equal(torch.get_rng_state(), state)
     return outcome
+
+
+def described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.stride()
 
 
 def assert_same_outcome(card: Outcome, host: Outcome, tolerance: float = 1e-4) -> bool:
     """Both are the same result, or errors of the same kind. Whether there is a result."""
     assert type(card.error) is type(host.error), card.error or host.error
     assert card.warnings <= host.warnings
-    if host.error is None:
+    if host.error is None and host.drew:
+        assert [described(t) for t in tensors(card.result)] == [described(t) for t in tensors(host.result)]
+    elif host.error is None:
         assert_same(card.result, host.result, rtol=tolerance, atol=tolerance)
     return host.error is None
 
@@ -126,6 +136,8 @@ def test_results_and_gradients(info: Any) -> None:
             theirs = run(gradients, (host.result, (host_given,), {}), "cpu")
             assert type(ours.error) is type(theirs.error), ours.error or theirs.error
             assert {t.device for t in tensors(ours.result)} <= {CARD}
+            if host.drew:
+                continue
             assert_close(on("cpu", ours.result), on("cpu", theirs.result), rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
@@ -170,5 +182,6 @@ def test_out(info: Any) -> None:
             addresses = [t.data_ptr() for t in tensors(card)]
             plain = run(info, on("cpu", sample), "cpu", out=host)
             if assert_same_outcome(run(info, to_card(sample), "npu", out=card), plain):
-                assert_same(card, host, rtol=1e-4, atol=1e-4)
+                if not plain.drew:
+                    assert_same(card, host, rtol=1e-4, atol=1e-4)
                 assert kind == "no elements" or addresses == [t.data_ptr() for t in tensors(card)]

@@ -143,6 +143,16 @@ def test_memory_formats() -> None:
         with pytest.raises(RuntimeError, match=text) as caught:
             call(memory_format=torch.channels_last)
         assert "ERR01007 OPS feature not supported" in str(caught.value)
+    for refused in (
+        lambda: torch.empty(1, 2, 3, 4, device=CARD, memory_format=torch.channels_last),
+        lambda: x.to(CARD, memory_format=torch.channels_last),
+    ):
+        with pytest.raises(RuntimeError, match="Only (c10::MemoryFormat::Contiguous|contiguous_format or preserve_format) is"):
+            refused()
+    with pytest.raises(RuntimeError, match="NPU only support format is contiguous_format or preserve_format"):
+        x.to(CARD).resize_as_(x.to(CARD), memory_format=torch.channels_last)
+    for made in (torch.empty_like, torch.clone):  # torch_npu passes it over
+        assert made(x.to(CARD), memory_format=torch.channels_last).is_contiguous()
     laid_out = x.to(memory_format=torch.channels_last).to(CARD)
     assert laid_out.contiguous(memory_format=torch.channels_last) is laid_out
     assert torch.empty_strided((2, 3), (1, 2), device=CARD).stride() == (1, 2)

@@ -189,6 +189,7 @@ class Processes:
             self._starter.close()
             for process in list(self._all.values()):
                 self.lost(process)
+                self._buried(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
             self._wake()
             self._pump.join(5)
             if not self._pump.is_alive():

@@ -107,6 +107,8 @@ from toprope.sim.npu.npu_config import (
 )
 from toprope.sim.npu.overflow import clear_npu_overflow_flag, get_npu_overflow_flag
 from toprope.sim.npu.random import (
+    _get_rng_state_offset,
+    _set_rng_state_offset,
     get_rng_state,
     get_rng_state_all,
     initial_seed,

@@ -56,6 +56,16 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         set_rng_state(state, index)
 
 
+def _get_rng_state_offset(device: int | str | torch.device = "npu") -> int:
+    """What a card's generator has drawn since its seed was set, as its offset counts it."""
+    return _generator(device).get_offset()
+
+
+def _set_rng_state_offset(offset: int, device: int | str | torch.device = "npu") -> None:
+    """Sets the offset of a card's generator, a multiple of 4: what it draws next depends on seed and offset alone."""
+    _generator(device).set_offset(offset)
+
+
 def manual_seed(seed: int) -> None:
     """Seeds the generator of the current card."""
     _generator().manual_seed(int(seed))

@@ -1,10 +1,14 @@
 #include "call.h"
 
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/TensorBase.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <typeinfo>
 
+#include "checks.h"
 #include "random.h"
 
 namespace toprope::glue {
@@ -28,6 +32,22 @@ void copy_shape(c10::TensorImpl* to, c10::TensorImpl* from) {
 void copy_bits(const at::Tensor& to, const at::Tensor& from) {
   if (from.is_conj()) [[unlikely]] to._set_conj(true);
   if (from.is_neg()) [[unlikely]] to._set_neg(true);
+}
+
+at::SparseTensorImpl* sparse_impl(const at::Tensor& tensor) {
+  return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+at::Tensor sparse_tensor(c10::DispatchKeySet keys, const at::SparseTensorImpl& like, const at::Tensor& indices,
+                         const at::Tensor& values) {
+  c10::OptionalDeviceGuard guard;
+  if (values.device().type() == kNpu) guard.reset_device(values.device());  // it is where its values are
+  at::Tensor tensor = at::detail::make_tensor<at::SparseTensorImpl>(keys, values.dtype());
+  at::SparseTensorImpl* impl = sparse_impl(tensor);
+  impl->raw_resize_(like.sparse_dim(), like.dense_dim(), like.sizes());
+  impl->set_indices_and_values_unsafe(indices, values);
+  impl->set_coalesced(like.coalesced());
+  return tensor;
 }
 
 }  // namespace
@@ -64,6 +84,7 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
     }
     return tensor;
   }
+  if (tensor.layout() == c10::kSparse) [[unlikely]] return take_sparse(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage() && tensor.layout() == c10::kStrided, kind_->name,
                               ": tensors of layout ", tensor.layout(), " are not supported on npu.");
   int device = tensor.device().index();
@@ -85,15 +106,31 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   return alias;
 }
 
+at::Tensor Call::take_sparse(const at::Tensor& tensor) {
+  for (const SparseOperand& operand : sparse_) {
+    if (operand.original.is_same(tensor)) return operand.alias;
+  }
+  at::SparseTensorImpl* impl = sparse_impl(tensor);
+  at::Tensor indices, values;
+  {
+    Unchecked unchecked;  // the vendor's documents are about dense tensors
+    indices = in_owned(impl->indices());
+    values = in_owned(impl->values());
+  }
+  at::Tensor alias = sparse_tensor(kHostSparseKeys, *impl, indices, values);
+  sparse_.push_back({tensor, alias, indices, values});
+  return alias;
+}
+
 at::Generator Call::in_generator(const std::optional<at::Generator>& generator) {
   if (!generator.has_value() || !generator->defined()) {
-    return host_twin(default_generator(device_ == sim::kNoDevice ? sim::current_device() : device_));
+    return draw(default_generator(device_ == sim::kNoDevice ? sim::current_device() : device_));
   }
   TORCH_CHECK(device_ != sim::kNoDevice || generator->device().type() != kNpu,
               "Expected a 'cpu' device type for generator but found '", generator->device().type(), "'");
   TORCH_CHECK(generator->device().type() == kNpu, "Expected a 'npu' device type for generator but found '",
               generator->device().type(), "'");
-  return host_twin(*generator);
+  return draw(*generator);
 }
 
 void Call::on(c10::Device device) {
@@ -134,17 +171,32 @@ std::string full_name(const char* name, const char* overload) {
 
 thread_local int Unchecked::depth = 0;
 
+void Call::fail(int code) const {
+  static const bool blocking = [] {
+    const char* set = getenv("ASCEND_LAUNCH_BLOCKING");
+    return set != nullptr && set[0] == '1';
+  }();
+  if (blocking) raise_status(code, kind_->name, "launch");
+  sim::stream(device_, sim::current_stream(device_)).fail(code);
+}
+
+bool failed_on_card(const Call& call, const sim::Kind* kind, const c10::Error& error) {
+  constexpr int kAicoreAbnormal = 507015, kVectorCoreAbnormal = 507035;
+  if (!is_failure_in_kernel(kind->name, error)) return false;
+  call.fail(sim::cores()[sim::kVector] > 0 ? kVectorCoreAbnormal : kAicoreAbnormal);
+  return true;
+}
+
+at::Tensor convert::zero_indices(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.dim() > 0 && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)
+             ? at::zeros_like(tensor)
+             : tensor;
+}
+
 void Call::begin_watched() {
   if (sim::watching(sim::kFaults)) {
     int code = sim::fault_of_operator(kind_);
-    if (code != sim::kOk) {
-      static const bool blocking = [] {
-        const char* set = getenv("ASCEND_LAUNCH_BLOCKING");
-        return set != nullptr && set[0] == '1';
-      }();
-      if (blocking) raise_status(code, kind_->name, "launch");
-      sim::stream(device_, sim::current_stream(device_)).fail(code);
-    }
+    if (code != sim::kOk) fail(code);
   }
   if (!sim::watching(sim::kTracing)) return;
   began_ns_ = sim::now_ns();
@@ -188,12 +240,28 @@ void Call::finish() {
       operand.original->_set_neg(operand.alias.is_neg());
     }
   }
+  for (SparseOperand& operand : sparse_) {
+    at::SparseTensorImpl *alias = sparse_impl(operand.alias), *original = sparse_impl(operand.original);
+    original->raw_resize_(alias->sparse_dim(), alias->dense_dim(), alias->sizes());
+    if (!alias->indices().is_same(operand.indices) || !alias->values().is_same(operand.values)) {
+      original->set_indices_and_values_unsafe(out(alias->indices()), out(alias->values()));
+    }
+    original->set_coalesced(alias->coalesced());
+  }
 }
 
 at::Tensor Call::out(const at::Tensor& result) {
   if (!result.defined() || !result.device().is_cpu()) return result;
   for (Operand& operand : operands_) {
     if (operand.alias.is_same(result)) return *operand.original;
+  }
+  if (result.layout() == c10::kSparse) {
+    for (const SparseOperand& operand : sparse_) {
+      if (operand.alias.is_same(result)) return operand.original;
+    }
+    const at::SparseTensorImpl& impl = *sparse_impl(result);
+    at::Tensor indices = out(impl.indices());
+    return sparse_tensor(c10::DispatchKeySet(c10::DispatchKey::SparsePrivateUse1), impl, indices, out(impl.values()));
   }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized(), kind_->name,
                               ": a result of layout ", result.layout(), result.is_quantized() ? ", quantized," : "",

@@ -17,6 +17,8 @@ constexpr c10::DispatchKeySet kHostKeys(c10::DispatchKey::CPU);
 // A host tensor over the bytes of a device tensor.
 at::Tensor host_alias(const at::Tensor& tensor);
 
+constexpr c10::DispatchKeySet kHostSparseKeys(c10::DispatchKey::SparseCPU);
+
 // A device tensor with this storage and the shape of `like`.
 at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
@@ -51,6 +53,8 @@ class Call {
   // All operands are in: checks that they agree, waits for the card's stream, counts.
   void begin();
   int device() const { return device_; }
+  // Its kernel fails on the card: the host learns of it at once where launches block, else when it next waits.
+  void fail(int code) const;
   bool has_operands() const { return !operands_.empty(); }
 
   // All results are there: storages that a kernel resized go back to their tensors.
@@ -64,7 +68,12 @@ class Call {
     c10::MaybeOwned<at::Tensor> original;
     at::Tensor alias;
   };
+  // A sparse operand: the host's has the host's views of its indices and values.
+  struct SparseOperand {
+    at::Tensor original, alias, indices, values;
+  };
   at::Tensor take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original);
+  at::Tensor take_sparse(const at::Tensor& tensor);
   [[noreturn]] void refuse_devices(c10::Device other) const;
   void begin_watched();
   void record() const;
@@ -83,6 +92,7 @@ class Call {
   int64_t began_ns_ = 0;   // while somebody traces
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
   c10::SmallVector<Operand, 4> operands_;
+  std::vector<SparseOperand> sparse_;
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
@@ -90,8 +100,11 @@ class Call {
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
 
-// Where a host kernel lacks a dtype, raises an error that names the operator; else the error that is being handled.
+// Raises the error of a host kernel, which is being handled, in the words of the card.
 [[noreturn]] void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* rules);
+
+// Whether the kernel of a card would fail where the host's raised this error: it has then failed there.
+bool failed_on_card(const Call& call, const sim::Kind* kind, const c10::Error& error);
 
 // While a composite operator that has been checked runs its parts, these are not checked.
 class Unchecked {
@@ -189,6 +202,17 @@ struct Out<std::vector<at::Tensor>> {
   }
 };
 
+// Indices that are there, in place of wrong ones; other arguments stay.
+at::Tensor zero_indices(const at::Tensor& tensor);
+template <class A, class T>
+decltype(auto) first_element(T& argument) {
+  if constexpr (std::is_same_v<A, const at::Tensor&>) {
+    return zero_indices(argument);
+  } else {
+    return (argument);
+  }
+}
+
 // The tensor among the arguments that an in-place or out= operator returns.
 template <class... A>
 at::Tensor& returned(A&... arguments) {
@@ -234,16 +258,19 @@ class Host<R(A...)> final : public c10::OperatorKernel {
  private:
   struct Run {
     Run(const Host& self, Call& call, typename convert::In<A>::type... host)
-        : scope((call.begin(), call.device())), result(self.run(host...)) {}
+        : scope((call.begin(), call.device())), result(self.run(call, host...)) {}
     sim::KernelScope scope;
     R result;
   };
 
   template <class... Host>
-  R run(Host&... host) const {
+  R run(const Call& call, Host&... host) const {
     try {
       return redispatch_(kHostKeys, host...);
     } catch (const c10::Error& error) {
+      if (failed_on_card(call, kind_.load(std::memory_order_relaxed), error)) {
+        return redispatch_(kHostKeys, convert::first_element<A>(host)...);
+      }
       rethrow(error, kind_.load(std::memory_order_relaxed), rules_.load(std::memory_order_relaxed));
     }
   }

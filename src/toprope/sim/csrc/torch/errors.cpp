@@ -45,14 +45,6 @@ std::string date(bool with_microseconds = false) {
   return text;
 }
 
-// "[ERROR] 2025-04-10-11:26:58 (PID:1828121, Device:0, RankID:-1) ERR00100 PTA call acl api failed", as torch_npu
-// ends its messages.
-std::string trailer(const char* code) {
-  const char* rank = getenv("RANK");
-  return c10::str("\n[ERROR] ", date(), " (PID:", getpid(), ", Device:", sim::current_device(),
-                  ", RankID:", rank != nullptr ? rank : "-1", ") ", code);
-}
-
 std::string binary_size(uint64_t bytes) {
   char text[48];
   if (bytes >= (uint64_t{1} << 30)) {
@@ -68,6 +60,14 @@ std::string binary_size(uint64_t bytes) {
 }
 
 }  // namespace
+
+// "[ERROR] 2025-04-10-11:26:58 (PID:1828121, Device:0, RankID:-1) ERR00100 PTA call acl api failed", as torch_npu
+// ends its messages.
+std::string trailer(const char* code) {
+  const char* rank = getenv("RANK");
+  return c10::str("\n[ERROR] ", date(), " (PID:", getpid(), ", Device:", sim::current_device(),
+                  ", RankID:", rank != nullptr ? rank : "-1", ") ", code);
+}
 
 void raise_status(int status, const char* function, const char* call) {
   std::string more = sim::told_failure(status);
@@ -108,8 +108,15 @@ void raise_refused(const sim::Kind* kind, int dtype) {
   TORCH_CHECK(false, text, trailer("ERR01100 OPS call acl api failed"));
 }
 
-void raise_unsupported(const char* text) {
-  TORCH_CHECK(false, text, trailer("ERR01007 OPS feature not supported"));
+void raise_coded(const std::string& text, const char* code) { TORCH_CHECK(false, text, trailer(code)); }
+
+bool warn(const char* text) {
+  for (const char* name : {"TORCH_NPU_WARNING_DISABLE", "TORCH_NPU_DISABLED_WARNING"}) {
+    if (const char* off = getenv(name); off != nullptr && strtol(off, nullptr, 10) == 1) return false;
+  }
+  if (const char* rank = getenv("RANK"); rank != nullptr && strtol(rank, nullptr, 10) > 0) return false;
+  c10::WarningHandler().process(c10::Warning(c10::UserWarning(), {__func__, "torch_npu", 0}, text, false));
+  return true;
 }
 
 void raise_forked() {

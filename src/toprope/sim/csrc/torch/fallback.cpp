@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "call.h"
+#include "checks.h"
+#include "sparse.h"
 
 namespace toprope::glue {
 
@@ -23,6 +25,7 @@ struct Operator {
   uint32_t written = 0;            // bits are positions
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
+  bool checked = false;            // torch_npu checks its arguments in a way of its own
   bool indexes = false;            // argument 1 holds indices; a mask among them has a size to be learnt
   std::vector<size_t> generators;  // places of arguments named "generator"
 };
@@ -37,7 +40,7 @@ bool takes_indices_of_host(const std::string& name) {
 bool has_size_from_data(const std::string& name) {
   static const std::unordered_set<std::string> names = {"aten::nonzero",      "aten::masked_select", "aten::_unique",
                                                         "aten::_unique2",     "aten::unique_dim",    "aten::bincount",
-                                                        "aten::unique_consecutive"};
+                                                        "aten::unique_consecutive", "aten::_coalesce", "aten::_to_sparse"};
   return names.count(name) > 0;
 }
 
@@ -62,10 +65,11 @@ Operator describe(const c10::FunctionSchema& schema) {
   if (takes_indices_of_host(op.name)) op.host_arguments = 1 << 1;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
+  op.checked = has_argument_checks(op.name);
   op.indexes = op.name.rfind("aten::index", 0) == 0 && schema.arguments().size() > 1 && is_list(schema.arguments()[1]);
   for (const c10::Argument& result : schema.returns()) {
     auto type = result.type()->kind();
-    op.waits |= type != c10::TypeKind::TensorType && type != c10::TypeKind::ListType;
+    op.waits |= type != c10::TypeKind::TensorType && type != c10::TypeKind::ListType && !asks_for_shape(op.name);
   }
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     const c10::Argument& argument = schema.arguments()[i];
@@ -200,16 +204,37 @@ void run_wider(const c10::OperatorHandle& handle, const Operator& op, const std:
   raise_lacking(from, op.kind, op.rules);
 }
 
+c10::IValue with_zero_indices(const c10::IValue& value) {
+  if (value.isTensor()) return convert::zero_indices(value.toTensor());
+  if (!value.isOptionalTensorList()) return value;
+  c10::List<std::optional<at::Tensor>> changed;
+  for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+    changed.push_back(tensor.has_value() ? std::optional<at::Tensor>(convert::zero_indices(*tensor)) : std::nullopt);
+  }
+  return changed;
+}
+
 // The host's kernel; arguments are on the stack, as host tensors.
-void run_on_host(const c10::OperatorHandle& handle, const Operator& op, size_t count, torch::jit::Stack* stack) {
+void run_on_host(const c10::OperatorHandle& handle, const Operator& op, const Call& call, c10::DispatchKeySet host,
+                 size_t count, torch::jit::Stack* stack) {
   const std::vector<c10::IValue> arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+  if (op.checked) [[unlikely]] check_arguments(op.name, arguments);
+  const size_t below = stack->size() - count;
   try {
-    handle.redispatchBoxed(kHostKeys, stack);
+    handle.redispatchBoxed(host, stack);
   } catch (const c10::Error& error) {
-    c10::ScalarType lacking = lacking_dtype(error);
-    if (lacking == c10::ScalarType::Undefined) throw;
-    stack->resize(stack->size() - count);
-    run_wider(handle, op, arguments, lacking, stack);
+    if (c10::ScalarType lacking = lacking_dtype(error); lacking != c10::ScalarType::Undefined) {
+      stack->resize(below);
+      run_wider(handle, op, arguments, lacking, stack);
+      return;
+    }
+    if (!failed_on_card(call, op.kind, error)) rethrow_as_vendor(op.name, error);
+    stack->resize(below);
+    for (size_t i = 0; i < count; i++) {
+      bool kept = i < 32 && (op.written >> i & 1);
+      stack->push_back(kept ? arguments[i] : with_zero_indices(arguments[i]));
+    }
+    handle.redispatchBoxed(host, stack);
   }
 }
 
@@ -218,16 +243,18 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, size_t c
 void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* rules) {
   c10::ScalarType lacking = lacking_dtype(error);
   if (lacking != c10::ScalarType::Undefined) raise_lacking(lacking, kind, rules);
-  throw;
+  rethrow_as_vendor(kind->name, error);
 }
 
-void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+namespace {
+
+void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
-  TORCH_CHECK_NOT_IMPLEMENTED(handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
+  TORCH_CHECK_NOT_IMPLEMENTED(handle.hasComputedKernelForDispatchKey(host), op.name,
                               " has no kernel for the simulated npu, because torch has none for the CPU.");
   const size_t count = handle.schema().arguments().size();
   const size_t begin = stack->size() - count;
-  Call call(op.kind, op.rules, op.host_arguments);
+  Call call(op.kind, op.rules, copies(op.name) ? ~0u : op.host_arguments);
   for (size_t i = 0; i < count; i++) {
     call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
     take(call, (*stack)[begin + i]);
@@ -242,12 +269,18 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     synchronise_current_stream(call.device());
   }
   sim::KernelScope scope(call.device());
-  run_on_host(handle, op, count, stack);
+  run_on_host(handle, op, call, c10::DispatchKeySet(host), count, stack);
   call.finish();
   const size_t results = handle.schema().returns().size();
   for (size_t i = 0; i < results; i++) {
     if (static_cast<int>(i) != op.host_result) give(call, (*stack)[stack->size() - results + i]);
   }
+}
+
+}  // namespace
+
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  run(handle, c10::DispatchKey::CPU, stack);
 }
 
 namespace {
@@ -298,9 +331,10 @@ void check_composites() {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
-// Composed by torch in a way that asks the device in C++ and finds no answer for ours; the host's way is whole.
+// Composed by torch in a way that asks the device in C++ and finds no answer for ours, the host's way is whole; or an
+// operator of torch_npu's own that checks its arguments (checks.cpp).
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* name : {"conj_physical_", "mode", "mode.values"}) {
+  for (const char* name : {"affine_grid_generator_backward", "conj_physical_", "mode", "mode.values"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
   // Composed by torch of their out= variants, which would be what is counted.
@@ -327,22 +361,48 @@ bool is_compressed(c10::Layout layout) {
          layout == c10::kSparseBsc;
 }
 
-// Copies from device to device with a new dtype or layout: torch's own way, but for compressed tensors.
+// Copies from device to device with a new dtype or layout: torch's own way, but for compressed tensors, and for what
+// torch_npu's does otherwise (its aten/common/ToKernelNpu.cpp).
 at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                    std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<c10::MemoryFormat> memory_format) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_compressed(self.layout()),
                               "aten::_to_copy: sparse tensors are not supported on npu.");
+  if (dtype == at::kDouble && self.scalar_type() != at::kDouble && !layout.has_value() && !device.has_value()) {
+    static const bool warned = warn("Device do not support double dtype now, dtype cast replace with float.");
+    (void)warned;
+    dtype = at::kFloat;
+  }
   if (memory_format.value_or(c10::MemoryFormat::Preserve) != c10::MemoryFormat::Preserve &&
       *memory_format != c10::MemoryFormat::Contiguous) {
-    raise_unsupported("Only contiguous_format or preserve_format is supported.");
+    raise_coded("Only contiguous_format or preserve_format is supported.", kNotSupported);
   }
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_to_copy", &to_copy); }
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
+void sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (!is_sparse_on_card(handle.schema())) {
+    raise_coded(c10::str("CAUTION: The operator '", handle.schema().operator_name(),
+                         "' is not currently supported on the NPU backend."), kNotSupported);
+  }
+  run(handle, c10::DispatchKey::SparseCPU, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&sparse>()); }
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
+  m.impl("_to_copy", &to_copy);
+  m.impl("max", &max_of_sparse);
+  // Those that torch composes for devices that it does not know.
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (!op || !is_sparse_on_card(op->schema()) || !op->hasKernelForDispatchKey(c10::DispatchKey::SparseCPU)) continue;
+    m.impl(full_name(name.name.c_str() + sizeof("aten::") - 1, name.overload_name.c_str()).c_str(),
+           torch::CppFunction::makeFromBoxedFunction<&sparse>());
+  }
+}
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
 }

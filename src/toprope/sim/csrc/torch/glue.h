@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 
 #include <atomic>
+#include <string>
 
 #include "../core/counters.h"
 #include "../core/device.h"
@@ -25,7 +26,14 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 [[noreturn]] void raise_status(int status, const char* function, const char* call);
 [[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
 [[noreturn]] void raise_forked();
-[[noreturn]] void raise_unsupported(const char* text);
+// The end of a text of torch_npu's, with a code such as "ERR01007 OPS feature not supported".
+std::string trailer(const char* code);
+// Raises a text of torch_npu's own, with such a code.
+[[noreturn]] void raise_coded(const std::string& text, const char* code);
+constexpr const char* kNotSupported = "ERR01007 OPS feature not supported";
+// Writes a warning of torch_npu's to stderr, past Python's warnings, as it does: the first rank alone, and nobody where
+// TORCH_NPU_WARNING_DISABLE=1.
+bool warn(const char* text);
 [[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
 [[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
 

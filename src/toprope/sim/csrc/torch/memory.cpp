@@ -196,6 +196,8 @@ bool is_pinned(const void* data) { return PinnedAllocator::get().owns(data); }
 
 c10::DataPtr allocate(int device, size_t bytes) {
   check_usable(device);
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < uint64_t{1} << 60,
+                   "NPU out of memory. Tried to allocate more than 1EB memory.");
   void* data = nullptr;
   sim::Shortage shortage;
   int status = sim::allocate(device, sim::current_stream(device), bytes, &data, &shortage);

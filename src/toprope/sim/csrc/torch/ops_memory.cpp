@@ -5,7 +5,9 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/clone_native.h>
 #include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty_like_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -53,13 +55,13 @@ Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std
              std::optional<c10::MemoryFormat> memory_format) {
   check_options(layout, pin_memory);
   at::detail::check_size_nonnegative(size);
+  if (memory_format.value_or(c10::MemoryFormat::Contiguous) != c10::MemoryFormat::Contiguous) {
+    raise_coded("Only c10::MemoryFormat::Contiguous is supported for creating a npu tensor", kNotSupported);
+  }
   c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
   Tensor tensor =
       new_tensor(at::detail::computeStorageNbytesContiguous(size, c10::elementSize(dtype)), dtype, device);
   if (size.size() != 1 || size[0] != 0) tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-  if (memory_format.value_or(c10::MemoryFormat::Contiguous) != c10::MemoryFormat::Contiguous) {
-    tensor.unsafeGetTensorImpl()->empty_tensor_restride(*memory_format);
-  }
   fill_if_deterministic(tensor);
   return tensor;
 }
@@ -74,6 +76,22 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
   fill_if_deterministic(tensor);
   return tensor;
+}
+
+// torch's own, but that another memory format than the tensor's is passed over (torch_npu's TensorFactories.cpp).
+Tensor empty_like(const Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                  std::optional<c10::Device> device, std::optional<bool> pin_memory,
+                  std::optional<c10::MemoryFormat> memory_format) {
+  bool keeps = memory_format.value_or(c10::MemoryFormat::Preserve) == c10::MemoryFormat::Preserve;
+  bool here = c10::device_or_default(device.value_or(self.device())).type() == kNpu;
+  return at::native::empty_like(self, dtype, layout, device, pin_memory,
+                                keeps || !here ? memory_format : c10::MemoryFormat::Contiguous);
+}
+
+// The same for copies, which have base formats only (its clone).
+Tensor clone(const Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
+  bool keeps = memory_format.value_or(c10::MemoryFormat::Preserve) == c10::MemoryFormat::Preserve;
+  return at::native::clone(self, keeps ? memory_format : c10::MemoryFormat::Contiguous);
 }
 
 // Zeros that take no memory, for gradients that are zero: torch makes real ones where it needs them.
@@ -96,7 +114,7 @@ Tensor efficient_zeros(IntArrayRef size, std::optional<c10::ScalarType> dtype_or
 Tensor contiguous(const Tensor& self, c10::MemoryFormat memory_format) {
   if (self.is_contiguous(memory_format)) return self;
   if (memory_format != c10::MemoryFormat::Contiguous) {
-    raise_unsupported("NPU contiguous operator only supported contiguous memory format.");
+    raise_coded("NPU contiguous operator only supported contiguous memory format.", kNotSupported);
   }
   return self.clone(memory_format);
 }
@@ -228,11 +246,19 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
   return to;
 }
 
-const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
+const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat>) {
   c10::DeviceGuard guard(self.device());
   check_usable(self.device().index());
   wait_for_current_stream(self.device().index());
-  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), memory_format);
+  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), std::nullopt);  // as torch_npu's ResizeNpu.cpp
+}
+
+const Tensor& resize_as_(const Tensor& self, const Tensor& like, std::optional<c10::MemoryFormat> memory_format) {
+  c10::MemoryFormat format = memory_format.value_or(c10::MemoryFormat::Preserve);
+  if (format != c10::MemoryFormat::Preserve && format != c10::MemoryFormat::Contiguous) {
+    raise_coded("NPU only support format is contiguous_format or preserve_format.", kNotSupported);
+  }
+  return self.resize_(like.sizes());
 }
 
 Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
@@ -335,6 +361,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("contiguous", &contigu
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("empty_like", &empty_like);
+  m.impl("clone", &clone);
   m.impl("_efficientzerotensor", &efficient_zeros);
   m.impl("contiguous", &contiguous);
   m.impl("as_strided", &as_strided);
@@ -348,6 +376,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("resize_", &resize_);
+  m.impl("resize_as_", &resize_as_);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("record_stream", &record_stream);
   m.impl("set_.source_Storage_storage_offset", &set_storage_offset);

@@ -1,4 +1,4 @@
-// Generators of the card: each keeps a host twin that draws for it.
+// Generators of the card: what they draw depends on their seed and offset alone.
 #pragma once
 #include <ATen/core/Generator.h>
 
@@ -7,7 +7,7 @@ namespace toprope::glue {
 const at::Generator& default_generator(int device);
 at::Generator new_generator(int device);
 
-// The generator that a host kernel draws from on behalf of this one.
-at::Generator host_twin(const at::Generator& generator);
+// The generator that the host kernel of one operator draws from on behalf of this one, whose offset it advances.
+at::Generator draw(const at::Generator& generator);
 
 }  // namespace toprope::glue

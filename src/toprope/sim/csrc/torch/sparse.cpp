@@ -1,0 +1,42 @@
+// Sparse tensors in coordinate format: torch_npu registers what torch has one kernel of for hosts and GPUs (the lines
+// "SparseCPU, SparseCUDA" of native_functions.yaml, which its torchnpugen reads), and add, mul, coalesce and max of its
+// own (op-plugin's op_plugin_functions.yaml, "sparse:"). Left out are those whose kernel ends in one that is CUDA's own:
+// mm, mv, and the ways to compressed formats.
+#include "sparse.h"
+
+#include <ATen/ops/max.h>
+
+#include <unordered_set>
+
+namespace toprope::glue {
+
+bool is_sparse_on_card(const c10::FunctionSchema& schema) {
+  // by name, whatever the overload; an underscore at the end is the variant in place
+  static const std::unordered_set<std::string> names = {
+      "_coalesce", "_coalesced_", "_dimI", "_dimV", "_indices", "_nnz", "_sparse_broadcast_to",
+      "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_mask_projection", "_to_dense",
+      "_to_sparse", "_values", "abs", "add", "any", "asin", "asinh", "atan", "atanh", "cat", "ceil", "clone",
+      "conj_physical", "copy_", "copy_sparse_to_sparse_", "deg2rad", "dense_dim", "div", "empty", "empty_like", "erf",
+      "erfinv", "expm1", "floor", "floor_divide", "frac", "indices", "is_coalesced", "isinf", "isnan", "isneginf",
+      "isposinf", "log1p", "mul", "nan_to_num", "narrow_copy", "native_norm", "neg", "norm", "permute", "pow",
+      "rad2deg", "relu", "resize_as_sparse_", "round", "sgn", "sign", "signbit", "sin", "sinh", "sparse_dim",
+      "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sqrt", "sub", "sum", "tan", "tanh",
+      "threshold_backward", "trunc", "unsqueeze", "values", "view_as_complex", "view_as_real", "zero_", "zeros"};
+  std::string name = schema.name();
+  if (name.rfind("aten::", 0) != 0) return false;
+  name.erase(0, sizeof("aten::") - 1);
+  if (names.count(name) > 0) return true;
+  return name.size() > 1 && name.back() == '_' && names.count(name.substr(0, name.size() - 1)) > 0;
+}
+
+bool asks_for_shape(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::_nnz",      "aten::sparse_dim", "aten::_dimI",
+                                                        "aten::dense_dim", "aten::_dimV",      "aten::is_coalesced"};
+  return names.count(name) > 0;
+}
+
+bool copies(const std::string& name) { return name == "aten::copy_" || name == "aten::copy_sparse_to_sparse_"; }
+
+at::Tensor max_of_sparse(const at::Tensor& self) { return self.to_dense().max(); }
+
+}  // namespace toprope::glue

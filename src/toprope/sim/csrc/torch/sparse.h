@@ -1,0 +1,20 @@
+// Which operators torch_npu has for sparse tensors in coordinate format.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+
+#include <string>
+
+namespace toprope::glue {
+
+bool is_sparse_on_card(const c10::FunctionSchema& schema);
+
+// Operators whose results the host knows without the card: numbers about the shape.
+bool asks_for_shape(const std::string& name);
+
+// Copies between host and card, whose operands are of both.
+bool copies(const std::string& name);
+
+at::Tensor max_of_sparse(const at::Tensor& self);
+
+}  // namespace toprope::glue

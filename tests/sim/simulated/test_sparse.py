@@ -1,0 +1,190 @@
+"""Sparse tensors in coordinate format: what torch_npu has for them is there and computes as the CPU's, the rest is
+refused in its words. The cases are those of the vendor's test_sparse_coo.py."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from against_cpu import CARD
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+
+UNARY = (
+    "abs", "asinh", "asin", "atan", "atanh", "ceil", "deg2rad", "erfinv", "erf", "expm1", "floor", "frac", "log1p",
+    "round", "rad2deg", "sign", "sgn", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "nan_to_num", "neg",
+)  # fmt: skip
+ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "signbit": torch.signbit,
+    "isnan": torch.isnan,
+    "isposinf": torch.isposinf,
+    "threshold_backward": lambda t: torch.ops.aten.threshold_backward(t, t, 2),
+    "broadcast": lambda t: torch._sparse_broadcast_to(t, [4, 4]),
+    "cat": lambda t: torch.cat((t, t), 0),
+    "clone": torch.clone,
+    "div": lambda t: t / 2,
+    "div rounded": lambda t: torch.div(t, 2, rounding_mode="floor"),
+    "mul": lambda t: t * t,
+    "mul by a number": lambda t: t * 3,
+    "sub": lambda t: t - t,
+    "add": lambda t: t + t,
+    "pow": lambda t: t.coalesce() ** 2,
+    "permute": lambda t: t.permute(1, 0),
+    "transposed": lambda t: t.t(),
+    "unsqueeze": lambda t: t.unsqueeze(0),
+    "sum": lambda t: t.sum(),
+    "sum of a dimension": lambda t: torch.sparse.sum(t, 0),
+    "norm": lambda t: t.coalesce().norm(),
+    "dense": lambda t: t.to_dense(),
+    "coalesced": lambda t: t.coalesce(),
+    "half": lambda t: t.to(torch.float16),
+    "mask": lambda t: torch.ones(4, 4, device=t.device).sparse_mask(t.coalesce()),
+}
+
+
+def pair(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same tensor on the card and on the host."""
+    indices, values = torch.tensor([[1, 2, 3, 2], [2, 2, 2, 3]]), torch.tensor([2, -2, 3, -4]).to(dtype)
+    host = torch.sparse_coo_tensor(indices, values, (4, 4))
+    return torch.sparse_coo_tensor(indices.to(CARD), values.to(CARD), (4, 4)), host
+
+
+def assert_alike(card: torch.Tensor, host: torch.Tensor) -> None:
+    assert (card.device, card.layout, card.dtype, card.shape) == (CARD, host.layout, host.dtype, host.shape)
+    if host.layout == torch.strided:
+        torch.testing.assert_close(card.cpu(), host, equal_nan=True)
+        return
+    assert card.is_coalesced() == host.is_coalesced()
+    assert torch.equal(card._indices().cpu(), host._indices())
+    torch.testing.assert_close(card._values().cpu(), host._values(), equal_nan=True)
+
+
+def test_parts() -> None:
+    card, host = pair()
+    assert (card._nnz(), card.sparse_dim(), card.dense_dim(), card.is_coalesced()) == (4, 2, 0, False)
+    assert card.is_sparse
+    assert card.device == CARD
+    assert_alike(card, host)
+    card._coalesced_(True)
+    assert card.is_coalesced()
+    assert torch.equal(card.indices().cpu(), host._indices())
+    assert "device='npu:0'" in repr(card)
+    assert "layout=torch.sparse_coo" in repr(card)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_operators(name: str) -> None:
+    card, host = pair()
+    assert_alike(ALIKE[name](card), ALIKE[name](host))
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_unary_operators_in_place_and_into_another(name: str, dtype: torch.dtype) -> None:
+    card, host = (each.coalesce() for each in pair(dtype))
+    assert_alike(getattr(card, name)(), getattr(host, name)())
+    out_card, out_host = (each.coalesce() for each in pair(dtype))
+    assert getattr(torch, name)(card, out=out_card) is out_card
+    getattr(torch, name)(host, out=out_host)
+    assert_alike(out_card, out_host)
+    assert getattr(card, f"{name}_")() is card
+    assert_alike(card, getattr(host, f"{name}_")())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize("dense", [(), (2,), (3, 0)])
+def test_equal_indices_are_joined(dtype: torch.dtype, dense: tuple[int, ...]) -> None:
+    indices = torch.tensor([[9, 0, 0, 8, 1, 1, 2, 7, 2], [0, 3, 3, 3, 1, 1, 0, 0, 0]])
+    values = torch.arange(1, 10).to(dtype).reshape(9, *[1] * len(dense)).expand(9, *dense)
+    card = torch.sparse_coo_tensor(indices.to(CARD), values.to(CARD), (10, 4, *dense))
+    assert_alike(card.coalesce(), torch.sparse_coo_tensor(indices, values, (10, 4, *dense)).coalesce())
+
+
+def test_sparse_and_dense_added() -> None:
+    card, host = pair()
+    dense = torch.randn(4, 4)
+    assert_alike(dense.to(CARD) + card, dense + host)
+    moved = dense.to(CARD)
+    assert moved.add_(card, alpha=-0.5) is moved
+    assert_alike(moved, dense.add(host, alpha=-0.5))
+    with pytest.raises(RuntimeError, match=r"add\(sparse, dense\) is not supported"):
+        card + dense.to(CARD)
+    assert card.max().item() == 3
+
+
+def test_moves() -> None:
+    _, host = pair()
+    card = host.to(CARD)
+    assert_alike(card, host)
+    back = card.cpu()
+    assert back.device.type == "cpu"
+    assert torch.equal(back.to_dense(), host.to_dense())
+    other = host.to("npu:1")
+    assert other.device == torch.device("npu:1")
+    assert torch.equal(card.copy_(host * 2).to_dense().cpu(), host.to_dense() * 2)
+    assert torch.zeros(2, 3, layout=torch.sparse_coo, device=CARD)._nnz() == 0
+    dense = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    assert_alike(dense.to(CARD).to_sparse(), dense.to_sparse())
+    assert_alike(dense.to(CARD).to_sparse(1), dense.to_sparse(1))
+
+
+def test_memory_is_the_cards() -> None:
+    before = torch.npu.memory_allocated()
+    card = torch.sparse_coo_tensor(
+        torch.arange(10000, device=CARD).expand(2, -1), torch.ones(10000, device=CARD), (20000, 20000)
+    )
+    assert torch.npu.memory_allocated() - before >= 10000 * (8 + 4)
+    card = card.coalesce()
+    del card
+    assert torch.npu.memory_allocated() == before
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad])
+def test_an_embedding_with_sparse_gradients_trains(optimizer: type[torch.optim.Optimizer]) -> None:
+    trained = []
+    for device in ("cpu", CARD):
+        torch.manual_seed(0)
+        layer = nn.Embedding(10, 3, sparse=True).to(device)
+        steps = optimizer(layer.parameters(), lr=0.1)  # type: ignore[call-arg]
+        for _ in range(3):
+            steps.zero_grad()
+            layer(torch.tensor([1, 2, 4, 2], device=device)).square().sum().backward()
+            assert layer.weight.grad is not None
+            assert layer.weight.grad.is_sparse
+            steps.step()
+        trained.append(layer.weight.detach().cpu())
+    torch.testing.assert_close(*trained)
+
+
+def test_gradients_flow_through_sparse_tensors() -> None:
+    grads = []
+    for device in ("cpu", CARD):
+        values = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+        sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1]], device=device), values, (3,))
+        (sparse.to_dense() * torch.tensor([2.0, 3.0, 4.0], device=device)).sum().backward()
+        assert values.grad is not None
+        grads.append(values.grad.cpu())
+    assert torch.equal(*grads)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "aten::addmm": lambda: torch.sparse.mm(pair()[0], torch.ones(4, 4, device=CARD)),
+    "aten::mm": lambda: pair()[0] @ torch.ones(4, 4, device=CARD),
+    "aten::softmax": lambda: torch.sparse.softmax(pair()[0], 1),
+    "aten::index_select": lambda: pair()[0].index_select(0, torch.tensor([1], device=CARD)),
+    "aten::mv": lambda: torch.mv(pair()[0], torch.ones(4, device=CARD)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_npu_has_not_is_refused_in_its_words(name: str) -> None:
+    with pytest.raises(RuntimeError, match=r"CAUTION: The operator 'aten::\w+(\.\w+)?' is not currently supported on the NPU"
+                       r" backend\.\n.*ERR01007 OPS feature not supported"):
+        REFUSED[name]()
+
+
+def test_compressed_tensors_stay_refused() -> None:
+    with pytest.raises((RuntimeError, NotImplementedError), match="sparse|Sparse|CAUTION"):
+        pair()[0].to_sparse_csr()
