@@ -96,6 +96,19 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     settled("late listening")
 
 
+def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open():
+    """The news of its exit was awaited, and the thread that would have heard it was gone."""
+    with session("910B4"):
+        yr.get(slow.invoke(0), timeout=60)
+        processes = yr.current.backend().processes
+        process = next(iter(processes._all.values()))
+        os.kill(process.pid, signal.SIGSTOP)  # so that no such news comes
+        processes.lost(process)
+        assert process.channel.socket.fileno() != -1
+        os.kill(process.pid, signal.SIGCONT)
+    assert process.channel.socket.fileno() == -1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_session")
 @pytest.mark.parametrize("round", ROUNDS)
