@@ -10,6 +10,8 @@ from torch import nn
 from against_cpu import CARD
 from children import facts
 
+SIM = "910B3x2"
+
 X = torch.arange(12.0, device=CARD).reshape(3, 4)
 PICTURE = torch.ones(1, 2, 6, 6, device=CARD)
 
