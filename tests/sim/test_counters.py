@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.sim import counters
-from toprope.sim.counters import MAX_CARDS, MAX_KINDS, SIZE, parse, read, read_run
+from toprope.sim.counters import MAX_CARDS, MAX_KINDS, SIZE, Assumed, Lack, LackRecord, Site, parse, read, read_run
 
 ANY = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=47)
@@ -16,20 +16,50 @@ TEXTS = st.text(st.characters(codec="ascii", min_codepoint=32), max_size=31)
 
 
 def packed(
-    *, magic=b"TOPROPE\x01", pid=1, chip="910B3", torch="2.13.0", flags=0, mask="", totals=(0,) * 8, cards=(), kinds=()
-) -> bytes:
+    *, magic=b"TOPROPE\x01", pid=1, chip="910B3", torch="2.13.0", flags=0, mask="", totals=(0,) * 8, cards=(), kinds=(),
+    events=0, sites=(), assumed=(), lacks=(),
+) -> bytes:  # fmt: skip
     """A counters file as csrc/core/counters.h lays it out, written down once more."""
     out = struct.pack("<8sQ32s32sQ64sQ", magic, pid, chip.encode(), torch.encode(), flags, mask.encode(), len(cards))
     out += struct.pack("<8Q", *totals)
     out += b"".join(struct.pack("<10Q", *card) for card in cards) + bytes(80 * (MAX_CARDS - len(cards)))
     out += struct.pack("<Q", len(kinds))
     out += b"".join(struct.pack("<48sQQ", name.encode(), dtypes, calls) for name, dtypes, calls in kinds)
-    return out + bytes(64 * (MAX_KINDS - len(kinds)))
+    out += bytes(64 * (MAX_KINDS - len(kinds)))
+    out += struct.pack("<4Q", events, len(sites), len(assumed), len(lacks))
+    out += b"".join(struct.pack("<48s144s3Q", site[0].encode(), site[1].encode(), *site[2:]) for site in sites)
+    out += bytes(216 * (256 - len(sites)))
+    out += b"".join(struct.pack("<Ihh", *one) for one in assumed) + bytes(8 * (512 - len(assumed)))
+    out += b"".join(struct.pack("<64sIiQQ424s", lack[0].encode(), *lack[1:-1], lack[-1].encode()) for lack in lacks)
+    return out + bytes(512 * (32 - len(lacks)))
 
 
 def test_the_size_of_a_file_is_that_of_the_struct_in_c():
     # char[8], u64, char[32], char[32], u64, char[64], u64; 8 totals; 16 cards of 10; a count; 2048 kinds of char[48], 2
-    assert SIZE == 160 + 64 + 16 * 80 + 8 + 2048 * 64 == len(packed())
+    # then 4 counts, 256 sites, 512 assumed dtypes, 32 lacks
+    kinds_end = 160 + 64 + 16 * 80 + 8 + 2048 * 64
+    assert SIZE == kinds_end + 32 + 256 * 216 + 512 * 8 + 32 * 512 == len(packed())
+
+
+def test_places_assumed_dtypes_and_lacks_are_read():
+    found = parse(
+        packed(
+            kinds=[("aten::add", 0, 3), ("aten::mm", 1, 2)],
+            events=256,
+            sites=[("aten::copy_", "/a/b.py", 7, 2, 3), ("never", "/a/b.py", 8, 0, 0)],
+            assumed=[(1, 0, 4), (0, -1, 15), (1, 0, 4)],
+            lacks=[("aten::histc", 2, 3, 5, 99, "aten::histc has no kernel"), ("torch_npu.x", 7, -1, 1, 3, "text")],
+        )
+    )
+    assert found is not None
+    assert found.sites == (Site("aten::copy_", "/a/b.py", 7, 2, 3),)
+    assert not found.sampled
+    assert parse(packed(events=257)).sampled
+    assert found.assumed == (Assumed("aten::mm", 0, "int64"), Assumed("aten::add", None, "bfloat16"))
+    assert found.lacks == (
+        LackRecord("aten::histc", Lack.DTYPE, "int32", 5, 99, "aten::histc has no kernel"),
+        LackRecord("torch_npu.x", Lack.NAME, None, 1, 3, "text"),
+    )
 
 
 @pytest.mark.slow

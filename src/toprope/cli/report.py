@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
 from toprope.cli.choose import Choice
+from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
-from toprope.cli.totals import Totals, merge
+from toprope.cli.totals import AssumedDtype, Cause, Totals, merge
 from toprope.cli.trace_file import TraceFile
-from toprope.sim.counters import Counters
+from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack
 from toprope.terminal import field, render
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Outcome:
         notes: what there is to say about the program beyond figures, a line each.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it; None where it was not set.
         cores: what the check of its cores found; None where none was asked for.
+        endings: the errors that ended its processes.
+        folder: the folder it was started in; files below it are shown without it.
     """
 
     choice: Choice
@@ -44,6 +47,8 @@ class Outcome:
     notes: tuple[str, ...] = ()
     mask: str | None = None
     cores: CoresCheck | None = None
+    endings: tuple[Ending, ...] = ()
+    folder: str = ""
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
@@ -65,6 +70,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     """
     choice = outcome.choice
     probe = choice.probe
+    failure = _failure(outcome)
     return {
         "device": choice.device,
         "chosen_by": "toprope" if choice.automatic else "user",
@@ -83,8 +89,40 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             _totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec, outcome.mask)
         ],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
+        "failed": None if failure is None else _failure_as_dict(failure),
+        "lacks": [
+            {
+                "pid": one.pid,
+                "name": record.name,
+                "reason": record.lack.name.lower(),
+                "dtype": record.dtype,
+                "times": record.times,
+                "text": record.text,
+            }
+            for one in outcome.processes
+            for record in one.lacks
+        ],
         "notes": list(outcome.notes),
         "cores": None if outcome.cores is None else outcome.cores.facts,
+    }
+
+
+def _failure(outcome: Outcome) -> Failure | None:
+    return find(outcome.processes, outcome.endings, outcome.status)
+
+
+def _failure_as_dict(failure: Failure) -> dict[str, Any]:
+    return {
+        "name": failure.record.name,
+        "dtype": failure.record.dtype,
+        "reason": failure.record.lack.name.lower(),
+        "chip": failure.chip,
+        "card": failure.card.verdict,
+        "card_text": failure.card.text,
+        "certain": failure.certain,
+        "rank": failure.rank or None,
+        "place": failure.place or None,
+        "text": failure.record.text,
     }
 
 
@@ -120,9 +158,15 @@ def _totals_as_dict(totals: Totals) -> dict[str, Any]:
             "kinds": len(totals.operators),
             "by_name": totals.operators,
             "undocumented": {name: list(dtypes) for name, dtypes in totals.undocumented.items()},
+            "undocumented_arguments": [asdict(one) for one in totals.assumed_dtypes],
             "assumed_cores": list(totals.assumed_cores),
         },
         "synchronisations": totals.synchronisations,
+        "places": {
+            "estimated": totals.sampled,
+            "copies_back": [asdict(cause) for cause in totals.copies_back],
+            "synchronisations": [asdict(cause) for cause in totals.waits],
+        },
     }
 
 
@@ -139,6 +183,8 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         return
     groups = _groups(outcome)
     origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")]
+    if (failure := _failure(outcome)) is not None:
+        origin = [*_row("failed", _failure_text(failure, outcome.folder)), *origin]
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)
@@ -155,7 +201,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
             yield from origin
         yield from (row for mask in totals.masks for row in _row("visible", mask))
         if totals.used:
-            yield from _figures(totals)
+            yield from _figures(totals, outcome.folder)
     if outcome.trace is not None:
         yield from _row("trace", _trace(outcome.trace))
 
@@ -199,7 +245,60 @@ def _chip_text(name: str, size: str, by_user: bool) -> str:
     return f"{name} ({', '.join(parts)})"
 
 
-def _figures(totals: Totals) -> Iterator[RenderableType]:
+_LACKS = {
+    Lack.KERNEL: "an operator had no kernel here",
+    Lack.DTYPE: "an operator had no kernel here",
+    Lack.LAYOUT: "an operator had no kernel here for sparse, nested or quantized tensors",
+    Lack.REFUSED: "an operator refused a dtype",
+    Lack.BY_TEST: "an operator refused a dtype",
+    Lack.FORMAT: "an operator refused a memory format",
+    Lack.NAME: "a name is missing here",
+}
+
+
+def _failure_text(failure: Failure, folder: str) -> str:
+    record = failure.record
+    dtype = f" ({record.dtype})" if record.dtype else ""
+    rank = f"rank {failure.rank}: " if failure.rank else ""
+    perhaps = "" if failure.certain else "perhaps because "
+    place = f", {_file(failure.place, folder)}" if failure.place else ""
+    return f"{rank}{perhaps}{_LACKS[record.lack]}: {record.name}{dtype}{place}; {failure.card.text}"
+
+
+_SHOWN = 3  # most frequent causes of a figure
+
+
+def _causes(causes: Sequence[Cause], totals: Totals, folder: str, label: str = "") -> list[str]:
+    return [
+        f"{label}{cause.operation}  {_place(cause, folder)}  {_times(cause.times, totals.sampled)}"
+        for cause in causes[:_SHOWN]
+    ]
+
+
+def _place(cause: Cause, folder: str) -> str:
+    if cause.file in (BACKWARD, NO_PYTHON):
+        return "backward" if cause.file == BACKWARD else "a thread without Python"
+    return f"{_file(cause.file, folder)}:{cause.line}" if cause.file else "other places"
+
+
+def _file(path: str, folder: str) -> str:
+    if folder and path.startswith(f"{folder}/"):
+        return path.removeprefix(f"{folder}/")
+    return path.rpartition("/site-packages/")[2]
+
+
+def _times(number: int, estimated: bool = False) -> str:
+    text = "once" if number == 1 else f"{_number(number)} times"
+    return f"about {text}" if estimated else text
+
+
+def _assumed(one: AssumedDtype) -> str:
+    return "  ".join(
+        [one.operator, *([one.argument] if one.argument else []), one.dtype, f"the operator ran {_times(one.calls)}"]
+    )
+
+
+def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
     memory = []
     for card in totals.cards:
         text = (
@@ -217,12 +316,17 @@ def _figures(totals: Totals) -> Iterator[RenderableType]:
         "copies",
         f"{_number(to)} to the card ({sizes.decimal(to_bytes)}), {_number(back)} back ({sizes.decimal(back_bytes)}), "
         f"{_number(between)} between cards" + (f" ({sizes.decimal(between_bytes)})" if between else ""),
+        *_causes(totals.copies_back, totals, folder, "back: "),
     )
-    yield from _row("operators", _operators(totals))
+    yield from _row("operators", _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
     if kernels := sum(card.kernels for card in totals.cards):
         yield from _row("kernels", f"{_number(kernels)} launched by the program")
     waits = totals.synchronisations
-    yield from _row("waits", f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}")
+    yield from _row(
+        "waits",
+        f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}",
+        *_causes(totals.waits, totals, folder),
+    )
 
 
 def _operators(totals: Totals) -> str:

@@ -168,6 +168,7 @@ def _run(
     """Run the program, and give the exit status and the report."""
     from toprope.cli import npu_smi, run_cores, trace_file, yr
     from toprope.cli.child import environment_for, make_toolkit, run_program
+    from toprope.cli.failure import read_endings
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, notes
     from toprope.compat.cuda_sites import merge
@@ -207,7 +208,7 @@ def _run(
             trace_cuda.write_text(json.dumps(merge(Path(folder)), indent=1) + "\n", encoding="utf-8")
         outcome = Outcome(
             choice, seconds, status, tuple(read_run(Path(folder))), written, told,
-            environment.get(VARIABLE), cores,
+            environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing

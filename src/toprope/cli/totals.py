@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from toprope import chips
 from toprope.sim import dtypes
-from toprope.sim.counters import CardCounters, Counters
+from toprope.sim.counters import Assumed, CardCounters, Counters, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
-from toprope.support import operator_kinds
+from toprope.support import operator_kinds, refusals
 from toprope.visible import explain, visible_cards
 
-__all__ = ["Card", "Totals", "merge"]
+__all__ = ["AssumedDtype", "Card", "Cause", "Totals", "merge"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A place of the program that copies from cards or waits for them, over all processes.
+
+    Attributes:
+        operation: operator or call.
+        file: Python file, or BACKWARD or NO_PYTHON of `toprope.sim.counters`.
+        line: number of the line.
+        times: how often.
+    """
+
+    operation: str
+    file: str
+    line: int
+    times: int
+
+
+@dataclass(frozen=True)
+class AssumedDtype:
+    """An argument that had a dtype of which no document of the vendor says anything.
+
+    Attributes:
+        operator: its name.
+        argument: the vendor's name of the argument; None where its documents do not mention the operator.
+        dtype: name of the dtype.
+        calls: calls of the operator, whatever the dtype.
+    """
+
+    operator: str
+    argument: str | None
+    dtype: str
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +83,10 @@ class Totals:
         assumed_cores: operators whose number of cores is assumed, because no source says on which cores they run.
         operator_calls: calls of all operators.
         synchronisations: times that the host waited for a card.
+        copies_back: places that copied from a card, the most frequent first.
+        waits: places that waited for a card, the most frequent first.
+        sampled: whether the figures of places are estimates.
+        assumed_dtypes: the undocumented dtypes by argument, those of the most frequent operators first.
     """
 
     chip: str
@@ -63,6 +102,10 @@ class Totals:
     assumed_cores: tuple[str, ...]
     operator_calls: int
     synchronisations: int
+    copies_back: tuple[Cause, ...] = ()
+    waits: tuple[Cause, ...] = ()
+    sampled: bool = False
+    assumed_dtypes: tuple[AssumedDtype, ...] = ()
 
     @property
     def used(self) -> bool:
@@ -118,7 +161,40 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         assumed_cores=tuple(sorted(filter(operator_kinds.assumed, operators))),
         operator_calls=sum(one.operator_calls for one in processes),
         synchronisations=sum(one.synchronisations for one in processes),
+        copies_back=_causes(processes, lambda site: site.back),
+        waits=_causes(processes, lambda site: site.waits),
+        sampled=any(one.sampled for one in processes),
+        assumed_dtypes=_assumed_dtypes(chip, processes, operators),
     )
+
+
+def _causes(processes: Iterable[Counters], figure: Callable[[Site], int]) -> tuple[Cause, ...]:
+    found: Counter[tuple[str, str, int]] = Counter()
+    for site in (site for one in processes for site in one.sites):
+        found[site.operation, site.file, site.line] += figure(site)
+    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Cause(*place, times) for place, times in ranked if times)
+
+
+def _assumed_dtypes(
+    chip: str, processes: Iterable[Counters], operators: Mapping[str, int]
+) -> tuple[AssumedDtype, ...]:
+    met = {assumed for one in processes for assumed in one.assumed}
+    found = {
+        AssumedDtype(one.operator, _argument(chip, one), one.dtype, operators.get(one.operator, 0)) for one in met
+    }
+    return tuple(sorted(found, key=lambda one: (-one.calls, one.operator, one.argument or "", one.dtype)))
+
+
+def _argument(chip: str, assumed: Assumed) -> str | None:
+    if assumed.position is None:
+        return None
+    for row in refusals.rows(chips.get(chip)):
+        if any(operator.partition(".")[0] == assumed.operator for operator in row.operators):
+            for operand in row.operands:
+                if operand.position == assumed.position:
+                    return operand.parameter
+    return f"argument {assumed.position + 1}"
 
 
 def _visible(processes: tuple[Counters, ...], masks: Sequence[str | None]) -> int | None:

@@ -17,7 +17,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from toprope.compat import parallel_import
+from toprope.compat import ending, parallel_import
 from toprope.compat.parallel_import import ParallelFinder
 from toprope.compat.torch_import import CARD_NAMES, TorchFinder
 from toprope.errors import InstallError
@@ -107,11 +107,13 @@ class FacadeFinder:
         if fullname == facade.name:
             return facade.spec()
         if facade.is_loaded() and _asked_by_import():
-            from toprope.compat.missing import of_the_real_one
+            from toprope.compat.missing import note_missing, of_the_real_one
 
             text = f"No module named {fullname!r}: toprope's {facade.name} does not have this API"
             why = of_the_real_one(fullname)
-            raise ModuleNotFoundError(f"{text}: {why}" if why else text, name=fullname)
+            text = f"{text}: {why}" if why else text
+            note_missing(fullname, text)
+            raise ModuleNotFoundError(text, name=fullname)
         return None
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
@@ -179,6 +181,8 @@ def install_for_run() -> None:
 
         Settings.load().apply_log()
     simulated = bool(os.environ.get("TOPROPE_SIM"))
+    if simulated:
+        ending.install_for_run()
     install(simulated_card=simulated)
     kind = os.environ.get("TOPROPE_DEVICE", "").partition(":")[0]
     # a real torch_npu gives torch.npu itself, and refuses to when there is one already

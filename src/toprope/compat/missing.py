@@ -10,7 +10,7 @@ from opcode import opmap
 from pathlib import Path
 from typing import Any
 
-__all__ = ["missing_from", "of_the_real_one", "vendor_names"]
+__all__ = ["missing_from", "note_missing", "of_the_real_one", "vendor_names"]
 
 
 @functools.cache
@@ -45,6 +45,13 @@ def of_the_real_one(name: str) -> str:
     return f"it is not one of the documented names of the real {top} ({vendor['source']})"
 
 
+def note_missing(name: str, text: str) -> None:
+    """Keep the error of a missing name for the report of the run, where this process has the simulated card."""
+    lacks = sys.modules.get("toprope.sim.lacks")
+    if lacks is not None:
+        lacks.note_missing(name, text)
+
+
 def missing_from(module: str) -> Callable[[str], Any]:
     """Make the `__getattr__` of a facade's module, which raises the error of a missing name.
 
@@ -62,6 +69,7 @@ def missing_from(module: str) -> Callable[[str], Any]:
         if name.startswith("__"):  # Python's own questions, such as __wrapped__, need no explanation
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
+        note_missing(f"{module}.{name}", text)
         frame = sys._getframe(1)
         if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
             raise ImportError(text, name=module)

@@ -6,14 +6,17 @@ import atexit
 import time
 from pathlib import Path
 
+from toprope.sim.native import native
+
 __all__ = ["register"]
 
 _LIMIT = 2.0  # seconds
 
 
 def register() -> None:
-    """Lets torch's backward threads finish before Python does."""
+    """Lets torch's backward threads finish before Python does, and has no thread ask Python where it is by then."""
     atexit.register(_wait_for_backward_threads)
+    atexit.register(native().stop_sites)
 
 
 def _wait_for_backward_threads() -> None:

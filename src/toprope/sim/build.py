@@ -32,7 +32,7 @@ _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 _WITHOUT_COLLECTING = ("--param", "ggc-min-heapsize=1048576")  # up to 1 GiB: a tenth of g++'s time
 # Parsing torch's headers is most of the time, so the glue is two translation units, each with the headers it shares.
-_HOT = ("call", "device", "fallback", "memory", "ops_frequent", "ops_memory")
+_HOT = ("call", "device", "fallback", "memory", "ops_frequent", "ops_memory", "sites")
 
 
 @dataclass(frozen=True)

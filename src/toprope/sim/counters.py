@@ -7,10 +7,29 @@ date even when the process was killed.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-__all__ = ["CardCounters", "Counters", "chip", "names", "parse", "read", "read_run"]
+from toprope.sim import dtypes
+
+__all__ = [
+    "BACKWARD",
+    "NO_PYTHON",
+    "Assumed",
+    "CardCounters",
+    "Counters",
+    "Lack",
+    "LackRecord",
+    "Site",
+    "chip",
+    "names",
+    "parse",
+    "read",
+    "read_run",
+]
 
 MAGIC = b"TOPROPE\x01"
 MAX_CARDS = 16
@@ -20,8 +39,92 @@ _TOTALS = struct.Struct("<8Q")
 _CARD = struct.Struct("<10Q")
 _KIND_COUNT = struct.Struct("<Q")
 _KIND = struct.Struct("<48sQQ")
-SIZE = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
+_FOUND = struct.Struct("<4Q")
+_SITE = struct.Struct("<48s144sQQQ")
+_ASSUMED = struct.Struct("<Ihh")
+_LACK = struct.Struct("<64sIiQQ424s")
+_MAX_SITES, _MAX_ASSUMED, _MAX_LACKS = 256, 512, 32
+_KINDS_END = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
+SIZE = (
+    _KINDS_END + _FOUND.size + _MAX_SITES * _SITE.size + _MAX_ASSUMED * _ASSUMED.size + _MAX_LACKS * _LACK.size
+)  # fmt: skip
 """Bytes of a counters file."""
+
+EXACT_EVENTS = 256
+"""Copies back and waits of a process whose places are all looked up; later ones are samples (kExactEvents)."""
+
+BACKWARD = "<backward>"
+"""The file of a site in torch's backward pass, outside Python."""
+
+NO_PYTHON = "<no Python>"
+"""The file of a site in a thread, or at a time, without Python."""
+
+
+class Lack(IntEnum):
+    """Why an operator, or a name of the vendor's API, ended in an error (`enum Lack` of counters.h)."""
+
+    KERNEL = 1
+    DTYPE = 2
+    LAYOUT = 3
+    REFUSED = 4
+    BY_TEST = 5
+    FORMAT = 6
+    NAME = 7
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place of the program that copies from a card or waits for one.
+
+    Attributes:
+        operation: operator or call.
+        file: Python file of the line, or its last 143 bytes; BACKWARD or NO_PYTHON where there is none.
+        line: number of the line.
+        back: copies from a card to the host.
+        waits: times that the host waited.
+    """
+
+    operation: str
+    file: str
+    line: int
+    back: int
+    waits: int
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A dtype that an operator ran with and no document of the vendor mentions.
+
+    Attributes:
+        operator: its name.
+        position: the first argument that had the dtype, from 0; None where the documents do not mention the operator.
+        dtype: name of the dtype.
+    """
+
+    operator: str
+    position: int | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class LackRecord:
+    """Errors that were raised because of one lack, and may have been caught.
+
+    Attributes:
+        name: the operator, with or without its overload, or the name of the API.
+        lack: the reason.
+        dtype: name of the dtype; None where it does not matter.
+        times: such errors.
+        last_ns: wall clock of the last one.
+        text: the beginning of its message.
+    """
+
+    name: str
+    lack: Lack
+    dtype: str | None
+    times: int
+    last_ns: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -82,6 +185,10 @@ class Counters:
         mask: ASCEND_RT_VISIBLE_DEVICES as the process's first use of a card found it; None where it was not set.
         undocumented: operators that ran with dtypes which no document of the vendor mentions for them, with these
             dtypes as bits (c10::ScalarType).
+        sites: places that copied from a card or waited for one.
+        sampled: whether the figures of the sites are estimates from samples.
+        assumed: the undocumented dtypes with the arguments that had them.
+        lacks: errors that were raised because an operator or a name is not there or refuses.
     """
 
     pid: int
@@ -100,6 +207,10 @@ class Counters:
     operators: dict[str, int]
     mask: str | None = None
     undocumented: dict[str, int] = field(default_factory=dict)
+    sites: tuple[Site, ...] = ()
+    sampled: bool = False
+    assumed: tuple[Assumed, ...] = ()
+    lacks: tuple[LackRecord, ...] = ()
 
 
 def _text(raw: bytes) -> str:
@@ -131,11 +242,41 @@ def parse(data: bytes) -> Counters | None:
             operators[_text(name)] = operators.get(_text(name), 0) + number
         if dtypes:
             undocumented[_text(name)] = dtypes
+    events, sites, assumed, lacks = _FOUND.unpack_from(data, _KINDS_END)
+    all_names = names(data)
     return Counters(
         pid, _text(chip), _text(torch_version), bool(flags & 1), cards,
         to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
         _text(mask) if flags & 2 else None, undocumented,
+        tuple(_sites(data, sites)), events > EXACT_EVENTS, tuple(dict.fromkeys(_assumed(data, assumed, all_names))),
+        tuple(_lacks(data, lacks)),
     )  # fmt: skip
+
+
+def _entries(data: bytes, layout: struct.Struct, start: int, count: int) -> Iterator[tuple[Any, ...]]:
+    return (layout.unpack_from(data, start + index * layout.size) for index in range(count))
+
+
+def _sites(data: bytes, count: int) -> Iterator[Site]:
+    start = _KINDS_END + _FOUND.size
+    for operation, file, *numbers in _entries(data, _SITE, start, min(count, _MAX_SITES)):
+        line, back, waits = numbers
+        if back or waits:
+            yield Site(_text(operation), _text(file), line, back, waits)
+
+
+def _assumed(data: bytes, count: int, operators: list[str]) -> Iterator[Assumed]:
+    start = _KINDS_END + _FOUND.size + _MAX_SITES * _SITE.size
+    for kind, position, dtype in _entries(data, _ASSUMED, start, min(count, _MAX_ASSUMED)):
+        if kind < len(operators):
+            yield Assumed(operators[kind], position if position >= 0 else None, *dtypes.names(1 << dtype))
+
+
+def _lacks(data: bytes, count: int) -> Iterator[LackRecord]:
+    start = SIZE - _MAX_LACKS * _LACK.size
+    for name, lack, dtype, times, last_ns, text in _entries(data, _LACK, start, min(count, _MAX_LACKS)):
+        which = None if dtype < 0 else next(iter(dtypes.names(1 << dtype)), None)
+        yield LackRecord(_text(name), Lack(lack), which, times, last_ns, _text(text))
 
 
 def names(data: bytes) -> list[str]:

@@ -55,6 +55,7 @@ class Native:
         self.describe = get(core_lib, "ts_describe", None, c_char_p, c_char_p, c_int)
         self.keep_counters_in = get(core_lib, "ts_keep_counters_in", c_int, c_char_p)
         self.counters = get(core_lib, "ts_counters", c_void_p)
+        self.note_lack = get(core_lib, "ts_note_lack", None, c_int, c_char_p, c_int, c_char_p)
         self.device_count = get(core_lib, "ts_device_count", c_int)
         self.use_cards = get(core_lib, "ts_use_cards", None)
         self.is_initialised = get(core_lib, "ts_is_initialised", c_int)
@@ -127,6 +128,8 @@ class Native:
         self.check_composites = get(self._glue, "tsg_check_composites", None)
         self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
+        self.pass_over = get(self._glue, "tsg_pass_over", None, c_char_p)
+        self.stop_sites = get(self._glue, "tsg_stop_sites", None)
         self.elapsed_ms = get(self._glue, "tsg_elapsed_ms", c_double, c_void_p, c_void_p)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ __all__ = ["join_run", "trace_fork"]
 
 _TRACED = 2**20
 """Records (48 bytes each) that a process of a traced run keeps; older ones give way."""
+
+_PASSED_OVER = ("torch", "toprope")
+"""Packages whose lines are not the program's."""
 
 _joined = 0
 """The process that has joined the run: a fork of it has not."""
@@ -66,6 +70,8 @@ def join_run(library: Native) -> None:
         return
     _joined = os.getpid()
     stem = _stem(folder)
+    for package in _PASSED_OVER:
+        library.pass_over(f"{Path(str(sys.modules[package].__file__)).parent}/".encode())
     _keep(library.keep_counters_in, stem.with_suffix(".counters"))
     _keep(library.share_cards, folder / cards.FILE)
     if os.environ.get("TOPROPE_TRACE"):

@@ -10,6 +10,9 @@ from typing import NoReturn
 
 import torch
 
+from toprope.sim.counters import Lack
+from toprope.sim.lacks import note
+
 __all__ = ["FLOATING", "compute_dtype", "even_axis", "floating", "refuse", "same_dtype"]
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32)
@@ -33,7 +36,10 @@ def floating(operator: str, **tensors: torch.Tensor | None) -> None:
     """Refuse tensors whose dtype is none of FLOATING; None stands for an argument that was left out."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in FLOATING:
-            refuse(operator, f"{name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32")
+            reason = f"{name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            note(Lack.REFUSED, f"npu::{operator}", f"{operator}: {reason}", dtype)
+            refuse(operator, reason)
 
 
 def same_dtype(operator: str, **tensors: torch.Tensor | None) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from toprope.sim.counters import Lack
+from toprope.sim.lacks import note
 from toprope.sim.npu._state import message
 from toprope.sim.state import installed
 
@@ -40,6 +42,7 @@ def check(name: str, tensors: Any, options: Any) -> None:
     for dtype in sorted(dtypes):
         why = reason(name, dtype, "" if operation is None else operation.op.name)
         if why:
+            note(Lack.REFUSED, f"hccl::{name}", why, dtype or None)
             raise RuntimeError(message(why, _NOT_SUPPORTED))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from toprope.sim.lacks import note_missing as _note_missing
 from toprope.sim.native import native
 from toprope.sim.npu import amp, backends, npugraph_ex, utils
 from toprope.sim.npu._backends import (
@@ -301,4 +302,6 @@ def __getattr__(name: str) -> Any:
         from toprope.sim.npu.random import default_generators
 
         return default_generators()
-    raise AttributeError(f"torch.npu.{name} is not there on the simulated card (toprope has no such API yet)")
+    text = f"torch.npu.{name} is not there on the simulated card (toprope has no such API yet)"
+    _note_missing(f"torch.npu.{name}", text)
+    raise AttributeError(text)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from toprope import chips
+from toprope.sim.lacks import note_missing
 from toprope.sim.native import native
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
@@ -97,7 +98,9 @@ def not_here(name: str, why: str) -> NotImplementedError:
         name: the API without "torch.npu.".
         why: what is missing, as the end of a sentence.
     """
-    return NotImplementedError(f"torch.npu.{name} is not there on toprope's simulated card: {why}.")
+    text = f"torch.npu.{name} is not there on toprope's simulated card: {why}."
+    note_missing(f"torch.npu.{name}", text)
+    return NotImplementedError(text)
 
 
 def lazy_init() -> None:

@@ -35,6 +35,10 @@ EXPORT void ts_describe(const char* chip, const char* torch_version, int capacit
 EXPORT int ts_keep_counters_in(const char* path) { return keep_counters_in(path); }
 EXPORT const void* ts_counters() { return counters; }
 
+EXPORT void ts_note_lack(int lack, const char* name, int dtype, const char* text) {
+  note_lack(static_cast<Lack>(lack), name, dtype, text);
+}
+
 EXPORT int ts_device_count() { return device_count(); }
 EXPORT void ts_use_cards() { use_cards(); }
 EXPORT int ts_is_initialised() { return is_initialised(); }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -42,11 +43,16 @@ static void leave_file_with_head() {
   counters->flags = head.flags & 1;
   counters->kind_count = head.kind_count.load();
   for (uint64_t i = 0; i < head.kind_count; i++) memcpy(counters->kinds[i].name, head.kinds[i].name, sizeof(Kind::name));
+  counters->site_count = head.site_count.load();
+  for (uint64_t i = 0; i < head.site_count; i++) {
+    memcpy(static_cast<void*>(&counters->sites[i]), &head.sites[i], offsetof(Site, back));
+  }
 }
 
 int keep_counters_in(const char* path) {
   int error = map_to(path);
   const char* end = strrchr(path, '/');
+  if (error == 0) wants_sites = true;
   if (error == 0 && end != nullptr && static_cast<size_t>(end - path) < sizeof folder) {
     memcpy(folder, path, static_cast<size_t>(end - path));
     owner = static_cast<uint64_t>(getpid());
@@ -91,6 +97,66 @@ Kind* kind(const char* name) {
   strncpy(counters->kinds[count].name, name, sizeof(Kind::name) - 1);
   counters->kind_count = count + 1;
   return &counters->kinds[count];
+}
+
+std::atomic<bool> wants_sites{false};
+
+Site* site(const char* operation, const char* file, uint64_t line) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  size_t length = strlen(file);
+  if (length >= sizeof(Site::file)) file += length - (sizeof(Site::file) - 1);
+  uint64_t count = counters->site_count;
+  for (uint64_t i = 0; i < count; i++) {
+    Site& known = counters->sites[i];
+    if (known.line == line && strncmp(known.operation, operation, sizeof(Site::operation) - 1) == 0 &&
+        strcmp(known.file, file) == 0) {
+      return &known;
+    }
+  }
+  if (count == kMaxSites) return &counters->sites[kMaxSites - 1];
+  Site& added = counters->sites[count];
+  bool last = count == kMaxSites - 1;
+  strncpy(added.operation, last ? "others" : operation, sizeof(Site::operation) - 1);
+  strncpy(added.file, last ? "" : file, sizeof(Site::file) - 1);
+  added.line = last ? 0 : line;
+  counters->site_count = count + 1;
+  return &added;
+}
+
+void note_assumed(const Kind* kind, int position, int dtype) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  uint64_t count = counters->assumed_count;
+  if (count == kMaxAssumed) return;
+  counters->assumed[count] = {static_cast<uint32_t>(kind - counters->kinds), static_cast<int16_t>(position),
+                              static_cast<int16_t>(dtype)};
+  counters->assumed_count = count + 1;
+}
+
+void note_lack(Lack lack, const char* name, int dtype, const char* text) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  uint64_t count = counters->lack_count, place = 0, oldest = 0;
+  auto is_same = [&](const LackRecord& known) {
+    return known.lack == lack && known.dtype == dtype && strncmp(known.name, name, sizeof(LackRecord::name) - 1) == 0;
+  };
+  for (; place < count && !is_same(counters->lacks[place]); place++) {
+    if (counters->lacks[place].last_ns < counters->lacks[oldest].last_ns) oldest = place;
+  }
+  if (place == kMaxLacks) place = oldest;
+  LackRecord& record = counters->lacks[place];
+  if (!is_same(record)) record.times = 0;
+  record.lack = lack;
+  record.dtype = dtype;
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  record.last_ns = static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+  // strncpy fills the rest with zeros, so that nothing of an earlier text stays
+  strncpy(record.name, name, sizeof(LackRecord::name) - 1);
+  strncpy(record.text, text, sizeof(LackRecord::text) - 1);
+  add(record.times);
+  if (place == count) counters->lack_count = count + 1;
 }
 
 }  // namespace toprope::sim

@@ -9,6 +9,9 @@ namespace toprope::sim {
 
 constexpr int kMaxCards = 16;
 constexpr int kMaxKinds = 2048;
+constexpr int kMaxSites = 256;
+constexpr int kMaxAssumed = 512;
+constexpr int kMaxLacks = 32;
 
 using Counter = std::atomic<uint64_t>;
 
@@ -21,6 +24,42 @@ struct Kind {
   char name[48];
   Counter undocumented;  // dtypes it ran with that no document of the vendor mentions; bits are c10::ScalarType
   Counter calls;
+};
+
+// A place of the program that copies from the card or waits for it.
+struct Site {
+  char operation[48];
+  char file[144];  // the end of a longer path; see ../torch/sites.cpp for places that are no file
+  uint64_t line;
+  Counter back, waits;
+};
+
+// A dtype that an operator ran with, of which no document says anything.
+struct Assumed {
+  uint32_t kind;     // index of the operator
+  int16_t position;  // of the first argument that had it; -1 where the documents do not mention the operator
+  int16_t dtype;     // c10::ScalarType
+};
+
+// Why an operator, or a name of the vendor's API, ended in an error.
+enum class Lack : uint32_t {
+  kKernel = 1,   // torch has no kernel for the CPU
+  kDtype,        // the kernel for the CPU lacks the dtype
+  kLayout,       // sparse, nested or quantized tensors
+  kRefused,      // the vendor's kernel refuses the dtype
+  kByTest,       // a refusal that a test asked for
+  kFormat,       // torch_npu refuses an argument that is no dtype: a memory format, a layout ...
+  kName,         // the simulated card, or a facade, does not have the name
+};
+
+// An error that was raised because of a lack, and may have been caught.
+struct LackRecord {
+  char name[64];
+  Lack lack;
+  int32_t dtype;  // c10::ScalarType; -1 where there is none
+  Counter times;
+  Counter last_ns;  // wall clock
+  char text[424];   // of the last such error, from its beginning
 };
 
 struct Counters {
@@ -36,9 +75,15 @@ struct Counters {
   CardCounters cards[kMaxCards];
   Counter kind_count;
   Kind kinds[kMaxKinds];
+  Counter site_events;  // copies from the card and waits; see weight_of
+  Counter site_count, assumed_count, lack_count;
+  Site sites[kMaxSites];
+  Assumed assumed[kMaxAssumed];
+  LackRecord lacks[kMaxLacks];
 };
 
-static_assert(sizeof(CardCounters) == 80 && sizeof(Kind) == 64);
+static_assert(sizeof(CardCounters) == 80 && sizeof(Kind) == 64 && sizeof(Site) == 216 && sizeof(Assumed) == 8 &&
+              sizeof(LackRecord) == 512);
 
 // Where all figures of this process are kept. Never null.
 TOPROPE_API extern Counters* counters;
@@ -50,6 +95,26 @@ void count_for_this_process();
 
 // The slot that counts operators of this name; the last slot once all are taken.
 TOPROPE_API Kind* kind(const char* name);
+
+// Whether a file behind the counters will be read, so that places of the program are worth looking up.
+TOPROPE_API extern std::atomic<bool> wants_sites;
+
+// The entry that counts this place; the last entry once all are taken.
+TOPROPE_API Site* site(const char* operation, const char* file, uint64_t line);
+
+TOPROPE_API void note_assumed(const Kind* kind, int position, int dtype);
+
+// Keeps an error that is about to be raised; the oldest entry gives way.
+TOPROPE_API void note_lack(Lack lack, const char* name, int dtype, const char* text);
+
+// Looking up the line of the program takes as long as a small operator, so it is done for all of the first events, then
+// for one of each 16, which counts as 16. Which one changes from block to block, so that no loop is in step with it.
+constexpr uint64_t kExactEvents = 256, kEventsOfSample = 16;
+inline uint64_t weight_of(uint64_t event) {
+  if (event < kExactEvents) return 1;
+  uint32_t chosen = static_cast<uint32_t>(event / kEventsOfSample) * 2654435769u >> 28;
+  return event % kEventsOfSample == chosen ? kEventsOfSample : 0;
+}
 
 inline void add(Counter& counter, uint64_t amount = 1) { counter.fetch_add(amount, std::memory_order_relaxed); }
 

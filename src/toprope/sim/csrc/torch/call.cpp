@@ -85,8 +85,10 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
     return tensor;
   }
   if (tensor.layout() == c10::kSparse) [[unlikely]] return take_sparse(tensor);
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage() && tensor.layout() == c10::kStrided, kind_->name,
-                              ": tensors of layout ", tensor.layout(), " are not supported on npu.");
+  if (!tensor.has_storage() || tensor.layout() != c10::kStrided) [[unlikely]] {
+    raise_lack(sim::Lack::kLayout, kind_->name, static_cast<int>(tensor.scalar_type()),
+               c10::str(kind_->name, ": tensors of layout ", tensor.layout(), " are not supported on npu."));
+  }
   int device = tensor.device().index();
   if (device_ == sim::kNoDevice) {
     device_ = device;
@@ -162,7 +164,10 @@ void Call::check_dtype(int dtype) const {
     if (rules_->refused[position_] & bit) [[unlikely]] raise_undocumented(kind_, *rules_, position_, dtype);
     if (rules_->known[position_] & bit) return;
   }
-  if ((kind_->undocumented.load(std::memory_order_relaxed) & bit) == 0) kind_->undocumented |= bit;
+  if ((kind_->undocumented.load(std::memory_order_relaxed) & bit) == 0) {
+    kind_->undocumented |= bit;
+    sim::note_assumed(kind_, rules_ != nullptr ? position_ : -1, dtype);
+  }
 }
 
 std::string full_name(const char* name, const char* overload) {
@@ -263,9 +268,11 @@ at::Tensor Call::out(const at::Tensor& result) {
     at::Tensor indices = out(impl.indices());
     return sparse_tensor(c10::DispatchKeySet(c10::DispatchKey::SparsePrivateUse1), impl, indices, out(impl.values()));
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized(), kind_->name,
-                              ": a result of layout ", result.layout(), result.is_quantized() ? ", quantized," : "",
-                              " is not supported on npu.");
+  if (result.layout() != c10::kStrided || result.is_quantized()) [[unlikely]] {
+    raise_lack(sim::Lack::kLayout, kind_->name, static_cast<int>(result.scalar_type()),
+               c10::str(kind_->name, ": a result of layout ", result.layout(),
+                        result.is_quantized() ? ", quantized," : "", " is not supported on npu."));
+  }
   c10::StorageImpl* storage = result.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   for (Operand& operand : operands_) {
     if (operand.alias.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage) {

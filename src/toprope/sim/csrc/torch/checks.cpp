@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kParameter = "ERR01001 OPS invalid parameter";
 constexpr const char* kType = "ERR01002 OPS invalid type";
+constexpr const char* kNotSupported = "ERR01007 OPS feature not supported";
 constexpr const char* kValue = "ERR01003 OPS invalid value";
 
 // ---- what the host refuses too: torch_npu's text, where it is another, and its code
@@ -188,6 +189,7 @@ void check_arguments(const std::string& op, const std::vector<c10::IValue>& argu
     text += std::to_string(arguments[3].toDouble()) + ") exceeds the maximum value of float (" +
             std::to_string(std::numeric_limits<float>::max()) + ")";
   }
+  sim::note_lack(sim::Lack::kFormat, op.c_str(), -1, text.c_str());
   raise_coded(text, found->second.code);
 }
 

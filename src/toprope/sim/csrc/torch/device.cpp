@@ -93,9 +93,10 @@ int exchange(int device) {
 // Counts a wait of the host, and records it where somebody traces.
 class Wait {
  public:
-  explicit Wait(int device, int64_t stream = -1)
+  explicit Wait(const char* call, int device, int64_t stream = -1)
       : began_(sim::watching(sim::kTracing) ? sim::now_ns() : 0), device_(device), stream_(stream) {
     sim::add(sim::counters->synchronisations);
+    note_site(call, false, true);
   }
   ~Wait() {
     if (began_ == 0) return;
@@ -162,12 +163,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &to_core(stream); }
   bool queryStream(const c10::Stream& stream) const override { return to_core(stream).is_idle(); }
   void synchronizeStream(const c10::Stream& stream) const override {
-    Wait wait(stream.device_index(), stream.id());
+    Wait wait("Stream.synchronize", stream.device_index(), stream.id());
     wait_for_stream_slowly(to_core(stream));
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     int index = device_index(npu(device < 0 ? sim::current_device() : device));
-    Wait wait(index);
+    Wait wait("torch.npu.synchronize", index);
     check_usable(index);
     int status;
     {
@@ -195,7 +196,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override { return event == nullptr || sim::has_passed(to_event(event)); }
   void synchronizeEvent(void* event) const override {
-    Wait wait(sim::current_device());
+    Wait wait("Event.synchronize", sim::current_device());
     if (event == nullptr) return;
     int status;
     {

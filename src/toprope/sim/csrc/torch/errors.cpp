@@ -94,9 +94,16 @@ void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int posi
   if (size_t place = sentence.find('\x01'); place != std::string::npos) {
     sentence.replace(place, 1, sim::vendor_dtype(dtype));
   }
-  TORCH_CHECK(false, function, ": NPU function error: call ", rules.kernel, " failed, error code is 161002",
-              trailer("ERR00100 PTA call acl api failed."), "\n[PID: ", getpid(), "] ", date(true),
-              " AclNN_Parameter_Error(EZ1001): ", sentence);
+  std::string text = c10::str(function, ": NPU function error: call ", rules.kernel, " failed, error code is 161002",
+                              trailer("ERR00100 PTA call acl api failed."), "\n[PID: ", getpid(), "] ", date(true),
+                              " AclNN_Parameter_Error(EZ1001): ", sentence);
+  sim::note_lack(sim::Lack::kRefused, kind->name, dtype, text.c_str());
+  TORCH_CHECK(false, text);
+}
+
+void raise_lack(sim::Lack lack, const std::string& name, int dtype, const std::string& text) {
+  sim::note_lack(lack, name.c_str(), dtype, text.c_str());
+  TORCH_CHECK_NOT_IMPLEMENTED(false, text);
 }
 
 void raise_refused(const sim::Kind* kind, int dtype) {
@@ -105,6 +112,7 @@ void raise_refused(const sim::Kind* kind, int dtype) {
     std::lock_guard<std::mutex> guard(mutex);
     text = refusals()[{kind, dtype}];
   }
+  sim::note_lack(sim::Lack::kByTest, kind->name, dtype, text.c_str());
   TORCH_CHECK(false, text, trailer("ERR01100 OPS call acl api failed"));
 }
 
@@ -117,6 +125,11 @@ bool warn(const char* text) {
   if (const char* rank = getenv("RANK"); rank != nullptr && strtol(rank, nullptr, 10) > 0) return false;
   c10::WarningHandler().process(c10::Warning(c10::UserWarning(), {__func__, "torch_npu", 0}, text, false));
   return true;
+}
+
+void raise_unsupported(const std::string& name, const std::string& text) {
+  sim::note_lack(sim::Lack::kFormat, name.c_str(), -1, text.c_str());
+  raise_coded(text, "ERR01007 OPS feature not supported");
 }
 
 void raise_forked() {

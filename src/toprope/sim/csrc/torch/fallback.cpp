@@ -116,6 +116,17 @@ void give(Call& call, c10::IValue& value) {
   }
 }
 
+// The dtype of the first tensor among the arguments, which are on the stack; -1 where there is none.
+int first_dtype(const torch::jit::Stack& stack, size_t count) {
+  for (size_t i = stack.size() - count; i < stack.size(); i++) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) return static_cast<int>(stack[i].toTensor().scalar_type());
+    if (stack[i].isTensorList() && !stack[i].toTensorList().empty()) {
+      return static_cast<int>(stack[i].toTensorList().get(0).scalar_type());
+    }
+  }
+  return -1;
+}
+
 // ---- dtypes that the host's kernel lacks
 
 constexpr std::string_view kLacks = "not implemented for '";
@@ -134,9 +145,10 @@ c10::ScalarType lacking_dtype(const c10::Error& error) {
 
 [[noreturn]] void raise_lacking(c10::ScalarType type, const sim::Kind* kind, const sim::Rules* rules) {
   bool on_card = rules != nullptr && ((rules->known[0] & ~rules->refused[0]) >> static_cast<int>(type) & 1);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, kind->name, " has no kernel for ", sim::vendor_dtype(static_cast<int>(type)),
-                              " on the simulated npu; ", on_card ? "a card has one, by the vendor's documents."
-                                                                 : "no document of the vendor says that a card has one.");
+  raise_lack(sim::Lack::kDtype, kind->name, static_cast<int>(type),
+             c10::str(kind->name, " has no kernel for ", sim::vendor_dtype(static_cast<int>(type)),
+                      " on the simulated npu; ", on_card ? "a card has one, by the vendor's documents."
+                                                         : "no document of the vendor says that a card has one."));
 }
 
 // Dtypes that hold all values of a narrower one, in the order in which they are tried.
@@ -250,9 +262,11 @@ namespace {
 
 void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
-  TORCH_CHECK_NOT_IMPLEMENTED(handle.hasComputedKernelForDispatchKey(host), op.name,
-                              " has no kernel for the simulated npu, because torch has none for the CPU.");
   const size_t count = handle.schema().arguments().size();
+  if (!handle.hasComputedKernelForDispatchKey(host)) [[unlikely]] {
+    raise_lack(sim::Lack::kKernel, full_name(op.name.c_str(), op.overload.c_str()), first_dtype(*stack, count),
+               op.name + " has no kernel for the simulated npu, because torch has none for the CPU.");
+  }
   const size_t begin = stack->size() - count;
   Call call(op.kind, op.rules, copies(op.name) ? ~0u : op.host_arguments);
   for (size_t i = 0; i < count; i++) {
@@ -266,6 +280,7 @@ void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::S
   call.begin();
   if (op.waits || (op.indexes && has_mask((*stack)[begin + 1]))) {
     sim::add(sim::counters->synchronisations);
+    note_site(op.kind->name, false, true);
     synchronise_current_stream(call.device());
   }
   sim::KernelScope scope(call.device());
@@ -344,8 +359,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
 }
 
-void refuse_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, handle.schema().name(), ": sparse tensors are not supported on npu.");
+[[noreturn]] void refuse_layout(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const char* layout) {
+  const std::string& name = handle.schema().name();
+  raise_lack(sim::Lack::kLayout, name, first_dtype(stack, handle.schema().arguments().size()),
+             c10::str(name, ": ", layout, " tensors are not supported on npu."));
+}
+void refuse_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  refuse_layout(handle, *stack, "sparse");
+}
+void refuse_nested(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  refuse_layout(handle, *stack, "nested");
 }
 
 // Compressed tensors are composed of dense ones, so they are refused where they are made.
@@ -366,8 +389,10 @@ bool is_compressed(c10::Layout layout) {
 at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                    std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<c10::MemoryFormat> memory_format) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_compressed(self.layout()),
-                              "aten::_to_copy: sparse tensors are not supported on npu.");
+  if (is_compressed(self.layout())) {
+    raise_lack(sim::Lack::kLayout, "aten::_to_copy", static_cast<int>(self.scalar_type()),
+               "aten::_to_copy: sparse tensors are not supported on npu.");
+  }
   if (dtype == at::kDouble && self.scalar_type() != at::kDouble && !layout.has_value() && !device.has_value()) {
     static const bool warned = warn("Device do not support double dtype now, dtype cast replace with float.");
     (void)warned;
@@ -375,7 +400,7 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
   }
   if (memory_format.value_or(c10::MemoryFormat::Preserve) != c10::MemoryFormat::Preserve &&
       *memory_format != c10::MemoryFormat::Contiguous) {
-    raise_coded("Only contiguous_format or preserve_format is supported.", kNotSupported);
+    raise_unsupported("aten::_to_copy", "Only contiguous_format or preserve_format is supported.");
   }
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }
@@ -384,8 +409,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_to_copy", &to_copy); }
 
 void sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (!is_sparse_on_card(handle.schema())) {
-    raise_coded(c10::str("CAUTION: The operator '", handle.schema().operator_name(),
-                         "' is not currently supported on the NPU backend."), kNotSupported);
+    raise_unsupported(handle.schema().name(), c10::str("CAUTION: The operator '", handle.schema().operator_name(),
+                                                       "' is not currently supported on the NPU backend."));
   }
   run(handle, c10::DispatchKey::SparseCPU, stack);
 }
@@ -402,6 +427,10 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
     m.impl(full_name(name.name.c_str() + sizeof("aten::") - 1, name.overload_name.c_str()).c_str(),
            torch::CppFunction::makeFromBoxedFunction<&sparse>());
   }
+}
+// Those that torch has for nested tensors of any device come first.
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
 }
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());

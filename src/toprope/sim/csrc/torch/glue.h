@@ -30,7 +30,8 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 std::string trailer(const char* code);
 // Raises a text of torch_npu's own, with such a code.
 [[noreturn]] void raise_coded(const std::string& text, const char* code);
-constexpr const char* kNotSupported = "ERR01007 OPS feature not supported";
+// The same with ERR01007, "feature not supported": noted for the report, with the operator.
+[[noreturn]] void raise_unsupported(const std::string& name, const std::string& text);
 // Writes a warning of torch_npu's to stderr, past Python's warnings, as it does: the first rank alone, and nobody where
 // TORCH_NPU_WARNING_DISABLE=1.
 bool warn(const char* text);
@@ -39,6 +40,21 @@ bool warn(const char* text);
 
 inline void check(int status, const char* function, const char* call) {
   if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);
+}
+
+// Raises the error of an operator that cannot run here, and keeps it for the report of the run.
+[[noreturn]] void raise_lack(sim::Lack lack, const std::string& name, int dtype, const std::string& text);
+
+// ---- sites.cpp
+
+void count_site(const char* operation, bool back, bool waits, uint64_t weight);
+
+// Counts the line of the program that copies from the card, or makes the host wait for it. The text of the operation
+// must stay where it is.
+inline void note_site(const char* operation, bool back, bool waits) {
+  if (!sim::wants_sites.load(std::memory_order_relaxed)) return;
+  uint64_t weight = sim::weight_of(sim::counters->site_events.fetch_add(1, std::memory_order_relaxed));
+  if (weight != 0) count_site(operation, back, waits, weight);
 }
 
 // ---- memory.cpp

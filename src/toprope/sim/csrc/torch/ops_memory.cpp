@@ -28,9 +28,12 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided, "Tensors of layout ",
-                              c10::layout_or_default(layout), " are not supported on npu.");
+void check_options(const char* name, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<bool> pin_memory) {
+  if (c10::layout_or_default(layout) != c10::kStrided) [[unlikely]] {
+    raise_lack(sim::Lack::kLayout, name, static_cast<int>(c10::dtype_or_default(dtype)),
+               c10::str("Tensors of layout ", *layout, " are not supported on npu."));
+  }
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
 }
 
@@ -53,10 +56,10 @@ void fill_if_deterministic(const Tensor& tensor) {
 Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin_memory,
              std::optional<c10::MemoryFormat> memory_format) {
-  check_options(layout, pin_memory);
+  check_options("aten::empty", dtype_or_none, layout, pin_memory);
   at::detail::check_size_nonnegative(size);
   if (memory_format.value_or(c10::MemoryFormat::Contiguous) != c10::MemoryFormat::Contiguous) {
-    raise_coded("Only c10::MemoryFormat::Contiguous is supported for creating a npu tensor", kNotSupported);
+    raise_unsupported("aten::empty", "Only c10::MemoryFormat::Contiguous is supported for creating a npu tensor");
   }
   c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
   Tensor tensor =
@@ -69,7 +72,7 @@ Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::ScalarType> dtype_or_none,
                      std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                      std::optional<bool> pin_memory) {
-  check_options(layout, pin_memory);
+  check_options("aten::empty_strided", dtype_or_none, layout, pin_memory);
   at::detail::check_size_nonnegative(size);
   c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
   Tensor tensor = new_tensor(at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype)), dtype, device);
@@ -97,7 +100,7 @@ Tensor clone(const Tensor& self, std::optional<c10::MemoryFormat> memory_format)
 // Zeros that take no memory, for gradients that are zero: torch makes real ones where it needs them.
 Tensor efficient_zeros(IntArrayRef size, std::optional<c10::ScalarType> dtype_or_none, std::optional<c10::Layout> layout,
                        std::optional<c10::Device> device, std::optional<bool> pin_memory) {
-  check_options(layout, pin_memory);
+  check_options("aten::_efficientzerotensor", dtype_or_none, layout, pin_memory);
   at::detail::check_size_nonnegative(size);
   c10::ScalarType dtype = c10::dtype_or_default(dtype_or_none);
   size_t bytes = at::detail::computeStorageNbytesContiguous(size, c10::elementSize(dtype));
@@ -114,7 +117,7 @@ Tensor efficient_zeros(IntArrayRef size, std::optional<c10::ScalarType> dtype_or
 Tensor contiguous(const Tensor& self, c10::MemoryFormat memory_format) {
   if (self.is_contiguous(memory_format)) return self;
   if (memory_format != c10::MemoryFormat::Contiguous) {
-    raise_coded("NPU contiguous operator only supported contiguous memory format.", kNotSupported);
+    raise_unsupported("aten::contiguous", "NPU contiguous operator only supported contiguous memory format.");
   }
   return self.clone(memory_format);
 }
@@ -178,7 +181,10 @@ class Copy {
     // A card reads and writes pageable memory only while the host waits.
     if (!non_blocking || !(on_npu(to) ? from : to).is_pinned()) {
       sim::add(all.synchronisations);
+      note_copy(true);
       synchronise_current_stream(device_);
+    } else {
+      note_copy(false);
     }
   }
   ~Copy() {
@@ -206,6 +212,10 @@ class Copy {
   static sim::Kind* kind() {
     static sim::Kind* const one = sim::kind("aten::copy_");
     return one;
+  }
+  void note_copy(bool waits) const {
+    bool back = act_ == sim::Act::kCopyFromCard;
+    if (back || waits) note_site(back ? "aten::copy_ to the host" : "aten::copy_ to the card", back, waits);
   }
   void count(sim::Counter& copies, sim::Counter& bytes) const {
     sim::add(copies);
@@ -256,7 +266,7 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
 const Tensor& resize_as_(const Tensor& self, const Tensor& like, std::optional<c10::MemoryFormat> memory_format) {
   c10::MemoryFormat format = memory_format.value_or(c10::MemoryFormat::Preserve);
   if (format != c10::MemoryFormat::Preserve && format != c10::MemoryFormat::Contiguous) {
-    raise_coded("NPU only support format is contiguous_format or preserve_format.", kNotSupported);
+    raise_unsupported("aten::resize_as_", "NPU only support format is contiguous_format or preserve_format.");
   }
   return self.resize_(like.sizes());
 }
@@ -270,6 +280,7 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   sim::add(sim::counters->copies_from_card);
   sim::add(sim::counters->bytes_from_card, self.element_size());
   sim::add(sim::counters->synchronisations);
+  note_site("aten::_local_scalar_dense", true, true);
   int64_t began = sim::watching(sim::kTracing) ? sim::now_ns() : 0;
   int device = self.device().index();
   check_usable(device);
