@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli.choose import Choice, Probe
+from toprope.cli.failure import Ending, Raised
 from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
 from toprope.cli.trace_file import TraceFile
-from toprope.sim.counters import CardCounters, Counters
+from toprope.sim.counters import BACKWARD, NO_PYTHON, Assumed, CardCounters, Counters, Lack, LackRecord, Site
 from toprope.sim.dtypes import bits
 from toprope.sim.spec import SimSpec
 
@@ -176,6 +177,68 @@ def test_operators_whose_dtype_no_document_mentions_are_counted_and_named_for_ma
     assert simulated["operators"]["undocumented"] == {"aten::add": ["int64"], "aten::mm": ["float64", "complex64"]}
 
 
+def test_the_three_most_frequent_dtypes_of_undocumented_operators_are_named() -> None:
+    met = [Assumed("aten::mm", 1, "float64"), *(Assumed(name, None, "int64") for name in ("a", "b", "aten::add"))]
+    figures = {"aten::add": 6300, "aten::mm": 10, "a": 2, "b": 1}
+    odd = process(undocumented={one.operator: bits([one.dtype]) for one in met}, assumed=tuple(met), operators=figures)
+    lines = text(odd, odd).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("  operators"))
+    assert lines[place + 1 : place + 5] == [
+        "                aten::add  int64  the operator ran 12 600 times",
+        "                aten::mm  matB  float64  the operator ran 20 times",
+        "                a  int64  the operator ran 4 times",
+        "  waits         28 synchronisations",
+    ]
+    (simulated,) = as_dict(Outcome(SIM, 1.0, 0, (odd,)))["simulated"]
+    assert len(simulated["operators"]["undocumented_arguments"]) == 4
+
+
+PLACES = (
+    Site("aten::_local_scalar_dense", "/work/train.py", 61, 12, 12),
+    Site("aten::copy_ to the host", "/venv/lib/python3.11/site-packages/timm/a.py", 70, 2, 2),
+    Site("aten::copy_ to the card", BACKWARD, 0, 0, 1),
+    Site("torch.npu.synchronize", NO_PYTHON, 0, 0, 1),
+)
+
+
+def test_the_three_most_frequent_places_of_copies_back_and_waits_are_named() -> None:
+    outcome = Outcome(SIM, 1.0, 0, (process(sites=PLACES), process(sites=PLACES[:1])), folder="/work")
+    assert as_text(outcome).splitlines()[4:] == [
+        "  copies        116 to the card (22.6 MB), 28 back (4.2 kB), 0 between cards",
+        "                back: aten::_local_scalar_dense  train.py:61  24 times",
+        "                back: aten::copy_ to the host  timm/a.py:70  2 times",
+        "  operators     12 620 (2 kinds)",
+        "  waits         28 synchronisations",
+        "                aten::_local_scalar_dense  train.py:61  24 times",
+        "                aten::copy_ to the host  timm/a.py:70  2 times",
+        "                aten::copy_ to the card  backward  once",
+    ]
+    (simulated,) = as_dict(outcome)["simulated"]
+    assert not simulated["places"]["estimated"]
+    assert [one["times"] for one in simulated["places"]["synchronisations"]] == [24, 2, 1, 1]
+
+
+def test_figures_from_samples_are_marked() -> None:
+    assert "train.py:61  about 12 times" in text(process(sites=PLACES, sampled=True))
+
+
+def test_a_failure_comes_first_and_says_where() -> None:
+    record = LackRecord("aten::histc", Lack.DTYPE, "int32", 1, 5, "aten::histc has no kernel")
+    ending = Ending(1, "3", (Raised("NotImplementedError", record.text, "/work/train.py:7"),))
+    failed = process(lacks=(record,))
+    outcome = Outcome(SIM, 1.0, 1, (failed,), endings=(ending,), folder="/work")
+    line = "rank 3: an operator had no kernel here: aten::histc (int32), train.py:7; the card has one (aclnnHistc)"
+    assert as_text(outcome).splitlines()[1] == f"  failed        {line}"
+    facts = as_dict(outcome)
+    assert (facts["failed"]["card"], facts["failed"]["rank"]) == ("has", "3")
+    assert [lack["name"] for lack in facts["lacks"]] == ["aten::histc"]
+    caught = dataclasses.replace(outcome, status=0)
+    assert "failed" not in as_text(caught)
+    assert as_dict(caught)["failed"] is None
+    unsure = as_text(dataclasses.replace(outcome, endings=()))
+    assert "  failed        perhaps because an operator had no kernel here: aten::histc (int32); the card" in unsure
+
+
 @pytest.mark.parametrize(
     ("trace", "line"),
     [
@@ -250,7 +313,7 @@ def test_json_is_one_line_with_the_same_facts() -> None:
     assert simulated["copies"]["to_card"] == {"number": 58, "bytes": 11_300_000}
     assert simulated["operators"] == {
         "calls": 6310, "kinds": 2, "by_name": {"aten::add": 6300, "aten::mm": 10}, "undocumented": {},
-        "assumed_cores": [],
+        "undocumented_arguments": [], "assumed_cores": [],
     }  # fmt: skip
     assert (simulated["visible_cards"], simulated["masks"]) == (1, [])
     assert facts["trace"] is None

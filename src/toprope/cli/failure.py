@@ -55,7 +55,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class OnCard:
-    """What documents say of an operator, or of a name, on a real card.
+    """Statement of the vendor's documents on an operator, or a name, of a real card.
 
     Attributes:
         verdict: "has" and "refuses" rest on a document for this very dtype; anything else is "unknown".
@@ -126,7 +126,7 @@ def find(processes: Iterable[Counters], endings: Sequence[Ending], status: int) 
 
 
 def on_card(record: LackRecord, chip: str) -> OnCard:
-    """What the vendor's documents say of this lack on a real card of this chip."""
+    """Look up this lack in the vendor's documents on a real card of this chip."""
     if record.lack in (Lack.KERNEL, Lack.DTYPE):
         return _kernel(record.name, record.dtype, chip)
     if record.lack is Lack.REFUSED:

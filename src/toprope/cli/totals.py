@@ -176,13 +176,9 @@ def _causes(processes: Iterable[Counters], figure: Callable[[Site], int]) -> tup
     return tuple(Cause(*place, times) for place, times in ranked if times)
 
 
-def _assumed_dtypes(
-    chip: str, processes: Iterable[Counters], operators: Mapping[str, int]
-) -> tuple[AssumedDtype, ...]:
+def _assumed_dtypes(chip: str, processes: Iterable[Counters], operators: Mapping[str, int]) -> tuple[AssumedDtype, ...]:
     met = {assumed for one in processes for assumed in one.assumed}
-    found = {
-        AssumedDtype(one.operator, _argument(chip, one), one.dtype, operators.get(one.operator, 0)) for one in met
-    }
+    found = {AssumedDtype(one.operator, _argument(chip, one), one.dtype, operators.get(one.operator, 0)) for one in met}
     return tuple(sorted(found, key=lambda one: (-one.calls, one.operator, one.argument or "", one.dtype)))
 
 

@@ -61,7 +61,7 @@ NO_PYTHON = "<no Python>"
 
 
 class Lack(IntEnum):
-    """Why an operator, or a name of the vendor's API, ended in an error (`enum Lack` of counters.h)."""
+    """Reasons for which an operator, or a name of the vendor's API, ends in an error (`enum Lack` of counters.h)."""
 
     KERNEL = 1
     DTYPE = 2

@@ -3,9 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>

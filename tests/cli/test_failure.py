@@ -1,0 +1,92 @@
+"""Which lack ended a program, and the vendor's documents about it: records and endings made by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from toprope.cli.failure import Ending, Raised, find, on_card, read_endings
+from toprope.sim.counters import Counters, Lack, LackRecord
+
+
+def lack(name: str, which: Lack = Lack.DTYPE, dtype: str | None = None, at: int = 1) -> LackRecord:
+    return LackRecord(name, which, dtype, 1, at, f"{name}: its text")
+
+
+def process(*lacks: LackRecord, pid: int = 1, chip: str = "910B3") -> Counters:
+    return Counters(pid, chip, "2.13.0", False, (), 0, 0, 0, 0, 0, 0, 0, 0, {}, lacks=lacks)
+
+
+def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
+    return Ending(1, rank, tuple(Raised(type, text, "/a/b.py:3") for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("record", "verdict", "text"),
+    [
+        (lack("aten::histc", dtype="int32"), "has", "the card has one (aclnnHistc)"),
+        (lack("aten::histc", Lack.KERNEL), "has", "the card has one (aclnnHistc)"),
+        (lack("aten::histc", dtype="complex64"), "refuses", "the card refuses it too (aclnnHistc)"),
+        (lack("aten::histc.out", dtype="int8"), "has", "the card has one (aclnnHistc)"),
+        (
+            lack("aten::atan_", dtype="int64"),
+            "unknown",
+            "not known whether the card has one for this dtype (aclnnInplaceAtan)",
+        ),
+        (lack("aten::searchsorted", dtype="int64"), "has", "the card has one (aclnnSearchSorted, aclnnSearchSorteds)"),
+        (lack("aten::eye", Lack.KERNEL), "unknown", "the vendor has such an operator, not known for which dtypes"),
+        (lack("mine::special", Lack.KERNEL, "float32"), "unknown", "not known whether the card has one"),
+        (lack("aten::_to_sparse", Lack.LAYOUT, "float32"), "unknown", "not known whether the card has one"),
+        (lack("aten::mm", Lack.REFUSED, "int32"), "refuses", "the card refuses it too (aclnnMm)"),
+        (lack("npu::npu_swiglu", Lack.REFUSED, "float64"), "refuses", "the card refuses it too"),
+        (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (ERR01007)"),
+        (lack("aten::add", Lack.BY_TEST, "int8"), "unknown", "the program asked for this refusal"),
+        (lack("torch_npu.npu_grouped_matmul", Lack.NAME), "has", "the real torch_npu has it ("),
+        (lack("torch_npu.npu_nothing", Lack.NAME), "unknown", "it is not one of the documented names"),
+        (lack("torch_npu.contrib", Lack.NAME), "has", "the real torch_npu has it ("),
+        (lack("torch.npu.NPUGraph", Lack.NAME), "has", "the real torch_npu has it"),
+        (lack("torch.npu.nothing", Lack.NAME), "unknown", "it is not one of the documented names"),
+    ],
+    ids=lambda value: value.name if isinstance(value, LackRecord) else None,
+)
+def test_the_documents_decide_and_unknown_never_becomes_has(record: LackRecord, verdict: str, text: str) -> None:
+    found = on_card(record, "910B3")
+    assert found.verdict == verdict
+    assert found.text.startswith(text)
+
+
+def test_a_chip_without_documents_is_not_known() -> None:
+    assert on_card(lack("aten::batch_norm_stats", dtype="int32"), "910B3").verdict == "refuses"
+    assert on_card(lack("aten::batch_norm_stats", dtype="int32"), "910A").verdict == "unknown"
+
+
+def test_the_first_error_that_ended_a_process_is_found() -> None:
+    late, early, caught = lack("late", at=9), lack("early", at=5), lack("caught", at=1)
+    endings = [ending(late.text, rank="0"), ending("wrapped", f"and {early.text}, in a child", rank="1")]
+    found = find([process(late, caught), process(early, pid=2)], endings, 1)
+    assert found is not None
+    assert (found.record, found.rank, found.place, found.certain) == (early, "1", "/a/b.py:3", True)
+
+
+def test_nothing_is_said_where_something_else_ended_the_program() -> None:
+    caught = process(lack("caught"))
+    assert find([caught], [ending("another text")], 1) is None
+    assert find([caught], [], 0) is None
+    assert find([caught], [ending("caught: its text")], 0) is None
+    assert find([process()], [], 1) is None
+
+
+def test_where_no_process_says_what_ended_it_the_last_lack_is_uncertain() -> None:
+    several = process(lack("first"), lack("last", at=2))
+    for endings in ([], [ending("worker 1 failed", type="ChildFailedError")]):
+        found = find([several], endings, 1)
+        assert found is not None
+        assert (found.record.name, found.certain, found.place) == ("last", False, "")
+
+
+def test_files_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
+    facts = {"pid": 7, "rank": "1", "errors": [{"type": "E", "text": "t", "place": "a.py:1"}]}
+    (tmp_path / "7-1.ended").write_text(json.dumps(facts))
+    (tmp_path / "8-1.ended").write_text('{"pid": 8, "ra')
+    (tmp_path / "9-1.ended").write_text('{"pid": 9}')
+    assert read_endings(tmp_path) == (Ending(7, "1", (Raised("E", "t", "a.py:1"),)),)
