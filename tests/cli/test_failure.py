@@ -1,6 +1,7 @@
 """Which lack ended a program, and the vendor's documents about it: records and endings made by hand."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,11 @@ def test_the_first_error_that_ended_a_process_is_found() -> None:
     endings = [ending(late.text, rank="0"), ending("wrapped", f"and {early.text}, in a child", rank="1")]
     found = find([process(late, caught), process(early, pid=2)], endings, 1)
     assert found is not None
-    assert (found.record, found.rank, found.place, found.certain) == (early, "1", "/a/b.py:3", True)
+    # the place is the parent's, where it raised its child's error again
+    assert (found.record, found.rank, found.place, found.certain) == (early, "1", "", True)
+    found = find([process(late)], endings, 1)
+    assert found is not None
+    assert (found.record, found.rank, found.place) == (late, "0", "/a/b.py:3")
 
 
 def test_nothing_is_said_where_something_else_ended_the_program() -> None:
@@ -82,6 +87,9 @@ def test_where_no_process_says_what_ended_it_the_last_lack_is_uncertain() -> Non
         found = find([several], endings, 1)
         assert found is not None
         assert (found.record.name, found.certain, found.place) == ("last", False, "")
+    assert find([process(lack("torch.npu.nothing", Lack.NAME))], [], 1) is None
+    assert find([several], [], -signal.SIGTERM) is None
+    assert find([several], [], -signal.SIGABRT) is not None
 
 
 def test_files_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:

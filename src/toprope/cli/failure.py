@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from toprope.support import operator_kinds, refusals
 
 __all__ = ["Ending", "Failure", "OnCard", "Raised", "find", "on_card", "read_endings"]
 
-_OF_LAUNCHERS = ("ChildFailedError", "SystemExit")
+_OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError")
 """Errors that say that a child failed, and not why."""
 
 
@@ -104,7 +105,8 @@ def find(processes: Iterable[Counters], endings: Sequence[Ending], status: int) 
     """The first lack whose error ended a process of a program that failed; None where something else ended it.
 
     An error that a process caught ended nothing. Where no process says what ended it (it called sys.exit in an except
-    block, or multiprocessing caught the error), the last lack of all is given as uncertain.
+    block, or multiprocessing caught the error), the last lack of all but missing names is given as uncertain, unless a
+    signal from outside ended the program.
 
     Args:
         processes: counters of the run's processes.
@@ -113,15 +115,21 @@ def find(processes: Iterable[Counters], endings: Sequence[Ending], status: int) 
     """
     if status == 0:
         return None
-    lacks = sorted(((record, one.chip) for one in processes for record in one.lacks), key=lambda each: each[0].last_ns)
-    for record, chip in lacks:
+    lacks = sorted(((record, one) for one in processes for record in one.lacks), key=lambda each: each[0].last_ns)
+    for record, process in lacks:
         for ending in endings:
             for error in ending.errors:
                 if record.text and record.text in error.text:
-                    return Failure(record, on_card(record, chip), chip, True, ending.rank, error.place)
-    if lacks and all(error.type in _OF_LAUNCHERS for ending in endings for error in ending.errors[:1]):
-        record, chip = lacks[-1]
-        return Failure(record, on_card(record, chip), chip, False)
+                    card = on_card(record, process.chip)
+                    place = error.place if ending.pid == process.pid else ""  # else where the parent waited for it
+                    return Failure(record, card, process.chip, True, ending.rank, place)
+    if status < 0 and status != -signal.SIGABRT:
+        return None
+    # libraries ask for names that are not there, and go on
+    likely = [each for each in lacks if each[0].lack is not Lack.NAME]
+    if likely and all(error.type in _OF_LAUNCHERS for ending in endings for error in ending.errors[:1]):
+        record, process = likely[-1]
+        return Failure(record, on_card(record, process.chip), process.chip, False)
     return None
 
 

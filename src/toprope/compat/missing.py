@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from opcode import opmap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 __all__ = ["missing_from", "note_missing", "of_the_real_one", "vendor_names"]
@@ -70,8 +71,10 @@ def missing_from(module: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
         note_missing(f"{module}.{name}", text)
-        frame = sys._getframe(1)
-        if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+        frame: FrameType | None = sys._getframe(1)
+        if frame is not None and frame.f_code.co_name == "__getattr__":  # of a module that answers some names itself
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
             raise ImportError(text, name=module)
         raise AttributeError(text, name=name)
 
