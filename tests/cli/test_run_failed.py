@@ -168,8 +168,66 @@ def test_a_program_that_catches_the_error_did_not_fail_and_its_waits_have_places
         ("aten::copy_ to the host", "program.py", 26),
     ]
     assert all(700 <= back[place] <= 900 for place in loop), back
+    number = facts["simulated"][0]["copies"]["from_card"]["number"]
+    assert abs(sum(one["times"] for one in places["copies_back"]) - number) <= 64
     waits = {(one["operation"], one["line"]) for one in places["synchronisations"]}
     assert waits >= {("aten::copy_ to the card", 19), ("aten::nonzero", 20), ("torch.npu.synchronize", 21)}
+
+
+@pytest.mark.slow
+def test_threads_backward_passes_and_finalizers_may_all_wait_for_the_card(tmp_path: Path) -> None:
+    code = """
+        import gc, threading, time, torch
+        end = time.monotonic() + 3
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(context, a):
+                return 2 * a
+
+            @staticmethod
+            def backward(context, gradient):
+                return gradient * gradient.sum().item()
+
+        class Node:
+            def __del__(self):
+                self.tensor.item()
+
+        def items():
+            x = torch.ones(1, device="npu")
+            while time.monotonic() < end:
+                x.item()
+                x.cpu()
+                torch.npu.synchronize()
+
+        def backward():
+            w = torch.ones(8, device="npu", requires_grad=True)
+            while time.monotonic() < end:
+                Double.apply(w).sum().backward()
+
+        def garbage():
+            while time.monotonic() < end:
+                node = Node()
+                node.itself, node.tensor = node, torch.ones(1, device="npu")
+                eval("torch.ones(1, device='npu').item()")
+
+        def python():
+            while time.monotonic() < end:
+                pass
+
+        threads = [threading.Thread(target=target) for target in (items, items, backward, garbage, python)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    """
+    done = run(tmp_path, code, "--json", "program.py")
+    assert done.returncode == 0, done.stderr
+    (card,) = facts_of(done)["simulated"]
+    found = {(one["operation"], Path(one["file"]).name, one["line"]) for one in card["places"]["copies_back"]}
+    assert ("aten::_local_scalar_dense", "program.py", 21) in found, found
+    total = sum(one["times"] for one in card["places"]["copies_back"])
+    assert total == pytest.approx(card["copies"]["from_card"]["number"], rel=0.2)
 
 
 def test_of_several_ranks_the_first_that_failed_is_named(tmp_path: Path) -> None:
