@@ -40,7 +40,7 @@ def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
         (lack("aten::_to_sparse", Lack.LAYOUT, "float32"), "unknown", "not known whether the card has one"),
         (lack("aten::mm", Lack.REFUSED, "int32"), "refuses", "the card refuses it too (aclnnMm)"),
         (lack("npu::npu_swiglu", Lack.REFUSED, "float64"), "refuses", "the card refuses it too"),
-        (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (ERR01007)"),
+        (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (torch_npu)"),
         (lack("aten::add", Lack.BY_TEST, "int8"), "unknown", "the program asked for this refusal"),
         (lack("torch_npu.npu_grouped_matmul", Lack.NAME), "has", "the real torch_npu has it ("),
         (lack("torch_npu.npu_nothing", Lack.NAME), "unknown", "it is not one of the documented names"),

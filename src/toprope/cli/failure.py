@@ -141,7 +141,7 @@ def on_card(record: LackRecord, chip: str) -> OnCard:
         kernels = sorted({row.kernel_of(record.name) for row in _rows(record.name, chip)})
         return OnCard("refuses", f"the card refuses it too{_in_brackets(kernels)}")
     if record.lack is Lack.FORMAT:
-        return OnCard("refuses", "the card refuses it too (ERR01007)")
+        return OnCard("refuses", "the card refuses it too (torch_npu)")
     if record.lack is Lack.BY_TEST:
         return OnCard("unknown", "the program asked for this refusal (toprope.sim.faults.refuse)")
     if record.lack is Lack.NAME:

@@ -251,7 +251,7 @@ _LACKS = {
     Lack.LAYOUT: "an operator had no kernel here for sparse, nested or quantized tensors",
     Lack.REFUSED: "an operator refused a dtype",
     Lack.BY_TEST: "an operator refused a dtype",
-    Lack.FORMAT: "an operator refused a memory format",
+    Lack.FORMAT: "an operator refused an argument",
     Lack.NAME: "a name is missing here",
 }
 
