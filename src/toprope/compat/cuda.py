@@ -4,22 +4,26 @@
 redefine torch.cuda within the program's processes and undo it at their exit: the one exception to our rule that torch
 stays as it is, and the report says so. Nothing here runs unless one of the two was asked for.
 
-The program is told that its device is CUDA: `torch.device("cuda")` means the device in use wherever torch takes a
-device, `torch.cuda`'s functions are those of `toprope.device.portable`, and a tensor that the program asks says that it
-is on CUDA. What the program asks in threads of its own, or in C++, is not seen.
+The program takes its device for CUDA: `torch.device("cuda")` means the device in use wherever torch takes a device
+(`toprope.compat.cuda_patches` has the list), `torch.cuda`'s functions are those of `toprope.device.portable`, and a
+tensor that the program asks says that it is on CUDA. What is asked in C++ and in TorchScript is not seen.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toprope.compat.cuda_sites import Log, is_ours
+
+if TYPE_CHECKING:
+    from toprope.compat.cuda_patches import Convert, Patches
 
 __all__ = ["NOTE", "install", "install_for_run"]
 
@@ -41,11 +45,14 @@ _OTHERS = {
     "torch.cuda.nvtx.range_pop": "range_pop", "torch.cuda.nvtx.range": "range", "torch.cuda.nvtx.mark": "mark",
     "torch.cuda.profiler.start": "profiler_start", "torch.cuda.profiler.stop": "profiler_stop",
 }  # fmt: skip
-_DTYPES = {
-    "FloatTensor": "float32", "DoubleTensor": "float64", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16",
-    "LongTensor": "int64", "IntTensor": "int32", "ShortTensor": "int16", "CharTensor": "int8", "ByteTensor": "uint8",
-    "BoolTensor": "bool",
-}  # fmt: skip
+_TENSOR_TYPES = (
+    "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ShortTensor",
+    "CharTensor", "ByteTensor", "BoolTensor",
+)  # fmt: skip
+_MORE = (
+    "asarray", "empty_permuted", "nested.nested_tensor", "sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_csc_tensor",
+)  # fmt: skip
+"""Functions of torch that take a device and are not in the list of `cuda_patches`, which is torch_npu's."""
 
 
 def install_for_run() -> None:
@@ -75,15 +82,14 @@ def install(trace: Path | None = None) -> Callable[[], None]:
 
     if portable.device().type == "cuda" and trace is None:
         return lambda: None
+    from toprope.compat.cuda_patches import Patches
+
     log = None if trace is None else Log(trace)
-    patches = _Patches(log)
-    patches.put_all()
-    mode = _mode(log)
-    mode.__enter__()
+    patches = Patches()
+    _redefine(patches, log, str(portable.device().type))
 
     @functools.cache
     def undo() -> None:
-        mode.__exit__(None, None, None)
         patches.undo()
         if log is not None:
             log.write()
@@ -92,246 +98,201 @@ def install(trace: Path | None = None) -> Callable[[], None]:
     return undo
 
 
-# What is redefined
+def _redefine(patches: Patches, log: Log | None, kind: str) -> None:
+    """Redefine what the top of this file says, for a device in use of this kind."""
+    import torch
 
-
-class _Patches:
-    """Attributes of torch that are redefined, and what they were."""
-
-    def __init__(self, log: Log | None) -> None:
-        self._log = log
-        self._before: list[tuple[Any, str, Any]] = []
-
-    def put(self, owner: Any, name: str, new: Any) -> None:
-        """Redefine an attribute."""
-        self._before.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
-
-    def undo(self) -> None:
-        """Put all back."""
-        while self._before:
-            setattr(*self._before.pop())
-
-    def put_all(self) -> None:
-        """Redefine what `install` says."""
-        import torch
-        from torch import autocast, cuda
-
-        from toprope.device import portable
-
-        names = {f"torch.cuda.{name}": name for name in _TABLE.split()} | _OTHERS
-        for full, name in names.items():
-            owner: Any = torch
-            *way, last = full.split(".")[1:]
-            for each in way:
-                owner = getattr(owner, each, None)
-            if hasattr(owner, last):
-                self.put(owner, last, self._told(full, getattr(portable, name)))
-        for name, dtype in _DTYPES.items():
-            self.put(
-                cuda, name, _tensor_class(getattr(torch, dtype), self._told(f"torch.cuda.{name}", portable.tensor))
-            )
-        there = _there()
-        accelerated = there != "cpu"
-
-        log = self._log
-
-        class Autocast(autocast):
-            def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None):
-                if device_type == "cuda":
-                    if log is not None:
-                        log.note("a device", "cuda")
-                    dtype = torch.float16 if dtype is None else dtype
-                    device_type, enabled = there, enabled and accelerated
-                    dtype = dtype if enabled else None
-                super().__init__(device_type, dtype, enabled, cache_enabled)
-
-        class GradScaler(torch.amp.GradScaler):
-            def __init__(self, device: str = "cuda", *arguments: Any, **keywords: Any) -> None:
-                if device == "cuda":
-                    if log is not None:
-                        log.note("a device", "cuda")
-                    device = there
-                    if not accelerated:
-                        arguments, keywords = arguments[:4], {**keywords, "enabled": False}
-                super().__init__(device, *arguments, **keywords)
-
-        def new_generator(device: Any = "cpu") -> Any:
-            if log is not None and _is_cuda(device):
-                log.note("a device", str(device))
-            return generator(_mapped(device))
-
-        generator = torch.Generator
-        self.put(torch, "autocast", Autocast)
-        self.put(torch.amp, "autocast", Autocast)
-        self.put(torch.amp, "GradScaler", GradScaler)
-        self.put(torch, "Generator", _stand_in(generator, new_generator))
-        self.put(torch, "load", _loading(torch.load, log))
-        if torch.distributed.is_available():
-            begin = torch.distributed.init_process_group
-            self.put(torch.distributed, "is_nccl_available", lambda: True)
-            self.put(torch.distributed, "init_process_group", _grouping(begin, log))
-
-    def _told(self, full: str, function: Any) -> Any:
-        """A function that is noted when the program calls it."""
-        log = self._log
-        if log is None:
-            return function
-        if isinstance(function, type):
-
-            def begin(self: Any, *arguments: Any, **keywords: Any) -> None:
-                log.note("a function", full, direct=True)
-                function.__init__(self, *arguments, **keywords)  # type: ignore[misc]
-
-            return type(function.__name__, (function,), {"__init__": begin, "__doc__": function.__doc__})
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            log.note("a function", full, direct=True)
-            return function(*arguments, **keywords)
-
-        return call
-
-
-@functools.cache
-def _there() -> str:
-    """The kind of the device in use."""
+    from toprope.compat.cuda_patches import TORCH, device_arguments, redefine
     from toprope.device import portable
 
-    return str(portable.device().type)
+    def convert(value: Any, numbers: bool) -> Any:
+        if _is_cuda(value):
+            if log is not None:
+                log.note("a device", str(value))
+            return portable.name(value) if isinstance(value, str) else portable.device(value)
+        if numbers and isinstance(value, int) and not isinstance(value, bool):
+            return portable.device(value)
+        return value
+
+    def backend(text: str) -> str:
+        if log is not None and "nccl" in text:
+            log.note("a backend", "nccl")
+        if kind == "cuda":
+            return text
+        parts = text.replace("nccl", portable.dist_backend()).replace("cuda", kind).split(",")
+        return ",".join(dict.fromkeys(parts))  # on the CPU "cpu:gloo,cuda:nccl" names one backend twice
+
+    own = {name: vars(torch)[name] for name in TORCH if name in vars(torch)}
+    _redefine_cuda(patches, log, kind)
+    redefine(patches, convert, backend, kind)
+    for path in _MORE:
+        patches.wrap("torch", path, functools.partial(device_arguments, convert=convert))
+    patches.wrap("torch", "load", functools.partial(_loading, convert=convert, kind=kind))
+    _keep_script(patches, own)
+    for path in ("autocast_mode.autocast.__init__", "grad_scaler.GradScaler.__init__"):
+        patches.wrap("torch.amp", path, functools.partial(_mixing, log=log, kind=kind))
+    if kind == "cpu":
+        patches.wrap("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _without_ids)
+    if kind != "cuda":
+        patches.put(torch.Tensor, "cuda", _move(log))
+    if kind not in ("cpu", "cuda"):
+        _answer(patches, kind)
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and (value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit()))
+def _keep_script(patches: Patches, own: Mapping[str, Callable[..., Any]]) -> None:
+    """Have TorchScript, which knows torch's functions by identity, take the redefined ones for them."""
+    import torch
+    from torch.jit._builtins import _get_builtin_table
+
+    table: dict[int, str] = _get_builtin_table()
+    for name, function in own.items():
+        if id(function) in table:
+            new = id(getattr(torch, name))
+            table[new] = table[id(function)]
+            patches.on_undo(functools.partial(table.pop, new))
 
 
-def _mapped(value: Any) -> Any:
-    """A device of CUDA becomes the one in use; everything else stays."""
+def _redefine_cuda(patches: Patches, log: Log | None, kind: str) -> None:
+    """Redefine the functions and classes of torch.cuda."""
     import torch
 
     from toprope.device import portable
 
-    if _is_name(value) or (isinstance(value, torch.device) and value.type == "cuda"):
-        return portable.device(value)
-    return value
+    names = {f"torch.cuda.{name}": name for name in _TABLE.split()} | _OTHERS
+    for full, name in names.items():
+        *way, last = full.split(".")[1:]
+        owner: Any = functools.reduce(lambda place, each: getattr(place, each, None), way, torch)
+        own = getattr(owner, last, None)
+        if own is None:
+            continue
+        if kind == "cuda":
+            new = own
+        elif name in ("Event", "Stream"):
+            new = getattr(portable, f"_{name}") if kind == "cpu" else getattr(getattr(torch, kind), name)
+        else:
+            new = getattr(portable, name)
+        patches.put(owner, last, _noted(new, full, log))
+    for name in _TENSOR_TYPES:
+        real = getattr(torch if kind == "cpu" else getattr(torch, kind), name, None)
+        if real is not None:
+            patches.put(torch.cuda, name, _noted_type(real, f"torch.cuda.{name}", log))
 
 
-def _stand_in(real: type, make: Callable[..., Any]) -> type:
-    """Stands for a class that cannot be derived from: makes its objects, and knows them."""
+def _noted(function: Any, full: str, log: Log | None) -> Any:
+    """Give a function or class that is noted when the program calls it."""
+    if log is None:
+        return function
+    if isinstance(function, type):
+        from toprope.compat.cuda_patches import stand_in
+
+        return stand_in(function, called=lambda: log.note("a function", full, direct=True))
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        log.note("a function", full, direct=True)
+        return function(*arguments, **keywords)
+
+    return call
+
+
+def _noted_type(real: Any, full: str, log: Log | None) -> Any:
+    """Give a type of tensors, such as torch.cuda.FloatTensor, that is noted when the program calls it."""
+    if log is None:
+        return real
 
     class Meta(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, real)
 
-        def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-            return make(*arguments, **keywords)
-
-    return Meta(real.__name__, (), {"__doc__": real.__doc__})
-
-
-def _tensor_class(dtype: Any, make: Callable[..., Any]) -> type:
-    """Stands for torch.cuda.FloatTensor and its like."""
-    from toprope.device import portable
-
-    class Meta(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return bool(portable.is_tensor(instance, dtype))
-
         def __call__(cls, *arguments: Any) -> Any:
-            return make(dtype, *arguments)
+            log.note("a function", full, direct=True)
+            return real(*arguments)
 
-    return Meta("Tensor", (), {"dtype": dtype})
+    return Meta(real.__name__, (), {"dtype": real.dtype})
 
 
-def _loading(load: Callable[..., Any], log: Log | None) -> Callable[..., Any]:
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit())
+    return value.__class__.__name__ == "device" and getattr(value, "type", "") == "cuda"
+
+
+def _loading(load: Callable[..., Any], convert: Convert, kind: str) -> Callable[..., Any]:
+    """Give torch.load with its table of devices converted, and with the device in use for what was saved on CUDA."""
     from toprope.device import portable
 
     @functools.wraps(load)
     def call(f: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        if log is not None and _is_cuda(map_location):
-            log.note("a device", str(map_location))
         if map_location is None:
             map_location = portable.map_location
         elif isinstance(map_location, Mapping):
-            names = {key: str(_mapped(value)) for key, value in map_location.items()}
-            map_location = names if _there() == "cuda" else names | {str(_mapped(key)): to for key, to in names.items()}
-        return load(f, _mapped(map_location), *arguments, **keywords)
+            names = {key: str(convert(value, False)) for key, value in map_location.items()}
+            map_location = names if kind == "cuda" else names | {convert(key, False): to for key, to in names.items()}
+        return load(f, map_location, *arguments, **keywords)
 
     return call
 
 
-def _grouping(begin: Callable[..., Any], log: Log | None) -> Callable[..., Any]:
-    from toprope.device import portable
+def _mixing(begin: Callable[..., None], log: Log | None, kind: str) -> Callable[..., None]:
+    """Give the `__init__` of autocast or GradScaler for the kind in use; on the CPU it is off, as CUDA's is there."""
+    signature = inspect.signature(begin)
+    first = list(signature.parameters)[1]
 
     @functools.wraps(begin)
-    def call(backend: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        if log is not None and backend == "nccl":
-            log.note("a backend", "nccl")
-        return begin(portable.dist_backend() if backend == "nccl" else backend, *arguments, **keywords)
+    def call(*arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        if bound.arguments[first] == "cuda":
+            if log is not None:
+                log.note("a device", "cuda")
+            off = {"enabled": False, "dtype": None} if kind == "cpu" else {}
+            bound.arguments |= {first: kind} | {name: off[name] for name in off.keys() & bound.arguments.keys()}
+        begin(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _mode(log: Log | None) -> Any:
-    """The mode in which torch takes CUDA's devices for the one in use."""
-    import torch
-    from torch.overrides import TorchFunctionMode
+def _without_ids(begin: Callable[..., None]) -> Callable[..., None]:
+    """Give the `__init__` of DistributedDataParallel for the CPU, where a module has no numbers of devices."""
+    signature = inspect.signature(begin)
 
-    moves = {torch.Tensor.cuda}
-    is_cuda = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-    device = torch.Tensor.device.__get__
+    @functools.wraps(begin)
+    def call(*arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(*arguments, **keywords)
+        bound.arguments |= {"device_ids": None, "output_device": None}
+        begin(*bound.args, **bound.kwargs)
 
-    class FromCuda(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func in moves:
-                if log is not None:
-                    log.note("a function", "torch.Tensor.cuda")
-                return _moved(*args, **kwargs)
-            if func in (is_cuda, device):
-                return _asked(func, args[0], is_type=func == is_cuda)
-            if _any_cuda(args) or _any_cuda(kwargs.values()):
-                if log is not None:
-                    log.note("a device", _first_cuda((*args, *kwargs.values())))
-                if func is torch.device:  # the program is to read "cuda" where it wrote it
-                    return func(*args, **kwargs)
-                args = tuple(map(_mapped, args))
-                kwargs = {name: _mapped(value) for name, value in kwargs.items()}
-            return func(*args, **kwargs)
-
-    return FromCuda()
+    return call
 
 
-def _any_cuda(values: Any) -> bool:
-    return any(_is_cuda(value) for value in values)
-
-
-def _is_cuda(value: Any) -> bool:
-    return _is_name(value) or (value.__class__.__name__ == "device" and getattr(value, "type", "") == "cuda")
-
-
-def _first_cuda(values: tuple[Any, ...]) -> str:
-    return next(str(value) for value in values if _is_cuda(value))
-
-
-def _moved(
-    tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None, **keywords: Any
-) -> Any:
-    """What tensor.cuda() does."""
+def _move(log: Log | None) -> Callable[..., Any]:
+    """Give `Tensor.cuda`."""
     from toprope.device import portable
 
-    keywords |= {} if memory_format is None else {"memory_format": memory_format}
-    return tensor.to(portable.device(device), non_blocking=non_blocking, **keywords)
+    def cuda(
+        self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None, **keywords: Any
+    ) -> Any:
+        if log is not None:
+            log.note("a function", "torch.Tensor.cuda")
+        keywords |= {} if memory_format is None else {"memory_format": memory_format}
+        return self.to(portable.device(device), non_blocking=non_blocking, **keywords)
+
+    return cuda
 
 
-def _asked(func: Any, tensor: Any, *, is_type: bool) -> Any:
-    """What the program hears when it asks a tensor for its device; torch itself hears the truth."""
+def _answer(patches: Patches, kind: str) -> None:
+    """Have a tensor on a device of this kind say to the program that it is on CUDA; torch itself hears the truth."""
     import torch
 
-    real = torch.Tensor.device.__get__(tensor)
-    asker = sys._getframe(2)
-    if real.type != _there() or real.type == "cpu" or is_ours(asker):
-        return func(tensor)
-    return True if is_type else torch.device("cuda", real.index or 0)
+    device: Any = torch.Tensor.device
+    is_cuda: Any = torch.Tensor.is_cuda
+
+    def device_of(tensor: Any) -> Any:
+        real = device.__get__(tensor)
+        return torch.device("cuda", real.index or 0) if real.type == kind and not is_ours(sys._getframe(1)) else real
+
+    def on_cuda(tensor: Any) -> bool:
+        return bool(is_cuda.__get__(tensor)) or (device.__get__(tensor).type == kind and not is_ours(sys._getframe(1)))
+
+    patches.put(torch.Tensor, "device", property(device_of))
+    patches.put(torch.Tensor, "is_cuda", property(on_cuda))

@@ -16,7 +16,7 @@ __all__ = ["Log", "Site", "is_ours", "merge"]
 _FRAMES = 12
 """Frames of the program that are kept of a stack."""
 
-_PATCHES = str(Path(__file__).with_name("cuda.py"))
+_PATCHES = tuple(str(Path(__file__).with_name(name)) for name in ("cuda.py", "cuda_patches.py"))
 
 
 class Site:
@@ -93,7 +93,7 @@ def _ours() -> tuple[str, ...]:
 
 def _program(frame: FrameType | None, direct: bool) -> Iterator[tuple[str, int, str]]:
     """The frames of the program; nothing where torch or toprope asks for itself and only the program counts."""
-    while frame is not None and frame.f_code.co_filename in (__file__, _PATCHES):
+    while frame is not None and frame.f_code.co_filename in (__file__, *_PATCHES):
         frame = frame.f_back
     if frame is None or (direct and is_ours(frame)):
         return

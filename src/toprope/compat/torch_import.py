@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 
 from toprope.imports import ImportHook
 
-__all__ = ["AUTOLOAD", "CARD_NAMES", "TorchFinder"]
+__all__ = ["AUTOLOAD", "CARD_NAMES", "TRANSFER", "TorchFinder"]
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """torch's own switch: 1, or unset, loads the entry points `torch.backends` at the end of `import torch`."""
 
+TRANSFER = "TORCH_TRANSFER_TO_NPU"
+"""torch_npu's own switch: 1 imports `torch_npu.contrib.transfer_to_npu` with torch_npu."""
 
 CARD_NAMES = ("torch_npu", "torchair")
 """The names that `CardFinder` serves even where a real package is installed."""
@@ -74,6 +77,8 @@ def _load_backends() -> None:
     except TopropeError as error:
         # it says what to do; where in the simulator it arose helps nobody and hides that
         raise error.with_traceback(None) from None
+    if os.environ.get(TRANSFER, "0") != "0":
+        import_module("torch_npu")  # a real one is loaded here in any case
     from importlib.metadata import entry_points
 
     for backend in entry_points(group="torch.backends"):

@@ -11,8 +11,8 @@ import torch
 from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
-from . import _C, distributed, optim
-from ._door import alias_npu, current_npu, version
+from . import _C, contrib, distributed, optim
+from ._door import alias_npu, current_npu, transfer_is_wanted, version
 from ._operators import OPERATORS, register
 
 _autoload()
@@ -33,7 +33,7 @@ npu_rotary_mul = torch.ops.npu.npu_rotary_mul
 npu_silu = torch.ops.npu.npu_silu
 npu_swiglu = torch.ops.npu.npu_swiglu
 
-__all__ = ["_C", "distributed", "npu", "optim", *OPERATORS]
+__all__ = ["_C", "contrib", "distributed", "npu", "optim", *OPERATORS]
 
 _missing = missing_from(__name__)
 
@@ -46,3 +46,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if transfer_is_wanted():
+    from .contrib import transfer_to_npu  # noqa: F401

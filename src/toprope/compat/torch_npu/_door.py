@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 
 import torch
 
 from toprope.compat import no_npu
+from toprope.compat.torch_import import TRANSFER
 
-__all__ = ["alias_npu", "current_npu", "version"]
+__all__ = ["alias_npu", "current_npu", "transfer_is_wanted", "version"]
 
 _NAME = "torch_npu"
 
@@ -40,3 +42,15 @@ def alias_npu(package: str) -> None:
         if module is npu or name.startswith(f"{npu.__name__}."):
             inside = module.__name__.removeprefix(npu.__name__)
             sys.modules[f"{_NAME}.npu{inside}"] = module
+
+
+def transfer_is_wanted() -> bool:
+    """Whether torch_npu's own switch asks for `contrib.transfer_to_npu` in every program.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    text = os.environ.get(TRANSFER, "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"{TRANSFER} is {text!r}; it can be 0 or 1.")
+    return text == "1"
