@@ -133,8 +133,7 @@ def _redefine(patches: Patches, log: Log | None, kind: str) -> None:
         patches.wrap("torch.amp", path, functools.partial(_mixing, log=log, kind=kind))
     if kind == "cpu":
         patches.wrap("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _without_ids)
-    if kind != "cuda":
-        patches.put(torch.Tensor, "cuda", _move(log))
+    patches.put(torch.Tensor, "cuda", _move(log, torch.Tensor.cuda if kind == "cuda" else None))
     if kind not in ("cpu", "cuda"):
         _answer(patches, kind)
 
@@ -144,7 +143,7 @@ def _keep_script(patches: Patches, own: Mapping[str, Callable[..., Any]]) -> Non
     import torch
     from torch.jit._builtins import _get_builtin_table
 
-    table: dict[int, str] = _get_builtin_table()
+    table: dict[int, str] = _get_builtin_table()  # type: ignore[no-untyped-call]
     for name, function in own.items():
         if id(function) in table:
             new = id(getattr(torch, name))
@@ -161,7 +160,9 @@ def _redefine_cuda(patches: Patches, log: Log | None, kind: str) -> None:
     names = {f"torch.cuda.{name}": name for name in _TABLE.split()} | _OTHERS
     for full, name in names.items():
         *way, last = full.split(".")[1:]
-        owner: Any = functools.reduce(lambda place, each: getattr(place, each, None), way, torch)
+        owner: Any = torch
+        for each in way:
+            owner = getattr(owner, each, None)
         own = getattr(owner, last, None)
         if own is None:
             continue
@@ -185,7 +186,7 @@ def _noted(function: Any, full: str, log: Log | None) -> Any:
     if isinstance(function, type):
         from toprope.compat.cuda_patches import stand_in
 
-        return stand_in(function, called=lambda: log.note("a function", full, direct=True))
+        return stand_in(function, called=functools.partial(log.note, "a function", full, direct=True))
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -265,8 +266,8 @@ def _without_ids(begin: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _move(log: Log | None) -> Callable[..., Any]:
-    """Give `Tensor.cuda`."""
+def _move(log: Log | None, own: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Give `Tensor.cuda`; torch's own where CUDA is in use."""
     from toprope.device import portable
 
     def cuda(
@@ -275,6 +276,8 @@ def _move(log: Log | None) -> Callable[..., Any]:
         if log is not None:
             log.note("a function", "torch.Tensor.cuda")
         keywords |= {} if memory_format is None else {"memory_format": memory_format}
+        if own is not None:
+            return own(self, device, non_blocking, **keywords)
         return self.to(portable.device(device), non_blocking=non_blocking, **keywords)
 
     return cuda

@@ -1,9 +1,9 @@
 """Parts of torch that are redefined so that CUDA's names, as a device or a backend, mean those of another device.
 
-Shared by `--from cuda` (`toprope.compat.cuda`) and `torch_npu.contrib.transfer_to_npu`. The functions are those that the
-latter lists (Ascend/pytorch, torch_npu/contrib/transfer_to_npu.py). Classes and functions are redefined and no mode is
-entered, so that all threads see the same. A part of torch that the program has not imported is not imported for it: it
-is redefined after its import.
+Shared by `--from cuda` (`toprope.compat.cuda`) and `torch_npu.contrib.transfer_to_npu`. The functions are those of the
+latter's list (Ascend/pytorch, torch_npu/contrib/transfer_to_npu.py). Functions and classes are redefined and no mode is
+entered, so that all threads see the same. A part of torch that the program has not imported is redefined after its
+import.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ Convert = Callable[[Any, bool], Any]
 The flag says whether an integer is the number of a device.
 """
 
-TORCH = tuple("""
-    _cudnn_init_dropout_state _empty_affine_quantized _empty_per_channel_affine_quantized _pin_memory
-    _sparse_coo_tensor_unsafe _sparse_csr_tensor_unsafe arange as_tensor bartlett_window blackman_window empty
-    empty_like empty_quantized empty_strided eye from_file frombuffer full full_like get_device_module hamming_window
-    hann_window kaiser_window linspace load logspace normal ones ones_like rand rand_like randint randint_like randn
-    randn_like randperm range scalar_tensor set_default_device sparse_compressed_tensor sparse_coo_tensor
-    sparse_csr_tensor tensor tril_indices triu_indices zeros zeros_like
-""".split())  # fmt: skip
+TORCH = (
+    "_cudnn_init_dropout_state", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_pin_memory",
+    "_sparse_coo_tensor_unsafe", "_sparse_csr_tensor_unsafe", "arange", "as_tensor", "bartlett_window",
+    "blackman_window", "empty", "empty_like", "empty_quantized", "empty_strided", "eye", "from_file", "frombuffer",
+    "full", "full_like", "get_device_module", "hamming_window", "hann_window", "kaiser_window", "linspace", "load",
+    "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "randperm", "range", "scalar_tensor", "set_default_device", "sparse_compressed_tensor",
+    "sparse_coo_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
 """Functions of torch whose device arguments are converted."""
 
-TENSOR = tuple("new_empty new_empty_strided new_full new_ones new_tensor new_zeros pin_memory to".split())
+TENSOR = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "pin_memory", "to")
 MODULE = ("to", "to_empty")
 KEYWORDS = ("device", "device_id", "device_type", "map_location")
 """Keywords that name a device, be it by its number."""
@@ -78,7 +79,8 @@ _TYPE_OF_DEVICE = {
     "torch._inductor.autotune_process": "get_gpu_type",
 }
 _HAS_TRITON = (
-    "torch.utils._triton", "torch._dynamo.utils", "torch._inductor.runtime.autotune_cache", "torch._inductor.compile_fx",
+    "torch._dynamo.utils", "torch._inductor.compile_fx", "torch._inductor.runtime.autotune_cache",
+    "torch.utils._triton",
 )  # fmt: skip
 
 _ABSENT = object()
@@ -134,7 +136,9 @@ class Patches:
 
         def act(loaded: ModuleType) -> None:
             *way, name = path.split(".")
-            owner = functools.reduce(lambda place, each: getattr(place, each, None), way, loaded)
+            owner: Any = loaded
+            for each in way:
+                owner = getattr(owner, each, None)
             function = getattr(owner, name, None)
             if function is not None:
                 new = wrapper(function)
@@ -207,7 +211,7 @@ def _redefine_distributed(patches: Patches, kind: str) -> None:
 
 def _rename_allowed(patches: Patches, renamed: dict[Any, Any]) -> None:
     """Allow the redefined methods on tensors without a shape, too, where torch has a list of methods by identity."""
-    lazy = torch.nn.parameter.UninitializedTensorMixin
+    lazy: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
     patches.put(lazy, "_allowed_methods", [renamed.get(each, each) for each in lazy._allowed_methods])
 
 
@@ -248,9 +252,7 @@ def _backend_arguments(function: Callable[..., Any], backend: Callable[[str], st
     return call
 
 
-def stand_in(
-    real: Any, new: Callable[..., Any] | None = None, called: Callable[[], None] | None = None
-) -> Any:
+def stand_in(real: Any, new: Callable[..., Any] | None = None, called: Callable[[], None] | None = None) -> Any:
     """Give a class in the place of another: isinstance and issubclass know what is of either.
 
     Args:
@@ -261,16 +263,16 @@ def stand_in(
     metaclass: Any = type(real)
 
     class Meta(metaclass):  # type: ignore[misc]
-        def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-            if called is not None and cls is made:
+        def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+            if called is not None and self is made:
                 called()
             return super().__call__(*arguments, **keywords)
 
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, real) if cls is made else super().__instancecheck__(instance)
+        def __instancecheck__(self, instance: object) -> bool:
+            return isinstance(instance, real) if self is made else super().__instancecheck__(instance)
 
-        def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, real) if cls is made else super().__subclasscheck__(other)
+        def __subclasscheck__(self, other: type) -> bool:
+            return issubclass(other, real) if self is made else super().__subclasscheck__(other)
 
     names = {"__module__": real.__module__, "__doc__": real.__doc__}
     made = Meta(real.__name__, (real,), names if new is None else {**names, "__new__": new})

@@ -36,12 +36,13 @@ __getattr__ = missing_from(__name__)
 torch_fn_white_list = list(cuda_patches.TORCH)
 torch_tensor_fn_white_list = list(cuda_patches.TENSOR)
 torch_module_fn_white_list = list(cuda_patches.MODULE)
-torch_cuda_fn_white_list = """
-    caching_allocator_alloc can_device_access_peer current_stream default_stream get_device_capability get_device_name
-    get_device_properties list_gpu_processes max_memory_allocated max_memory_reserved mem_get_info memory_allocated
-    memory_reserved memory_stats memory_summary reset_max_memory_allocated reset_max_memory_cached
-    reset_peak_memory_stats set_device set_per_process_memory_fraction synchronize utilization
-""".split()
+torch_cuda_fn_white_list = [
+    "caching_allocator_alloc", "can_device_access_peer", "current_stream", "default_stream",
+    "get_device_capability", "get_device_name", "get_device_properties", "list_gpu_processes",
+    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
+    "memory_stats", "memory_summary", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "reset_peak_memory_stats", "set_device", "set_per_process_memory_fraction", "synchronize", "utilization",
+]  # fmt: skip
 torch_distributed_fn_white_list = ["__init__"]
 device_kwargs_list = list(cuda_patches.KEYWORDS)
 
@@ -75,8 +76,8 @@ def _backend(text: str) -> str:
 def _redefine() -> None:
     if installed() is None:
         raise ImportError(
-            "torch_npu.contrib.transfer_to_npu needs an NPU and there is none. `toprope run --chip 910B3 PROGRAM` gives "
-            "a program a simulated one.",
+            "torch_npu.contrib.transfer_to_npu needs an NPU and there is none. `toprope run --chip 910B3 PROGRAM` "
+            "gives a program a simulated one.",
             name=__name__,
         )
     patches = cuda_patches.Patches()
@@ -117,7 +118,7 @@ def _redefine_cuda(patches: cuda_patches.Patches) -> None:
 def _redefine_tensors(patches: cuda_patches.Patches) -> None:
     """Give tensors, modules and storages the methods of the card under CUDA's names."""
     tensor: Any = torch.Tensor
-    lazy = torch.nn.parameter.UninitializedTensorMixin
+    lazy: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
     patches.put(lazy, "_allowed_methods", [*lazy._allowed_methods, tensor.npu])
     patches.put(tensor, "cuda", tensor.npu)
     patches.put(tensor, "is_cuda", tensor.is_npu)
@@ -149,7 +150,9 @@ def _redefine_profiler(patches: cuda_patches.Patches) -> None:
     if importlib.util.find_spec(name) is None:
         return
     profiler = importlib.import_module(name)
-    patches.wrap(name, "_KinetoProfile.export_memory_timeline", lambda own: cuda_patches.device_arguments(own, _convert))
+    patches.wrap(
+        name, "_KinetoProfile.export_memory_timeline", lambda own: cuda_patches.device_arguments(own, _convert)
+    )
     for each in _PROFILER:
         if hasattr(profiler, each):
             patches.put(torch.profiler, each, getattr(profiler, each))
@@ -188,7 +191,8 @@ def _keep_libraries(patches: cuda_patches.Patches) -> None:
             return
         if TorchVersion(version) >= table[package.__name__]["from"]:
             for each in table[package.__name__]["functions"]:
-                patches.wrap(*each.split(":"), _without_cuda)
+                module, path = each.split(":")
+                patches.wrap(module, path, _without_cuda)
 
     for name in table:
         patches.after(name, act)
@@ -220,15 +224,15 @@ def _warn() -> None:
         warnings.simplefilter("always")  # Python shows no ImportWarning otherwise
         if os.environ.get("RANK", "0") == "0":
             warnings.warn(
-                "transfer_to_npu: from here on torch.cuda and torch.cuda.amp are torch.npu and torch.npu.amp (DoubleTensor "
-                "is FloatTensor), Tensor.cuda and Module.cuda move to the NPU, init_process_group takes hccl for nccl, and "
-                f"a device of CUDA is an NPU in the arguments of {', '.join(functions)}.",
+                "transfer_to_npu: from here on torch.cuda and torch.cuda.amp are torch.npu and torch.npu.amp "
+                "(DoubleTensor is FloatTensor), Tensor.cuda and Module.cuda move to the NPU, init_process_group takes "
+                f"hccl for nccl, and a device of CUDA is an NPU in the arguments of {', '.join(functions)}.",
                 ImportWarning,
                 stacklevel=4,
             )
         warnings.warn(
-            "transfer_to_npu switches torch.jit.script and torch.jit.script_method off: what they are given runs in Python. "
-            "A program that needs them cannot use transfer_to_npu.",
+            "transfer_to_npu switches torch.jit.script and torch.jit.script_method off: what they are given runs in "
+            "Python. A program that needs them cannot use transfer_to_npu.",
             RuntimeWarning,
             stacklevel=4,
         )

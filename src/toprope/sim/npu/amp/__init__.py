@@ -1,6 +1,6 @@
 """`torch.npu.amp`: torch.amp for the device npu, with torch_npu's arguments."""
 
-from toprope.sim.npu.amp import common
+from toprope.sim.npu.amp import common as common
 from toprope.sim.npu.amp.autocast_mode import autocast, custom_bwd, custom_fwd
 from toprope.sim.npu.amp.grad_scaler import GradScaler
 
