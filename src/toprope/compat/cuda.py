@@ -183,14 +183,15 @@ def _noted(function: Any, full: str, log: Log | None) -> Any:
     """Give a function or class that is noted when the program calls it."""
     if log is None:
         return function
+    note = functools.partial(log.note, "a function", full, direct=True)
     if isinstance(function, type):
         from toprope.compat.cuda_patches import stand_in
 
-        return stand_in(function, called=functools.partial(log.note, "a function", full, direct=True))
+        return stand_in(function, called=note)
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        log.note("a function", full, direct=True)
+        note()
         return function(*arguments, **keywords)
 
     return call
@@ -200,13 +201,14 @@ def _noted_type(real: Any, full: str, log: Log | None) -> Any:
     """Give a type of tensors, such as torch.cuda.FloatTensor, that is noted when the program calls it."""
     if log is None:
         return real
+    note = functools.partial(log.note, "a function", full, direct=True)
 
     class Meta(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, real)
 
         def __call__(cls, *arguments: Any) -> Any:
-            log.note("a function", full, direct=True)
+            note()
             return real(*arguments)
 
     return Meta(real.__name__, (), {"dtype": real.dtype})

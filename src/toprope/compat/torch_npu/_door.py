@@ -45,7 +45,7 @@ def alias_npu(package: str) -> None:
 
 
 def transfer_is_wanted() -> bool:
-    """Whether torch_npu's own switch asks for `contrib.transfer_to_npu` in every program.
+    """Read torch_npu's own switch, which asks for `contrib.transfer_to_npu` in a program that does not import it.
 
     Raises:
         ValueError: it is neither 0 nor 1.

@@ -1,4 +1,4 @@
-"""Whether mixed precision makes sense, as torch asks for CUDA."""
+"""torch_npu's counterpart of torch.cuda.amp.common."""
 
 from toprope.sim.npu.devices import is_available
 
@@ -6,5 +6,5 @@ __all__ = ["amp_definitely_not_available"]
 
 
 def amp_definitely_not_available() -> bool:
-    """Whether there is no card to compute on."""
+    """Return True where there is no card to compute on."""
     return not is_available()
