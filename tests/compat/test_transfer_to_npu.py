@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,6 +38,9 @@ assert torch.Generator().device.type == "cpu" and isinstance(torch.default_gener
 assert not isinstance(1, torch.Generator)
 class Seeded(torch.Generator): pass
 assert isinstance(Seeded("cuda"), torch.Generator) and not isinstance(torch.Generator(), Seeded)
+import copy, pickle
+kept = pickle.loads(pickle.dumps(torch.Generator("cuda")))
+assert type(kept) is torch.Generator and copy.deepcopy(kept).device.type == "npu"
 torch.randn(2, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
 
 # events
@@ -73,6 +75,7 @@ placed = [
     nn.Linear(2, 2, device="cuda").weight, nn.Linear(2, 2).to("cuda:0").weight, nn.Linear(2, 2).to(0).weight,
     nn.Linear(2, 2).cuda().weight, nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight,
     nn.LazyLinear(2).cuda()(torch.ones(1, 3, device="cuda")), nn.LazyLinear(2).to("cuda")(x.cuda()),
+    nn.LazyLinear(2).npu()(x.cuda()),
 ]
 assert [str(each.device) for each in placed] == ["npu:0"] * len(placed)
 assert all(each.is_cuda for each in placed) and not x.is_cuda and not x.to("cpu").is_cuda
@@ -365,12 +368,22 @@ print(device, model.weight.grad.device)
 """
 
 
-def test_a_run(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
+def run_with_toprope(folder, program, **variables):
+    """What a program printed in `toprope run`, and what the report remarked."""
+    (folder / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "toprope", "run", "--chip", "910B3", "--json", "program.py"],
-        cwd=tmp_path, env=environment(TOPROPE_SIM=""), capture_output=True, text=True, timeout=280,
+        cwd=folder, env=environment(TOPROPE_SIM="", **variables), capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "cuda npu:0\n"
-    assert json.loads(done.stderr.splitlines()[-1])["notes"] == []
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])["notes"]
+
+
+def test_a_run(tmp_path):
+    assert run_with_toprope(tmp_path, PROGRAM) == ("cuda npu:0\n", [])
+
+
+@pytest.mark.slow
+def test_a_run_with_the_switch_of_torch_npu(tmp_path):
+    program = PROGRAM[PROGRAM.index("import torch\n") :]
+    assert run_with_toprope(tmp_path, program, TORCH_TRANSFER_TO_NPU="1") == ("cuda npu:0\n", [])

@@ -187,7 +187,7 @@ def _noted(function: Any, full: str, log: Log | None) -> Any:
     if isinstance(function, type):
         from toprope.compat.cuda_patches import stand_in
 
-        return stand_in(function, called=note)
+        return stand_in(function, full, called=note)
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:

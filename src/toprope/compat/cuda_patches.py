@@ -180,7 +180,7 @@ def redefine(patches: Patches, convert: Convert, backend: Callable[[str], str], 
             patches.wrap(module, path, functools.partial(_backend_arguments, backend=backend))
     for name in ("Generator", "Event"):
         real = getattr(torch, name)
-        patches.put(torch, name, stand_in(real, new=device_arguments(real.__new__, convert)))
+        patches.put(torch, name, stand_in(real, f"torch.{name}", new=device_arguments(real.__new__, convert)))
     _rename_allowed(patches, {method: getattr(torch.Tensor, name) for name, method in before.items()})
     if kind == "npu":
         for path in ("Stream.__new__", "device.__init__"):
@@ -252,19 +252,22 @@ def _backend_arguments(function: Callable[..., Any], backend: Callable[[str], st
     return call
 
 
-def stand_in(real: Any, new: Callable[..., Any] | None = None, called: Callable[[], None] | None = None) -> Any:
+def stand_in(
+    real: Any, full: str, new: Callable[..., Any] | None = None, called: Callable[[], None] | None = None
+) -> Any:
     """Give a class in the place of another: isinstance and issubclass know what is of either.
 
     Args:
         real: the class.
+        full: the name under which programs, and pickle, find the one in its place.
         new: its `__new__`, None for the class's own.
-        called: what to do when it is called.
+        called: acts when it, or a class derived from it, is called.
     """
     metaclass: Any = type(real)
 
     class Meta(metaclass):  # type: ignore[misc]
         def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-            if called is not None and self is made:
+            if called is not None:
                 called()
             return super().__call__(*arguments, **keywords)
 
@@ -274,6 +277,7 @@ def stand_in(real: Any, new: Callable[..., Any] | None = None, called: Callable[
         def __subclasscheck__(self, other: type) -> bool:
             return issubclass(other, real) if self is made else super().__subclasscheck__(other)
 
-    names = {"__module__": real.__module__, "__doc__": real.__doc__}
-    made = Meta(real.__name__, (real,), names if new is None else {**names, "__new__": new})
+    module, _, name = full.rpartition(".")
+    names = {"__module__": module, "__qualname__": name, "__doc__": real.__doc__}
+    made = Meta(name, (real,), names if new is None else {**names, "__new__": new})
     return made

@@ -185,6 +185,7 @@ def _register(torch: ModuleType) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.npu)
     from toprope.imports import after_import
     from toprope.sim import at_exit, distributed, dlpack, inductor
     from toprope.sim.graph import registration

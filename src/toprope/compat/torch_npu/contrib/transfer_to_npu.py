@@ -118,8 +118,6 @@ def _redefine_cuda(patches: cuda_patches.Patches) -> None:
 def _redefine_tensors(patches: cuda_patches.Patches) -> None:
     """Give tensors, modules and storages the methods of the card under CUDA's names."""
     tensor: Any = torch.Tensor
-    lazy: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
-    patches.put(lazy, "_allowed_methods", [*lazy._allowed_methods, tensor.npu])
     patches.put(tensor, "cuda", tensor.npu)
     patches.put(tensor, "is_cuda", tensor.is_npu)
     patches.put(torch.nn.Module, "cuda", vars(torch.nn.Module)["npu"])
