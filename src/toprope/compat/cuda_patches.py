@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from toprope.imports import ImportHook
+from toprope.sim import installed
 
 __all__ = ["KEYWORDS", "MODULE", "TENSOR", "TORCH", "Convert", "Patches", "device_arguments", "redefine", "stand_in"]
 
@@ -203,10 +205,10 @@ def _redefine_distributed(patches: Patches, kind: str) -> None:
     distributed_c10d.Backend.default_device_backend_map.pop("cuda", None)
     patches.put(torch.distributed, "is_nccl_available", getattr(torch.distributed, "is_hccl_available", lambda: True))
     if kind == "npu":
-        from toprope.sim.distributed.process_group import ProcessGroupHCCL
-
+        # the class of a real card, where there is one
+        place = "torch_npu._C._distributed_c10d" if installed() is None else "toprope.sim.distributed.process_group"
         for module in (torch.distributed, distributed_c10d):
-            patches.put(module, "ProcessGroupNCCL", ProcessGroupHCCL)
+            patches.put(module, "ProcessGroupNCCL", import_module(place).ProcessGroupHCCL)
 
 
 def _rename_allowed(patches: Patches, renamed: dict[Any, Any]) -> None:
