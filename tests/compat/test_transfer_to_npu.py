@@ -310,6 +310,7 @@ def test_the_profiler_of_torch_npu_where_there_is_one(tmp_path):
     from torch_npu.contrib import transfer_to_npu
     assert torch.profiler.schedule is print and torch.profiler.ProfilerAction is before
     assert torch.profiler.ProfilerActivity.CUDA == "npu of torch_npu"
+    assert torch.profiler.ProfilerActivity.CPU == "cpu of torch_npu" != torch.profiler.profiler.ProfilerActivity.CPU
     assert torch.profiler.profile(experimental_config=1, x=2).given == {"x": 2}
     config = Config()
     assert torch.profiler.profile(experimental_config=config).given == {"experimental_config": config}

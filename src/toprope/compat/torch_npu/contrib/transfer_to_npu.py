@@ -154,10 +154,12 @@ def _redefine_profiler(patches: cuda_patches.Patches) -> None:
     for each in _PROFILER:
         if hasattr(profiler, each):
             patches.put(torch.profiler, each, getattr(profiler, each))
-    for theirs, ours in (("CPU", "CPU"), ("CUDA", "NPU")):
-        activity = getattr(getattr(profiler, "ProfilerActivity", None), ours, None)
-        if activity is not None:
-            patches.put(torch.profiler.ProfilerActivity, theirs, activity)
+    activities = getattr(profiler, "ProfilerActivity", None)
+    if activities is not None:
+        # torch's own profiler, which the facade's may use, goes on comparing with torch's own activities
+        own: Any = torch.profiler.ProfilerActivity
+        named = {**own.__members__, "CPU": activities.CPU, "CUDA": activities.NPU, "NPU": activities.NPU}
+        patches.put(torch.profiler, "ProfilerActivity", type("ProfilerActivity", (), named))
     patches.wrap("torch.profiler", "profile", functools.partial(_without_cuda_config, profiler=profiler))
 
 
