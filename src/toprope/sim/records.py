@@ -9,8 +9,10 @@ import csv
 import os
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import Any, TextIO
 
 from toprope.sim.dtypes import NUMBERS
@@ -19,17 +21,26 @@ from toprope.support.operator_kinds import kind_of
 __all__ = [
     "CHROME_FRAME",
     "HEADER_SIZE",
+    "KERNELS",
     "KERNEL_DETAILS",
     "RECORD_SIZE",
     "Record",
     "Trace",
     "chrome",
     "chrome_events",
+    "count",
+    "kernel_name",
+    "kernel_rows",
+    "kernel_type",
+    "microseconds",
     "parse",
     "parse_header",
     "read",
     "write_kernel_details",
 ]
+
+Buffer = bytes | memoryview | mmap
+"""Bytes of a trace."""
 
 MAGIC = b"TRTRACE\x01"
 _HEADER = struct.Struct("<8sQQqQqQQ")
@@ -143,7 +154,7 @@ class Trace:
             write_kernel_details(file, [self])
 
 
-def parse(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Trace | None:
+def parse(data: Buffer, names: Sequence[str], chip: str = "") -> Trace | None:
     """The trace in these bytes, None when they are none.
 
     Args:
@@ -155,7 +166,7 @@ def parse(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Tra
     return None if head is None else replace(head, records=tuple(read(data, names, chip)), chip=chip)
 
 
-def parse_header(data: bytes | memoryview) -> Trace | None:
+def parse_header(data: Buffer) -> Trace | None:
     """The trace in these bytes without its records, None when they are none."""
     if len(data) < HEADER_SIZE:
         return None
@@ -165,10 +176,22 @@ def parse_header(data: bytes | memoryview) -> Trace | None:
     return Trace(pid, began_ns, wall_ns, (), max(written - capacity, 0))
 
 
-def read(data: bytes | memoryview, names: Sequence[str], chip: str = "") -> Iterator[Record]:
-    """The records in the bytes of a trace one by one, the oldest first, so that a long trace need not be held."""
+def count(data: Buffer) -> int:
+    """Number of records that were ever written to the trace in these bytes."""
+    return int(_HEADER.unpack_from(data)[2])
+
+
+def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> Iterator[Record]:
+    """The records in the bytes of a trace one by one, the oldest first, so that a long trace need not be held.
+
+    Args:
+        data: header and ring, as the core writes them.
+        names: names by the index that records hold.
+        chip: name of the chip; empty where it is not known.
+        first: number of the first record to read, counted from the beginning of the trace.
+    """
     _, capacity, written, *_ = _HEADER.unpack_from(data)
-    for place in range(max(written - capacity, 0), written):
+    for place in range(max(written - capacity, first), written):
         begin, end, size, address, thread, stream, number, act, device, other, dtype, cube, vector = (
             _RECORD.unpack_from(data, HEADER_SIZE + place % capacity * RECORD_SIZE)
         )
@@ -238,7 +261,7 @@ def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
     return {"traceEvents": events, **CHROME_FRAME}
 
 
-CHROME_FRAME = {"displayTimeUnit": "ms", "otherData": {"clock": "host, measured; not the card's"}}
+CHROME_FRAME: dict[str, Any] = {"displayTimeUnit": "ms", "otherData": {"clock": "host, measured; not the card's"}}
 """What a Chrome trace of a card holds beside its events."""
 
 
@@ -320,7 +343,9 @@ Ascend/pytorch, torch_npu/profiler/analysis/prof_common_func/_csv_headers.py, an
 _NO_MODEL = 2**32 - 1
 """What the profiler writes for work that belongs to no model loaded as a whole."""
 
-_SHOWN = ("operator", "kernel", "collective")
+KERNELS = ("operator", "kernel", "collective")
+"""Acts that are kernels of the card to the profiler."""
+
 _NOTHING = "N/A"
 
 
@@ -332,22 +357,24 @@ def write_kernel_details(file: TextIO, traces: Iterable[Trace]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(KERNEL_DETAILS)
     for trace in traces:
-        writer.writerows(_rows(trace))
+        writer.writerows(row for _, row in kernel_rows(trace))
 
 
-def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
-    shown = sorted((record for record in trace.records if record.act in _SHOWN), key=lambda record: record.begin_ns)
+def kernel_rows(trace: Trace) -> Iterator[tuple[int, tuple[object, ...]]]:
+    """The rows of a trace in the columns of `KERNEL_DETAILS`, by their begin, each with the index of its record."""
+    shown = [index for index, record in enumerate(trace.records) if record.act in KERNELS]
     ends: dict[int, int] = {}
-    for number, record in enumerate(shown):
+    for number, index in enumerate(sorted(shown, key=lambda index: trace.records[index].begin_ns)):
+        record = trace.records[index]
         begin = trace.wall_ns + record.begin_ns - trace.began_ns
         end = begin + record.end_ns - record.begin_ns
         wait = max(begin - ends.get(record.device, begin), 0)
         ends[record.device] = max(end, ends.get(record.device, end))
         main, other = _blocks(record)
-        yield (
-            record.device, _NO_MODEL, number, record.stream, record.name, _type(record.name), "dynamic", record.kind,
-            _microseconds(begin), _microseconds(end - begin), _microseconds(wait), main, other, main, other, "NO",
-            _NOTHING, record.dtype.upper() or _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING,
+        yield index, (
+            record.device, _NO_MODEL, number, record.stream, kernel_name(record), kernel_type(record), "dynamic",
+            record.kind, microseconds(begin), microseconds(end - begin), microseconds(wait), main, other, main, other,
+            "NO", _NOTHING, record.dtype.upper() or _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING,
         )  # fmt: skip
 
 
@@ -358,11 +385,39 @@ def _blocks(record: Record) -> tuple[int, int]:
     return record.cube_cores + record.vector_cores, 0
 
 
-def _type(name: str) -> str:
-    """A name as a type of operator: "aten::add_" is Add, "aten::_log_softmax" is LogSoftmax."""
-    plain = name.rpartition("::")[2].strip("_")
-    return re.sub(r"(?:^|_)([a-z0-9])", lambda match: match[1].upper(), plain) or name
+_COLLECTIVES = {
+    "allgather_coalesced": "allGather", "allgather_into_tensor_coalesced": "allGather", "allreduce": "allReduce",
+    "allreduce_coalesced": "allReduce", "allgather": "allGather", "_allgather_base": "allGather",
+    "_reduce_scatter_base": "reduceScatter", "reduce_scatter": "reduceScatter",
+    "reduce_scatter_tensor_coalesced": "reduceScatter", "alltoall_base": "alltoallv", "recv": "receive",
+    "recv_anysource": "receive",
+}  # fmt: skip
+"""HCCL's names of torch's collectives, where they differ."""
 
 
-def _microseconds(nanoseconds: int) -> str:
+def kernel_name(record: Record) -> str:
+    """The name of a kernel in the profiler's files: of a collective HCCL's, such as "hcom_allReduce__606_0_1".
+
+    The parts are the last three digits of the communicator's hash, the number of the collective and the iteration.
+    """
+    if not record.communicator or record.act != "collective":
+        return record.name
+    return f"{_hcom(record)}__{zlib.crc32(record.communicator.encode()) % 1000:03d}_{record.sequence}_1"
+
+
+def kernel_type(record: Record) -> str:
+    """A kernel's type of operator: of "aten::add_" Add, of "aten::_log_softmax" LogSoftmax, of a collective HCCL's."""
+    if record.communicator and record.act == "collective":
+        return f"{_hcom(record)}_"
+    plain = record.name.rpartition("::")[2].strip("_")
+    return re.sub(r"(?:^|_)([a-z0-9])", lambda match: match[1].upper(), plain) or record.name
+
+
+def _hcom(record: Record) -> str:
+    plain = record.name.rpartition("::")[2]
+    return f"hcom_{_COLLECTIVES.get(plain, plain)}"
+
+
+def microseconds(nanoseconds: int) -> str:
+    """A time in ns as the profiler writes it, in microseconds with three decimals."""
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from toprope.errors import SimulatorError
 from toprope.sim import counters, records
 from toprope.sim.records import Record, Trace
+
+if TYPE_CHECKING:
+    from toprope.sim.native import Native
 
 __all__ = ["Recording", "Written", "is_tracing", "read_run", "trace", "write_run"]
 
@@ -64,13 +68,13 @@ def is_tracing() -> bool:
 
 @contextmanager
 def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
-    """Records what the process does to the simulated cards inside the block.
+    """Records what the process does to the simulated cards inside the block, also while its run is traced.
 
     Args:
-        capacity: most records to hold (48 bytes each); older ones give way.
+        capacity: most records to hold (48 bytes each); older ones give way. A trace of the run has its own.
 
     Raises:
-        SimulatorError: there is no simulated card, or a trace is already being written.
+        SimulatorError: there is no simulated card, or another `trace` is running.
 
     Example:
         >>> import torch, toprope.sim
@@ -87,6 +91,9 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
         raise SimulatorError("there is no simulated card to trace.", do="call toprope.sim.install() first")
     library = native()
     error = library.start_trace(capacity, None)
+    if error == errno.EBUSY and not _running:
+        yield from _part_of_run(library)
+        return
     if error == errno.EBUSY:
         raise SimulatorError("a trace is already being written in this process.", do="end it first")
     if error:
@@ -103,6 +110,26 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
         figures = ctypes.string_at(library.counters(), counters.SIZE)
         recording._trace = records.parse(data, counters.names(figures), counters.chip(figures))
         library.forget_trace()
+
+
+def _part_of_run(library: Native) -> Iterator[Recording]:
+    """As `trace`, where this process writes the trace of its run: what the block adds to it."""
+    file = max(Path(os.environ.get("TOPROPE_RUN_DIR", "")).glob(f"{os.getpid()}-*.trace"))
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        recording = Recording()
+        first = records.count(data)
+        _running.append(recording)
+        try:
+            yield recording
+        finally:
+            _running.clear()
+            head = records.parse_header(data)
+            assert head is not None  # the core wrote it when the process began
+            figures = ctypes.string_at(library.counters(), counters.SIZE)
+            chip = counters.chip(figures)
+            found = tuple(records.read(data, counters.names(figures), chip, first))
+            lost = records.count(data) - first - len(found)
+            recording._trace = replace(head, records=found, lost=max(lost, 0), chip=chip)
 
 
 def read_run(folder: Path) -> list[Trace]:

@@ -11,7 +11,7 @@ import torch
 from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
-from . import _C, contrib, distributed, optim
+from . import _C, contrib, distributed, optim, profiler
 from ._door import alias_npu, current_npu, transfer_is_wanted, version
 from ._operators import OPERATORS, register
 
@@ -33,7 +33,7 @@ npu_rotary_mul = torch.ops.npu.npu_rotary_mul
 npu_silu = torch.ops.npu.npu_silu
 npu_swiglu = torch.ops.npu.npu_swiglu
 
-__all__ = ["_C", "contrib", "distributed", "npu", "optim", *OPERATORS]
+__all__ = ["_C", "contrib", "distributed", "npu", "optim", "profiler", *OPERATORS]
 
 _missing = missing_from(__name__)
 

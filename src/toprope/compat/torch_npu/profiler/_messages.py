@@ -1,0 +1,65 @@
+"""Warnings and errors of the profiler: a line on stderr, after which the program goes on, as with the real one.
+
+The real profiler writes its lines to stdout; stdout is the program's here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from toprope.compat.notes import note
+
+__all__ = ["error", "reported", "say_times", "warn"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_TIMES = "torch_npu.profiler: every time in its files is that of this machine's CPU, not of a card"
+
+
+def warn(text: str) -> None:
+    """Say that an argument or a call is wrong, and what is done instead.
+
+    Silent on ranks other than 0 and with TORCH_NPU_WARNING_DISABLE=1, as torch_npu's warnings are.
+    """
+    if os.environ.get("TORCH_NPU_WARNING_DISABLE") != "1" and os.environ.get("RANK", "0") == "0":
+        _line("WARNING", text)
+
+
+def error(text: str) -> None:
+    """Say that a call had no result; the report of a run says it too."""
+    _line("ERROR", text)
+    note("profiler-error", f"torch_npu.profiler: {' '.join(text.split())}")
+
+
+def _line(level: str, text: str) -> None:
+    moment = time.strftime("%Y-%m-%d %H:%M:%S")
+    sys.stderr.write(f"[{moment}] [{level}] [{os.getpid()}] profiler.py: {text}\n")
+
+
+@functools.cache
+def say_times() -> None:
+    """Say once whose times the files have: in the report of a run, else on stderr."""
+    if os.environ.get("TOPROPE_RUN_DIR"):
+        note("profiler", _TIMES)
+    else:
+        sys.stderr.write(f"{_TIMES}\n")
+
+
+def reported(function: Callable[_P, Any]) -> Callable[_P, Any]:
+    """Have a call report what goes wrong in it and return None: the real profiler never ends a program."""
+
+    @functools.wraps(function)
+    def call(*arguments: _P.args, **named: _P.kwargs) -> Any:
+        try:
+            return function(*arguments, **named)
+        except Exception as problem:
+            error(f"{function.__name__} failed: {problem}")
+            return None
+
+    return call
