@@ -68,7 +68,7 @@ class Relations:
     Attributes:
         nodes: the operators of the host by their begin, without Python functions and without those of the CPU that do
             the work of a kernel.
-        launched_by: the operator that launched each kernel, by the index of its record; those without one are not there.
+        launched_by: the operator that launched each kernel, by the index of its record, where one is known.
         steps: the steps in which a kernel was launched, in their order.
     """
 

@@ -18,7 +18,7 @@ from .experimental_config import (
 from .profiler import _KinetoProfile, profile, tensorboard_trace_handler
 from .profiler_interface import ProfilerActivity, supported_activities
 from .scheduler import ProfilerAction
-from .scheduler import Schedule as schedule
+from .scheduler import Schedule as schedule  # noqa: N813
 
 __all__ = [
     "AiCMetrics",

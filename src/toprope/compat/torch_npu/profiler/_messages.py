@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from toprope.compat.notes import note
 
-__all__ = ["error", "reported", "say_times", "warn"]
+__all__ = ["error", "flag", "reported", "say_times", "warn"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -29,6 +29,14 @@ def warn(text: str) -> None:
     """
     if os.environ.get("TORCH_NPU_WARNING_DISABLE") != "1" and os.environ.get("RANK", "0") == "0":
         _line("WARNING", text)
+
+
+def flag(name: str, value: object, *, default: bool = False) -> bool:
+    """The value of an argument that is a bool; the default, with a warning, where it is none."""
+    if isinstance(value, bool):
+        return value
+    warn(f"{name} is {value!r}, and no bool; {default} is taken.")
+    return default
 
 
 def error(text: str) -> None:
@@ -59,7 +67,7 @@ def reported(function: Callable[_P, Any]) -> Callable[_P, Any]:
         try:
             return function(*arguments, **named)
         except Exception as problem:
-            error(f"{function.__name__} failed: {problem}")
+            error(f"{function.__qualname__} failed: {problem}")
             return None
 
     return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from ._messages import warn
+from ._messages import flag, warn
 
 __all__ = [
     "AiCMetrics",
@@ -100,18 +100,18 @@ class _ExperimentalConfig:
         sys_io: bool = False,
         sys_interconnection: bool = False,
     ) -> None:
-        self._l2_cache = _flag("l2_cache", l2_cache)
-        self._msprof_tx = _flag("msprof_tx", msprof_tx)
+        self._l2_cache = flag("l2_cache", l2_cache)
+        self._msprof_tx = flag("msprof_tx", msprof_tx)
         if self._msprof_tx:
             warnings.warn("msprof_tx is deprecated: its new name is mstx.", stacklevel=2)
-        self._mstx = _flag("mstx", mstx)
-        self._data_simplification = data_simplification is None or _flag(
+        self._mstx = flag("mstx", mstx)
+        self._data_simplification = data_simplification is None or flag(
             "data_simplification", data_simplification, default=True
         )
-        self.record_op_args = _flag("record_op_args", record_op_args)
-        self._op_attr = _flag("op_attr", op_attr)
-        self._sys_io = _flag("sys_io", sys_io)
-        self._sys_interconnection = _flag("sys_interconnection", sys_interconnection)
+        self.record_op_args = flag("record_op_args", record_op_args)
+        self._op_attr = flag("op_attr", op_attr)
+        self._sys_io = flag("sys_io", sys_io)
+        self._sys_interconnection = flag("sys_interconnection", sys_interconnection)
         self._profiler_level, self._aic_metrics = profiler_level, aic_metrics
         self._check_level()
         self._export_type = _export_types(export_type)
@@ -188,13 +188,6 @@ class _ExperimentalConfig:
             "sys_interconnection": self._sys_interconnection,
         }
         return [name for name, wanted in asked.items() if wanted]
-
-
-def _flag(name: str, value: object, *, default: bool = False) -> bool:
-    if isinstance(value, bool):
-        return value
-    warn(f"{name} is {value!r}, and no bool; {default} is taken.")
-    return default
 
 
 def _export_types(given: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""`torch_npu.profiler.profiler`: the profilers that programs start, step and stop, and the analysis of their folders."""
+"""`torch_npu.profiler.profiler`: profilers that programs start, step and stop, and the analysis of their folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toprope.sim.profiler import profiles
 
 from .._door import current_npu
 from ._actions import change_action
-from ._messages import reported, warn
+from ._messages import flag, reported, warn
 from ._place import PLACE
 from .experimental_config import ExportType, _ExperimentalConfig
 from .profiler_interface import ProfilerActivity, _ProfInterface, analyse_folder, supported_activities
@@ -149,9 +149,10 @@ class _KinetoProfile:
         return False
 
 
+@reported
 def tensorboard_trace_handler(
     dir_name: str | None = None, worker_name: str | None = None, analyse_flag: bool = True, async_mode: bool = False
-) -> Callable[[Any], None] | None:
+) -> Callable[[Any], None]:
     """Make the function that writes the files of each complete record.
 
     Args:
@@ -163,23 +164,13 @@ def tensorboard_trace_handler(
     Returns:
         the function for `on_trace_ready`; None where the folder cannot be one, which is reported.
     """
-    handler: Callable[[Any], None] | None = _handler(dir_name, worker_name, analyse_flag, async_mode)
-    return handler
-
-
-@reported
-def _handler(dir_name: object, worker_name: object, analyse_flag: object, async_mode: object) -> Callable[[Any], None]:
     PLACE.choose(worker_name, dir_name)
-    if not isinstance(analyse_flag, bool):
-        warn(f"analyse_flag is {analyse_flag!r}, and no bool; True is taken.")
-        analyse_flag = True
-    if not isinstance(async_mode, bool):
-        warn(f"async_mode is {async_mode!r}, and no bool; False is taken.")
-        async_mode = False
+    write = flag("analyse_flag", analyse_flag, default=True)
+    later = flag("async_mode", async_mode)
 
     def ready(profiler: Any) -> None:
-        if analyse_flag:
-            profiler.prof_if.analyse(async_mode=async_mode)
+        if write:
+            profiler.prof_if.analyse(async_mode=later)
 
     return ready
 

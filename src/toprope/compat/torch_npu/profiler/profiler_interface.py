@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from toprope.sim import installed
-from toprope.sim.profiler import RAW, Collector, Options, analyse, export_chrome_trace, export_stacks
-from toprope.sim.profiler.capture import save
+from toprope.sim.profiler import RAW, Options, analyse, export_chrome_trace, export_stacks, save
+from toprope.sim.profiler.collector import Collector
 
 from .._door import version
-from ._messages import error, reported, say_times, warn
+from ._messages import error, flag, say_times, warn
 from ._place import PLACE, remove
 from .experimental_config import ExportType, _ExperimentalConfig
 
@@ -50,7 +50,7 @@ def supported_activities() -> set[ProfilerActivity]:
 
 
 class _ProfInterface:
-    """The arguments of a profiler, checked, and the steps of a profile. Wrong arguments are replaced, with a warning."""
+    """The arguments of a profiler, and the steps of a profile. Wrong arguments are replaced, with a warning."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class _ProfInterface:
         if not self.activities <= supported_activities():
             warn("the activities are CPU and NPU alone; both are taken.")
             self.activities = supported_activities()
-        self.record_shapes = _flag("record_shapes", record_shapes)
-        self.profile_memory = _flag("profile_memory", profile_memory)
-        self.with_stack = _flag("with_stack", with_stack)
-        self.with_flops = _flag("with_flops", with_flops)
-        self.with_modules = _flag("with_modules", with_modules)
+        self.record_shapes = flag("record_shapes", record_shapes)
+        self.profile_memory = flag("profile_memory", profile_memory)
+        self.with_stack = flag("with_stack", with_stack)
+        self.with_flops = flag("with_flops", with_flops)
+        self.with_modules = flag("with_modules", with_modules)
         if isinstance(experimental_config, _ExperimentalConfig):
             self.experimental_config = experimental_config
             if ProfilerActivity.NPU not in self.activities:
@@ -223,13 +223,6 @@ def _analyse(path: Path, export_type: Iterable[str]) -> None:
         error("the database of export_type 'db' is not simulated; 'text' writes files.")
     if ExportType.Text in export_type:
         analyse(path)
-
-
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    warn(f"{name} is {value!r}, and no bool; False is taken.")
-    return False
 
 
 def _origin() -> dict[str, Any]:
