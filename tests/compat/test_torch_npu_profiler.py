@@ -571,7 +571,7 @@ def test_ranks_of_a_group(tmp_path):
     command = [sys.executable, "-m", "toprope", "run", "--chip", "910B3", "--count", "2", sys.executable, "-m"]
     command += ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
     kept = {name: value for name, value in environment().items() if not name.startswith(("TORCH", "TOPROPE_RUN"))}
-    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "out").iterdir(), key=lambda path: next(path.glob("profiler_info_*.json")).name)
     infos = [next(path.glob("profiler_info*")).name for path in folders]

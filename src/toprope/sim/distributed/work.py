@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Work
 
 from toprope.sim.distributed.threads import run_elsewhere
 
-__all__ = ["HcclWork", "done"]
+__all__ = ["HcclWork", "done", "timed"]
 
 _NO_LIMIT = timedelta(0)
 _c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
@@ -41,6 +41,29 @@ def done(results: Any) -> Work:
     """
     future: Any = torch.futures.Future()
     future.set_result(results)
+    made: Work = _c10d._create_work_from_future(future)
+    return made
+
+
+def timed(work: Any, ended: Callable[[], None]) -> Work:
+    """A work of gloo that has no future, as a message's, whose end somebody wants to know.
+
+    Args:
+        work: gloo's work, on which nobody else waits.
+        ended: called when it has ended well, before the caller who waits goes on.
+    """
+    future: Any = torch.futures.Future()
+
+    def wait() -> None:
+        try:
+            work.wait()
+            ended()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    run_elsewhere(wait)
     made: Work = _c10d._create_work_from_future(future)
     return made
 
