@@ -396,7 +396,7 @@ def test_the_folder_says_whose_times_it_has(program):
     assert info["config"]["common_config"]["activities"] == ["ProfilerActivity.CPU", "ProfilerActivity.NPU"]
     assert info["config"]["experimental_config"]["_profiler_level"] == "Level1"
     assert info["torch_npu_version"] == torch.__version__.partition("+")[0]
-    lines = [line for line in program[2] if "every time in its files is that of this machine's CPU" in line]
+    lines = [line for line in program[2] if "every time in its files was measured on this machine's CPU" in line]
     assert len(lines) == 1
 
 
@@ -537,7 +537,7 @@ def test_in_a_traced_run(tmp_path):
     kept = {name: value for name, value in environment().items() if not name.startswith(("TORCH", "TOPROPE_RUN"))}
     done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "note          torch_npu.profiler: every time in its files is that of this machine's CPU" in done.stderr
+    assert "note          torch_npu.profiler: every time in its files was measured on this machine's CPU" in done.stderr
     (folder,) = (tmp_path / "out").iterdir()
     kernels = [row["Name"] for row in rows(folder, "kernel_details.csv")]
     traced = json.loads((tmp_path / "t.json").read_text())["traceEvents"]

@@ -1,4 +1,4 @@
-"""What the profiler recorded: operators on the host, acts on the cards; and its file. Pure.
+"""Record of a profile: operators on the host, acts on the cards; and its file. Pure.
 
 All times are those of the host: how long a card would take is not simulated.
 """
@@ -48,13 +48,13 @@ class HostOperator:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is the range of a step of the profiler's schedule."""
+        """True for the range of a step of the profiler's schedule."""
         return self.name.startswith("ProfilerStep#")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked to be recorded and written.
+    """Choice of what is recorded and written.
 
     Attributes:
         host: operators on the host.

@@ -16,9 +16,9 @@ from toprope.sim.profiler.step_time import HEADER as STEP_HEADER
 from toprope.sim.profiler.step_time import step_times
 from toprope.sim.records import KERNEL_DETAILS, KERNELS, Record, kernel_rows, kernel_type, microseconds
 
-__all__ = ["AI_CORE", "Table", "tables"]
+__all__ = ["Table", "call_stack", "tables"]
 
-AI_CORE = "AI_CORE"
+_AI_CORE = "AI_CORE"
 _NOTHING = "N/A"
 _MIB = 2**20
 
@@ -29,7 +29,7 @@ _PIPE_UTILIZATION = (
     "aiv_vec_time(us)", "aiv_vec_ratio", "aiv_scalar_time(us)", "aiv_scalar_ratio", "aiv_mte2_time(us)",
     "aiv_mte2_ratio", "aiv_mte3_time(us)", "aiv_mte3_ratio", "aiv_icache_miss_rate", "cube_utilization(%)",
 )  # fmt: skip
-"""What cores of a card count with AiCMetrics.PipeUtilization, the default of the higher levels."""
+"""Figures that the cores of a card count with AiCMetrics.PipeUtilization, the default of the higher levels."""
 
 _OPERATOR_DETAILS = (
     "Name", "Input Shapes", "Call Stack", "Host Self Duration(us)", "Host Total Duration(us)",
@@ -119,8 +119,8 @@ def _operator_details(relations: Relations) -> Iterator[tuple[object, ...]]:
         if operator.is_step:
             continue
         below = list(node.all_kernels())
-        on_cores = [record for record in node.kernels if record.kind == AI_CORE]
-        below_on_cores = [record for record in below if record.kind == AI_CORE]
+        on_cores = [record for record in node.kernels if record.kind == _AI_CORE]
+        below_on_cores = [record for record in below if record.kind == _AI_CORE]
         device = map(_total, (node.kernels, below, on_cores, below_on_cores))
         yield operator.name, operator.shapes, call_stack(operator), node.self_ns / 1000, _duration(operator), *device
 

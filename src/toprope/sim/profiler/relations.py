@@ -1,4 +1,4 @@
-"""Which operator of the host launched which kernel, and in which step; pure."""
+"""Operators of the host with the kernels that they launched, and steps with theirs; pure."""
 
 from __future__ import annotations
 

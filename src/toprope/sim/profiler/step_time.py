@@ -33,7 +33,7 @@ class Span:
 
 
 def overlaps(capture: Capture) -> dict[int, dict[str, list[Span]]]:
-    """When each card computed, communicated, did so without computing, and was free."""
+    """Spans in which each card computed, communicated, did so without computing, and was free."""
     computing: dict[int, list[Span]] = {}
     communication: dict[int, list[Span]] = {}
     for record in capture.trace.records:

@@ -1,6 +1,6 @@
 """`torch_npu.profiler`: the vendor's profiler on the simulated card, with its arguments and files.
 
-Every time in the files is that of this machine's CPU: how long a card would take is not simulated.
+Every time in the files is measured on this machine's CPU: how long a card would take is not simulated.
 """
 
 from toprope.compat.missing import missing_from

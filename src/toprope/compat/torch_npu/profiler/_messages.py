@@ -19,7 +19,7 @@ __all__ = ["error", "flag", "reported", "say_times", "warn"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_TIMES = "torch_npu.profiler: every time in its files is that of this machine's CPU, not of a card"
+_TIMES = "torch_npu.profiler: every time in its files was measured on this machine's CPU, not on a card"
 
 
 def warn(text: str) -> None:

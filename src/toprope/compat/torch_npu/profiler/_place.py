@@ -20,7 +20,7 @@ _EXPORT_ONLY = "export_only_prof_dir"
 
 
 class _Place:
-    """The place of the profiles of this process: that of the handler that was made last, as with the real profiler."""
+    """The place of this process's profiles: the last handler that was made decides, as with the real profiler."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None

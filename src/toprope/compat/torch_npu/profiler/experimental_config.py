@@ -20,7 +20,7 @@ __all__ = [
 
 
 class ProfilerLevel:
-    """How much is recorded of the card."""
+    """Amounts of what is recorded of the card."""
 
     Level0 = "Level0"
     Level1 = "Level1"
@@ -161,12 +161,12 @@ class _ExperimentalConfig:
 
     @property
     def tx_enabled(self) -> bool:
-        """Whether marks of mstx are to be recorded."""
+        """True where marks of mstx are to be recorded."""
         return self._msprof_tx or self._mstx
 
     @property
     def with_gc(self) -> bool:
-        """Whether runs of the garbage collector are to be recorded."""
+        """True where runs of the garbage collector are to be recorded."""
         return self._gc_detect_threshold is not None
 
     @property

@@ -334,7 +334,7 @@ def analyse(
     kinds = [export_type] if isinstance(export_type, str) else export_type
     known = [ExportType.Text, ExportType.Db]
     if kinds is not None and (not isinstance(kinds, list) or not kinds or not all(each in known for each in kinds)):
-        warn(f"export_type is {export_type!r}; that of the record is taken.")
+        warn(f"export_type is {export_type!r}; the record's own is taken.")
         kinds = None
     found = profiles(Path(profiler_path).expanduser().resolve())
     if not found:

@@ -226,7 +226,7 @@ def _analyse(path: Path, export_type: Iterable[str]) -> None:
 
 
 def _origin() -> dict[str, Any]:
-    """What says in the folder itself that no card was measured."""
+    """The key that says in the folder itself that no card was measured."""
     spec = installed()
     card = "none" if spec is None else f"simulated Ascend {spec.chip}"
     return {"toprope": {"card": card, "times": "of the host's CPU, measured; not the card's"}}
