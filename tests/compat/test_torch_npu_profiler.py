@@ -320,7 +320,21 @@ with P.profile(on_trace_ready=broken, experimental_config=P._ExperimentalConfig(
 with toprope.sim.trace():
     with P.profile(on_trace_ready=handler("traced")):
         train()
-tell(only, bad, os.path.exists("export_only_prof_dir"))
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as torchs:
+    with P.profile(on_trace_ready=handler("nested")):
+        train()
+def fail():
+    raise ValueError("a kernel's own")
+try:
+    with P.profile(on_trace_ready=handler("failed")):
+        train()
+        toprope.sim.launch("vector", body=fail)
+except RuntimeError as error:
+    failure = str(error)
+p = P.profile(on_trace_ready=handler("exit"))
+p.start()
+train()
+tell(only, bad, os.path.exists("export_only_prof_dir"), len(torchs.key_averages()), failure)
 """
 
 
@@ -483,7 +497,7 @@ def test_exports(program):
     assert all(int(line.rpartition(" ")[2]) > 0 for line in stacks)
     assert json.loads((folder / "only.json").read_text())
     assert not (folder / "only.log").exists()
-    only, _, left = program[1]
+    only, _, left, *_ = program[1]
     assert (only, left) == (1, False)
     assert any("export_stacks() needs with_stack=True" in line for line in program[2])
 
@@ -504,6 +518,21 @@ def test_what_is_not_simulated_says_so(program):
     assert "the simulated card has nothing to record for l2_cache, sys_io." in lines
     assert "profile.stop failed: the handler's own" in lines
     assert "profile.start failed: a trace is already being written in this process." in lines
+
+
+def test_next_to_torch_s_own_profiler_it_records_nothing_and_harms_nothing(program):
+    assert not list((program[0] / "out").glob("nested_*"))
+    assert program[1][3] > 10
+    assert any("profile.start failed: torch's own profiler is running" in line for line in program[2])
+
+
+def test_the_failure_of_a_card_reaches_the_program(program):
+    assert "error code is 507035" in program[1][4]
+    assert "aten::relu" in {row["Name"] for row in rows(the_folder(program, "failed"), "kernel_details.csv")}
+
+
+def test_a_profiler_that_is_never_stopped_is_stopped_at_the_end(program):
+    assert "kernel_details.csv" in files(the_folder(program, "exit"))
 
 
 def test_names_that_are_missing_say_so(profiler):

@@ -31,9 +31,13 @@ class Collector:
 
     Args:
         options: what is recorded.
+
+    Attributes:
+        failure: the failure of a card that the wait for its end found; None for none.
     """
 
     def __init__(self, options: Options) -> None:
+        self.failure: Exception | None = None
         self._options = options
         self._ended = ExitStack()
         self._recording: Recording | None = None
@@ -45,7 +49,7 @@ class Collector:
 
         Raises:
             SimulatorError: there is no simulated card, or the program traces it already.
-            RuntimeError: torch's profiler runs already.
+            RuntimeError: torch's own profiler is running.
         """
         options = self._options
         card = options.card or options.memory
@@ -53,6 +57,8 @@ class Collector:
             raise SimulatorError(
                 "there is no simulated card to profile.", do="run the program with toprope run, or record the CPU alone"
             )
+        if options.host and torch._C._autograd._profiler_enabled():
+            raise RuntimeError("torch's own profiler is running, and operators of the host are recorded once")
         with ExitStack() as started:
             if card:
                 self._allocated = {card: _npu().memory_allocated(card) for card in range(_npu().device_count())}
@@ -65,9 +71,11 @@ class Collector:
 
     def stop(self) -> Capture:
         """End, when the work that was queued on the cards is done."""
-        if self._recording is not None:
-            for card in range(_npu().device_count()):
+        for card in range(0 if self._recording is None else _npu().device_count()):
+            try:
                 _npu().synchronize(card)
+            except Exception as error:
+                self.failure = self.failure or error
         self._ended.close()
         operators = () if self._profiler is None else _operators(self._profiler.profiler.kineto_results)
         wanted = (_KEPT if self._options.card else frozenset()) | (_MEMORY if self._options.memory else frozenset())

@@ -67,7 +67,7 @@ def reported(function: Callable[_P, Any]) -> Callable[_P, Any]:
         try:
             return function(*arguments, **named)
         except Exception as problem:
-            error(f"{function.__qualname__} failed: {problem}")
+            error(f"{function.__qualname__.replace('._', '.')} failed: {problem}")
             return None
 
     return call

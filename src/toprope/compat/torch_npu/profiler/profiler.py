@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from sys import getsizeof
@@ -69,9 +71,17 @@ class _KinetoProfile:
         self.prof_if.init_trace()
         self.prof_if.start_trace()
 
-    @reported
     def stop(self) -> None:
-        """End the recording."""
+        """End the recording.
+
+        Raises:
+            RuntimeError: a card has failed; the record is kept all the same.
+        """
+        self._stop()
+        self.prof_if.raise_failure()
+
+    @reported
+    def _stop(self) -> None:
         self.prof_if.stop_trace()
         self.prof_if.finalize_trace()
 
@@ -225,11 +235,14 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        if error is None:
+            self.stop()
+        else:
+            self._stop()
 
     def __del__(self) -> None:
         if getattr(self, "_started", False) and not self.stopped:
-            self.stop()
+            self._stop()
 
     @reported
     def start(self) -> None:
@@ -241,12 +254,21 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
             self._change(ProfilerAction.NONE, self.current_action)
         finally:
             self._begin_step()
+            atexit.register(_stop_late, weakref.ref(self))
         if self.execution_trace_observer:
             self.execution_trace_observer.start()
 
-    @reported
     def step(self) -> None:
-        """Go on to the schedule's next step."""
+        """Go on to the schedule's next step.
+
+        Raises:
+            RuntimeError: a card has failed; the record is kept all the same.
+        """
+        self._step()
+        self.prof_if.raise_failure()
+
+    @reported
+    def _step(self) -> None:
         if self.stopped:
             warn("the profiler is stopped; step() has no effect.")
             return
@@ -260,8 +282,7 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
             self._begin_step()
 
     @reported
-    def stop(self) -> None:
-        """End the last step, and what is recorded."""
+    def _stop(self) -> None:
         self._end_step()
         self.stopped = True
         self._change(self.current_action, None)
@@ -309,6 +330,13 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
     def disable_profiler_in_child_thread(cls) -> None:
         """End what `enable_profiler_in_child_thread` began: waits for the card."""
         current_npu().synchronize()
+
+
+def _stop_late(started: weakref.ref[profile]) -> None:
+    """Stop a profiler that the program has left running at its end."""
+    profiler = started()
+    if profiler is not None and not profiler.stopped:
+        profiler._stop()
 
 
 def _function(name: str, given: object) -> Callable[..., Any] | None:

@@ -87,6 +87,7 @@ class _ProfInterface:
         self.metadata: dict[str, Any] = {} if metadata is None else metadata
         self.custom_trace_id_callback = custom_trace_id_callback
         self.trace_id = ""
+        self._failure: Exception | None = None
         self._begin_monotonic = 0
         self._collector: Collector | None = None
         found = [name for name in _MSPROF if os.environ.get(name)]
@@ -125,7 +126,11 @@ class _ProfInterface:
                 metrics=config._aic_metrics,
             )
         )  # fmt: skip
-        collector.start()
+        try:
+            collector.start()
+        except Exception:
+            self.delete_prof_dir()
+            raise
         self._collector = collector
 
     def stop_trace(self) -> None:
@@ -134,11 +139,25 @@ class _ProfInterface:
         if collector is None:
             return
         capture = collector.stop()
+        self._failure = self._failure or collector.failure
+        worked = any(each.act == "operator" for each in capture.trace.records)
+        if capture.options.host and worked and not capture.operators:
+            error("no operators of the host were recorded: did torch's own profiler run in the profile?")
         raw = Path(self.prof_path) / RAW
         raw.parent.mkdir(mode=0o750, exist_ok=True)
         save(capture, raw)
         if capture.trace.lost:
             warn(f"the oldest {capture.trace.lost} acts of the cards were lost: the profile is too long.")
+
+    def raise_failure(self) -> None:
+        """Let the program see the failure of a card that the end of a profile has found; a card reports it once.
+
+        Raises:
+            RuntimeError: the card's.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def finalize_trace(self) -> None:
         """Write profiler_info.json and profiler_metadata.json."""
