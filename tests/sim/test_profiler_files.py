@@ -31,7 +31,7 @@ def capture(records=(), operators=(), options=ALL, allocated=None):
 
 
 def table(given, name):
-    found = next(each for each in tables(given) if each.name == name)
+    found = next(each for each in tables(given, relate(given)) if each.name == name)
     return [dict(zip(found.header, row, strict=True)) for row in found.rows]
 
 
@@ -121,7 +121,7 @@ def test_memory_with_the_operator_that_took_it():
 
 
 def test_the_timeline_has_hosts_streams_and_flows():
-    found = list(events(STEPS))
+    found = list(events(STEPS, relate(STEPS)))
     names = {event["args"]["name"] for event in found if event["name"] == "process_name"}
     assert names == {"Python", "Ascend Hardware", "Overlap Analysis"}
     clocks = {e["args"].get("clock") for e in found if e.get("args", {}).get("name") == "Ascend Hardware"}
@@ -136,7 +136,7 @@ def test_the_timeline_has_hosts_streams_and_flows():
 
 def test_acts_that_overlap_on_a_stream_are_on_different_tracks():
     given = capture([record("operator", "a", 0, 10), record("operator", "b", 5, 20), record("operator", "c", 10, 30)])
-    tracks = {event["name"]: event["tid"] for event in events(given) if event.get("cat") == "npu"}
+    tracks = {event["name"]: event["tid"] for event in events(given, relate(given)) if event.get("cat") == "npu"}
     assert tracks["a"] == tracks["c"] != tracks["b"]
 
 
@@ -175,7 +175,8 @@ def test_a_launched_kernel_belongs_to_where_it_was_queued():
 
 def test_levels_and_activities_decide_about_files():
     def names(**options):
-        return [each.name for each in tables(capture(STEPS.trace.records, STEPS.operators, Options(**options)))]
+        given = capture(STEPS.trace.records, STEPS.operators, Options(**options))
+        return [each.name for each in tables(given, relate(given))]
 
     assert names() == ["operator_details.csv", "kernel_details.csv", "step_trace_time.csv", "task_time.csv"]
     assert names(host=False, level="Level2") == [

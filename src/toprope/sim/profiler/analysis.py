@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toprope.sim.profiler.capture import Capture, load
 from toprope.sim.profiler.csv_views import tables
-from toprope.sim.profiler.relations import relate
+from toprope.sim.profiler.relations import Relations, relate
 from toprope.sim.profiler.trace_view import events
 
 __all__ = ["RAW", "analyse", "export_chrome_trace", "export_stacks", "profiles"]
@@ -39,8 +39,9 @@ def analyse(folder: Path) -> None:
     if output.exists():
         shutil.rmtree(output)
     output.mkdir(mode=0o750)
-    _write_timeline(capture, output / "trace_view.json")
-    for table in tables(capture):
+    relations = relate(capture)
+    _write_timeline(capture, relations, output / "trace_view.json")
+    for table in tables(capture, relations):
         if table.rows:
             with (output / table.name).open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file)
@@ -56,14 +57,15 @@ def export_chrome_trace(folder: Path, path: Path) -> None:
         OSError: a file cannot be read or written.
         ValueError: the record is not of this version of toprope.
     """
-    _write_timeline(load(folder / RAW), path)
+    capture = load(folder / RAW)
+    _write_timeline(capture, relate(capture), path)
 
 
-def _write_timeline(capture: Capture, path: Path) -> None:
+def _write_timeline(capture: Capture, relations: Relations, path: Path) -> None:
     """Write a list of events, as the vendor does, one by one: a profile may have millions."""
     between = "["
     with path.open("w", encoding="utf-8") as file:
-        for event in events(capture):
+        for event in events(capture, relations):
             file.write(between + json.dumps(event, ensure_ascii=False))
             between = ",\n"
         file.write("[]" if between == "[" else "]")

@@ -119,8 +119,7 @@ def save(capture: Capture, path: Path) -> None:
         "operator_fields": _HOST,
         "operators": [_host_values(operator) for operator in capture.operators],
     }
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(data, file, separators=(",", ":"))
+    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")  # much faster than json.dump
 
 
 def load(path: Path) -> Capture:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from toprope.sim.profiler.capture import Capture, HostOperator
-from toprope.sim.profiler.relations import Relations, relate
+from toprope.sim.profiler.relations import Relations
 from toprope.sim.profiler.step_time import HEADER as STEP_HEADER
 from toprope.sim.profiler.step_time import step_times
 from toprope.sim.records import KERNEL_DETAILS, KERNELS, Record, kernel_rows, kernel_type, microseconds
@@ -71,9 +71,8 @@ class Table:
     rows: list[tuple[object, ...]]
 
 
-def tables(capture: Capture) -> Iterator[Table]:
+def tables(capture: Capture, relations: Relations) -> Iterator[Table]:
     """The tables of a capture; the vendor writes those alone that have rows, and so it is here."""
-    relations = relate(capture)
     options = capture.options
     if options.host:
         yield Table("operator_details.csv", _OPERATOR_DETAILS, list(_operator_details(relations)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from toprope.sim.profiler.capture import Capture, HostOperator
 from toprope.sim.profiler.csv_views import call_stack
-from toprope.sim.profiler.relations import Relations, relate
+from toprope.sim.profiler.relations import Relations
 from toprope.sim.profiler.step_time import overlaps
 from toprope.sim.records import CHROME_FRAME, KERNELS, Record, kernel_name, microseconds
 
@@ -24,9 +24,8 @@ _LANES = 10**6
 _COPIES = {"copy to card": "to card", "copy from card": "from card", "copy between cards": "between cards"}
 
 
-def events(capture: Capture) -> Iterator[dict[str, Any]]:
+def events(capture: Capture, relations: Relations) -> Iterator[dict[str, Any]]:
     """The events of a capture."""
-    relations = relate(capture)
     if capture.options.host:
         yield from _host(capture, relations)
     if capture.options.card:
