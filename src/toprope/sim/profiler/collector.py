@@ -105,8 +105,8 @@ def _wall_minus_steady_ns() -> int:
 def _host_profiler(options: Options) -> Any:
     """torch's profiler of the CPU. It sees all threads, as the trace of the cards does."""
     settings = torch._C._profiler._ExperimentalConfig(profile_all_threads=True, verbose=options.stack)
-    return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
+    return torch.profiler.profiler.profile(
+        activities=[torch.profiler.profiler.ProfilerActivity.CPU],
         record_shapes=options.shapes,
         with_stack=options.stack,
         with_flops=options.flops,
