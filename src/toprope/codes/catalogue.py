@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from toprope.codes.model import Explanation, Source
+from toprope.codes.packages import Owner
 from toprope.errors import UsageError
 
-__all__ = ["Rule", "codes", "explain", "rules"]
+__all__ = ["Rule", "codes", "explain", "owners", "rules"]
 
 FOLDER = Path(__file__).parent
 ENTRIES = ("runtime.toml", "letters.toml")
-TEXTS = ("texts.toml", "cases.toml", "fallbacks.toml")
+TEXTS = ("texts.toml", "cases.toml", "fallbacks.toml", "families.toml")
 
 _CODE = re.compile(r"[1-9]\d{5}|E[0-9A-Z]\d{4}|ERR\d{5}")
 _INNER = re.compile(r"0X0?(7[0-2][0-9A-F])([0-9A-F]{4})")
@@ -33,6 +34,7 @@ class Rule:
         values: explanations of the numbers; empty for a message.
         partners: if there are any, the message counts only in a log in which one of these codes is found too.
         alone: the message counts only in a log in which nothing else is found.
+        family: the message counts only on a line in which nothing else is found.
     """
 
     hints: tuple[str, ...]
@@ -41,6 +43,17 @@ class Rule:
     values: Mapping[int, Explanation]
     partners: tuple[str, ...] = ()
     alone: bool = False
+    family: bool = False
+
+    @property
+    def general(self) -> bool:
+        """Whether it explains a kind of line, and not one message."""
+        return self.alone or self.family
+
+    @property
+    def specific(self) -> bool:
+        """Whether a line that it explains needs no explanation by its kind."""
+        return not (self.general or self.partners)
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class _Catalogue:
     names: Mapping[str, str]
     inner: Mapping[str, Explanation]
     rules: tuple[Rule, ...]
+    owners: tuple[Owner, ...]
 
 
 def codes() -> tuple[str, ...]:
@@ -64,6 +78,11 @@ def codes() -> tuple[str, ...]:
 def rules() -> tuple[Rule, ...]:
     """The messages and printed numbers that are known."""
     return _shipped().rules
+
+
+def owners() -> tuple[Owner, ...]:
+    """The packages whose names are known."""
+    return _shipped().owners
 
 
 def explain(code: str) -> Explanation:
@@ -133,7 +152,8 @@ def load(folder: Path) -> _Catalogue:
             entries[each.code] = each
     own = _read(folder / "torch_npu.toml")
     kinds = [{"sources": own["sources"], **kind} for kind in own["kind"]]
-    families = _read(folder / "families.toml")["family"]
+    general = _read(folder / "families.toml")
+    families = general["family"]
     named = _read(folder / "runtime_names.toml")
     return _Catalogue(
         entries,
@@ -147,13 +167,14 @@ def load(folder: Path) -> _Catalogue:
         dict(_inner(named["inner"], entries, sources)),
         (
             *(
-                _message(table, what, alone=file == "fallbacks.toml")
+                _message(table, what, file)
                 for file in TEXTS
                 for texts in [_read(folder / file)["text"]]
                 for table, what in zip(texts, _explanations(texts, file, "name", sources), strict=True)
             ),
             *_numbers(_read(folder / "numbers.toml")["enumeration"], sources),
         ),
+        tuple(Owner(re.compile(table["names"]), table["advice"]) for table in general["owner"]),
     )
 
 
@@ -182,9 +203,10 @@ def _inner(
             )
 
 
-def _message(table: dict[str, Any], what: Explanation, *, alone: bool) -> Rule:
+def _message(table: dict[str, Any], what: Explanation, file: str) -> Rule:
     pattern = re.compile(table["pattern"], re.IGNORECASE)
-    return Rule(tuple(table["hint"]), pattern, what, {}, tuple(table.get("with", ())), alone)
+    alone, family = file == "fallbacks.toml", file == "families.toml"
+    return Rule(tuple(table["hint"]), pattern, what, {}, tuple(table.get("with", ())), alone, family)
 
 
 def _numbers(tables: list[dict[str, Any]], sources: Mapping[str, Source]) -> Iterator[Rule]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from toprope.codes import reasons
-from toprope.codes.catalogue import Rule, codes, explain, rules
+from toprope.codes import packages, reasons
+from toprope.codes.catalogue import Rule, codes, explain, owners, rules
 from toprope.codes.model import Explanation, Seen
 from toprope.errors import UsageError
 
@@ -33,12 +34,15 @@ _MAY_BE_CODE = (
 
 _KEYWORD = re.compile(rb"code|result|ret|err|status|fail|E[A-Z1-9]\d{3}", re.IGNORECASE)
 _REASON = Rule(reasons.HINTS, re.compile(""), Explanation("", "", "", (), (), ()), {})
+_FRAME = Rule(('file "',), re.compile(""), Explanation("", "", "", (), (), ()), {})
 _VARIES = b"0123456789abcdef"  # digits, and letters of hexadecimal numbers: without them repeated lines are alike
 
 BLOCK = 1 << 20  # bytes that are searched at once
 LIMIT = 200_000  # of remembered forms of lines: some tens of MB
 # lines that a finding waits for one that says more: torch_npu prints its number first and the reason below it
 ARMED = 50  # lines with a code after which a reason is looked for, if the earlier ones had none
+FRAMES = 12  # lines of a traceback that are kept
+TRACEBACK = 60  # lines before an exception in which its frames are
 NEAR = 6  # lines after a code in which the reason that the log gives is looked for
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
 
@@ -136,7 +140,7 @@ def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
 @functools.cache
 def _hints() -> dict[bytes, dict[Rule | None, None]]:
     hints: dict[bytes, dict[Rule | None, None]] = {}
-    for rule in (*rules(), _REASON):
+    for rule in (*rules(), _REASON, _FRAME):
         for hint in rule.hints:
             hints.setdefault(hint.encode(), {})[rule] = None
     return hints
@@ -149,30 +153,43 @@ class _Search:
         self.found: dict[str, _Found] = {}
         self._lenient = lenient
         self._waiting: dict[str, tuple[int, str]] = {}  # codes for which no reason was read yet: line and process
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=FRAMES)
         self._entries = frozenset(codes())
+        self._places = {rule: place for place, rule in enumerate(rules())}
 
     def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
         """Add the findings of one line."""
         line = ""
         gives_reason = False
+        matches: list[tuple[Rule | None, int, Explanation, str]] = []
         for rule in candidates:
             if rule is _REASON:
                 gives_reason = True
                 continue
+            if rule is _FRAME:
+                self._frames.append((number, raw))
+                continue
             if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
                 continue
             line = line or _decoded(raw)
-            for column, what, kind in self._codes(line) if rule is None else self._of_rule(rule, line):
-                found = self.found.get(what.code)
-                if found is None or (number, column) < (found.line, found.column):
-                    text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
-                    count, last = (0, 0) if found is None else (found.count, found.last)
-                    found = _Found(what, number, column, LATER[kind], text, rule, count, last)
-                    self.found[what.code] = found
-                if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
-                    self._waiting[what.code] = (number, reasons.process(line))
-                found.count += found.last != number
-                found.last = number
+            of_rule = self._codes(line) if rule is None else self._of_rule(rule, line, number)
+            matches += ((rule, *match) for match in of_rule)
+        known = any(kind != "own" and (rule is None or rule.specific) for rule, _, _, kind in matches)
+        general = [] if known else [rule for rule, *_ in matches if rule is not None and rule.general]
+        chosen = min(general, key=lambda rule: (rule.alone, self._places[rule]), default=None)
+        for rule, column, what, kind in matches:
+            if rule is not chosen and rule is not None and rule.general:
+                continue
+            found = self.found.get(what.code)
+            if found is None or (number, column) < (found.line, found.column):
+                text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
+                count, last = (0, 0) if found is None else (found.count, found.last)
+                found = _Found(what, number, column, LATER[kind], text, rule, count, last)
+                self.found[what.code] = found
+            if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
+                self._waiting[what.code] = (number, reasons.process(line))
+            found.count += found.last != number
+            found.last = number
         if gives_reason and self._waiting:
             self._reason(number, line or _decoded(raw))
 
@@ -191,9 +208,13 @@ class _Search:
     def results(self) -> list[_Found]:
         """All findings, the first cause first; those that count next to another one alone come just before it."""
         counting = {code: found for code, found in self.found.items() if found.rule is None or not found.rule.alone}
-        if all(code.startswith("ERR") for code in counting):  # torch_npu's own codes say that something failed, no more
-            kinds = (each for each in self.found.items() if each[0] not in counting)
-            counting |= sorted(kinds, key=lambda each: each[1].line)[:1]
+        said = [found for code, found in counting.items() if not code.startswith("ERR")]  # those say that something failed
+        kinds = (each for each in self.found.items() if each[0] not in counting)
+        if any(found.what.order < 2 or found.rule is None or found.rule.values for found in said):
+            kinds = ()
+        elif said:  # reports without a number: an exception says more
+            kinds = (each for each in kinds if not each[1].what.order)
+        counting |= sorted(kinds, key=lambda each: (each[1].what.order, each[1].line))[:1]
         places = {}
         for code, found in counting.items():
             wanted = found.rule.partners if found.rule is not None else ()
@@ -218,20 +239,32 @@ class _Search:
                 code = match[0] if match[0][1] == "x" else hex(int(match[0]))
                 yield from _explained(match.start(), code, "inner")
 
-    def _of_rule(self, rule: Rule, line: str) -> Iterator[tuple[int, Explanation, str]]:
+    def _of_rule(self, rule: Rule, line: str, number: int) -> Iterator[tuple[int, Explanation, str]]:
         match = rule.pattern.search(line)
         if match is None:
             return
         if not rule.values:
             known = self.found.get(rule.what.code)
             earlier = known is None or known.column > match.start()
-            yield match.start(), _filled(rule.what, match.groupdict()) if earlier else rule.what, "text"
+            if earlier:
+                groups = match.groupdict()
+                around = self._around(line, number, groups.get("name") or "") if rule.general else {}
+                yield match.start(), _filled(rule.what, groups, around), "text"
+            else:
+                yield match.start(), rule.what, "text"
             return
         groups = match.groupdict()
         value = int(groups["value"]) if groups.get("value") else int(groups["hex"], 16)
         if value:  # 0 is success
             what = rule.values.get(value) or replace(rule.what, code=f"{rule.what.code} {value}")
             yield match.start(), what, "number"
+
+    def _around(self, line: str, number: int, name: str) -> Mapping[str, str]:
+        """Values of a family: the owner of a name, and where in the traceback the exception was raised."""
+        own = reasons.process(line)
+        near = (_decoded(raw) for at, raw in reversed(self._frames) if number - at < TRACEBACK)
+        frames = (frame for frame in near if reasons.process(frame) == own)
+        return {**packages.of_name(name, owners()), **packages.of_frames(frames, owners())}
 
 
 def _decoded(raw: bytes) -> str:
@@ -258,9 +291,11 @@ def _known(code: str) -> Explanation | None:
         return None  # looks like a code, and is none of Ascend's
 
 
-def _filled(what: Explanation, groups: Mapping[str, str | None]) -> Explanation:
-    """An explanation with what its pattern read out of the line."""
-    values = {name: value or ("a library" if name == "library" else "...") for name, value in groups.items()}
+def _filled(what: Explanation, groups: Mapping[str, str | None], around: Mapping[str, str]) -> Explanation:
+    """An explanation with what its pattern read out of the line, and of a family with what is around it."""
+    empty = "" if around else "..."
+    values = {name: value or ("a library" if name == "library" else empty) for name, value in groups.items()}
+    values |= around
     causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
     filled = replace(what, means=what.means.format_map(values), causes=causes, try_=try_)
     return reasons.computed(filled, groups)

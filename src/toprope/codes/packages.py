@@ -1,0 +1,69 @@
+"""The package that a module, header or variable belongs to, and the one in which an exception was raised. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Owner", "of_frames", "of_name"]
+
+UNKNOWN = "the releases of {name} and of its caller that belong together: the requirements or release page of the caller"
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in ([\w.<>]+))?')
+_INSTALLED = re.compile(r"(?:site|dist)-packages/(.+)")
+_STANDARD = re.compile(r"<|(?:^|/)lib(?:64)?/python3[.\d]*/(?!(?:site|dist)-packages/)")
+_TWICE = re.compile(r"^(\w+)/(?=\1/)")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A package, and how to repair an installation of it.
+
+    Attributes:
+        names: matches the first parts of the names that belong to it.
+        advice: an instruction without a full stop.
+    """
+
+    names: re.Pattern[str]
+    advice: str
+
+
+def of_name(name: str, owners: Iterable[Owner]) -> Mapping[str, str]:
+    """Values `owner` and `advice` for a module, header, library or variable.
+
+    Example:
+        >>> of_name("vllm.v1.core", [])["owner"]
+        'vllm'
+    """
+    first = re.split(r"[./]", name)[0]
+    for owner in owners:
+        if owner.names.fullmatch(first):
+            return {"owner": first, "advice": owner.advice}
+    return {"owner": first or "the library", "advice": UNKNOWN.format(name=first or "the library")}
+
+
+def of_frames(frames: Iterable[str], owners: Iterable[Owner]) -> Mapping[str, str]:
+    """Values `caller` and `place` of the innermost frame that is not Python's or torch's own.
+
+    Args:
+        frames: lines of a traceback with a file, the innermost first.
+        owners: packages that are known in a folder of sources, too.
+
+    Example:
+        >>> of_frames(['  File "/x/site-packages/vllm/config.py", line 7, in check'], [])
+        {'caller': 'vllm', 'place': 'vllm/config.py, line 7, in check'}
+    """
+    known = "|".join(owner.names.pattern for owner in owners) or r"\b\B"
+    sources = re.compile(rf"/((?:{known})/.+)")
+    for text in frames:
+        match = _FRAME.search(text)
+        if match is None or _STANDARD.search(match[1]):
+            continue
+        inside = _INSTALLED.search(match[1]) or sources.search(match[1])
+        path = _TWICE.sub("", inside[1]) if inside is not None else match[1].rpartition("/")[2]
+        caller = path.split("/")[0] if inside is not None else "the program"
+        if caller != "torch":
+            where = f", in {match[3]}" if match[3] else ""
+            return {"caller": caller, "place": f"{path}, line {match[2]}{where}"}
+    return {"caller": "the caller", "place": "the innermost lines of the traceback"}
