@@ -47,13 +47,8 @@ class Rule:
 
     @property
     def general(self) -> bool:
-        """Whether it explains a kind of line, and not one message."""
+        """True for a rule that explains a kind of line, and not one message."""
         return self.alone or self.family
-
-    @property
-    def specific(self) -> bool:
-        """Whether a line that it explains needs no explanation by its kind."""
-        return not (self.general or self.partners)
 
 
 @dataclass(frozen=True)

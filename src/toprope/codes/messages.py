@@ -72,7 +72,7 @@ def in_text(text: str) -> tuple[Explanation, ...]:
     search = _Search(lenient=True)
     lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]
     for index, candidates in enumerate(_candidates(lines)):
-        search.read(index + 1, lines[index], (*candidates, None))
+        search.read(index + 1, lines[index], (None, *candidates))
     return tuple(each.what for each in sorted(search.results(), key=lambda each: (each.line, each.column)))
 
 
@@ -121,7 +121,10 @@ def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
-    """For each line the rules that may match it; None among them where it, or one of its form, may have a code."""
+    """For each line the rules that may match it, those that explain a kind of line last, in their order.
+
+    None is among them where the line, or one of its form, may have a code.
+    """
     text = b"".join(lines)
     small = text.lower()
     ends = list(accumulate(map(len, lines)))
@@ -134,7 +137,15 @@ def _candidates(lines: list[bytes]) -> list[tuple[Rule | None, ...]]:
             place = small.find(hint, ends[index])
     for match in _KEYWORD.finditer(text):
         found[bisect_right(ends, match.start())][None] = None
-    return [tuple(each) for each in found]
+    return [tuple(sorted(each, key=_places().__getitem__)) for each in found]
+
+
+@functools.cache
+def _places() -> dict[Rule | None, int]:
+    """Sort key of rules: codes and messages with an entry first, then families, then lines that count alone."""
+    general = sorted((rule for rule in rules() if rule.general), key=lambda rule: rule.alone)
+    others: dict[Rule | None, int] = dict.fromkeys((None, _REASON, _FRAME, *rules()), 0)
+    return others | {rule: place for place, rule in enumerate(general, 1)}
 
 
 @functools.cache
@@ -155,13 +166,11 @@ class _Search:
         self._waiting: dict[str, tuple[int, str]] = {}  # codes for which no reason was read yet: line and process
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=FRAMES)
         self._entries = frozenset(codes())
-        self._places = {rule: place for place, rule in enumerate(rules())}
 
     def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
         """Add the findings of one line."""
         line = ""
-        gives_reason = False
-        matches: list[tuple[Rule | None, int, Explanation, str]] = []
+        gives_reason = known = False
         for rule in candidates:
             if rule is _REASON:
                 gives_reason = True
@@ -171,25 +180,21 @@ class _Search:
                 continue
             if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
                 continue
+            if known and rule is not None and rule.general:
+                break
             line = line or _decoded(raw)
-            of_rule = self._codes(line) if rule is None else self._of_rule(rule, line, number)
-            matches += ((rule, *match) for match in of_rule)
-        known = any(kind != "own" and (rule is None or rule.specific) for rule, _, _, kind in matches)
-        general = [] if known else [rule for rule, *_ in matches if rule is not None and rule.general]
-        chosen = min(general, key=lambda rule: (rule.alone, self._places[rule]), default=None)
-        for rule, column, what, kind in matches:
-            if rule is not chosen and rule is not None and rule.general:
-                continue
-            found = self.found.get(what.code)
-            if found is None or (number, column) < (found.line, found.column):
-                text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
-                count, last = (0, 0) if found is None else (found.count, found.last)
-                found = _Found(what, number, column, LATER[kind], text, rule, count, last)
-                self.found[what.code] = found
-            if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
-                self._waiting[what.code] = (number, reasons.process(line))
-            found.count += found.last != number
-            found.last = number
+            for column, what, kind in self._codes(line) if rule is None else self._of_rule(rule, line, number):
+                found = self.found.get(what.code)
+                if found is None or (number, column) < (found.line, found.column):
+                    text = line.strip() if len(line) <= 240 else line[max(0, column - 80) :].strip()[:240] + " ..."
+                    count, last = (0, 0) if found is None else (found.count, found.last)
+                    found = _Found(what, number, column, LATER[kind], text, rule, count, last)
+                    self.found[what.code] = found
+                if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
+                    self._waiting[what.code] = (number, reasons.process(line))
+                found.count += found.last != number
+                found.last = number
+                known = known or (kind != "own" and (rule is None or not rule.partners))
         if gives_reason and self._waiting:
             self._reason(number, line or _decoded(raw))
 
@@ -208,13 +213,13 @@ class _Search:
     def results(self) -> list[_Found]:
         """All findings, the first cause first; those that count next to another one alone come just before it."""
         counting = {code: found for code, found in self.found.items() if found.rule is None or not found.rule.alone}
-        said = [found for code, found in counting.items() if not code.startswith("ERR")]  # those say that something failed
-        kinds = (each for each in self.found.items() if each[0] not in counting)
-        if any(found.what.order < 2 or found.rule is None or found.rule.values for found in said):
-            kinds = ()
-        elif said:  # reports without a number: an exception says more
-            kinds = (each for each in kinds if not each[1].what.order)
-        counting |= sorted(kinds, key=lambda each: (each[1].what.order, each[1].line))[:1]
+        # torch_npu's own codes say that something failed, no more
+        said = [found for code, found in counting.items() if not code.startswith("ERR")]
+        others = [found for code, found in self.found.items() if code not in counting]
+        if not any(found.what.order < 2 or found.rule is None or found.rule.values for found in said):
+            others = [each for each in others if not (said and each.what.order)]
+            others.sort(key=lambda each: (each.what.order, each.line))
+            counting |= {each.what.code: each for each in others[:1]}
         places = {}
         for code, found in counting.items():
             wanted = found.rule.partners if found.rule is not None else ()
@@ -245,7 +250,7 @@ class _Search:
             return
         if not rule.values:
             known = self.found.get(rule.what.code)
-            earlier = known is None or known.column > match.start()
+            earlier = known is None or (number, match.start()) < (known.line, known.column)
             if earlier:
                 groups = match.groupdict()
                 around = self._around(line, number, groups.get("name") or "") if rule.general else {}
