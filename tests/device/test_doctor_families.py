@@ -203,6 +203,26 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
         "aclnn_ops.cpp:3007: GGML_ASSERT(n_dims == src0->ne[0]) failed",
         "torch.distributed.elastic failed (exitcode: -11) local_rank: 0",
     ]),
+    ("parallel-size", "--tensor-parallel-size", [
+        "ValueError: Total number of attention heads (52) must be divisible by tensor parallel size (8).",
+        "AssertionError: 12 is not divisible by 8",
+        "AssertionError: n_physical_experts=256 must be divisible by ep_size=3. Adjust num_redundant_experts.",
+    ]),
+    ("host-limits", "ulimit", [
+        "RuntimeError: can't start new thread",
+        "OSError: [Errno 24] Too many open files",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 34 of 64: Resource temporarily unavailable",
+    ]),
+    ("tensor-shape", "speculative decoding", [
+        "RuntimeError: shape '[6, -1]' is invalid for input of size 512",
+        "RuntimeError: The size of tensor a (7968) must match the size of tensor b (0) at non-singleton dimension 0",
+        "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+    ]),
+    ("setting-refused", "config.json", [
+        "  Value error, Expecting value: line 1 column 1 (char 0) [type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]",
+        "  Assertion failed, max_num_batched_tokens must be larger [type=assertion_error]",
+        "  Input should be 'auto', 'half' or 'float16' [type=literal_error, input_value='int8']",
+    ]),
     ("npu-unsupported", "leave the option out", [
         "ValueError: Speculative decoding is not supported on this platform",
         ERROR + "NotImplementedError: sequence parallelism is not implemented for NPU",
