@@ -88,10 +88,20 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
         "AttributeError: '_OpNamespace' '_C_ascend' object has no attribute 'npu_apply_top_k_top_p'",
         "AttributeError: '_OpNamespace' 'npu' object has no attribute 'npu_sparse_flash'",
     ]),
-    ("python-attribute", "different releases", [
+    ("python-object", "different releases", [
         "AttributeError: 'AscendQuantConfig' object has no attribute 'packed_modules_mapping'",
         "AttributeError: 'NPUModelRunner' object has no attribute 'mm_budget'",
+        "AttributeError: 'AscendRowParallelLinear' object has no attribute 'aclnn_input_scale'",
+    ]),
+    ("python-attribute", "different releases", [
         "AttributeError: module 'torch_npu.npu' has no attribute 'profile'",
+        "AttributeError: module 'transformers' has no attribute 'AutoModelForVision2Seq'",
+        "AttributeError: partially initialized module 'vllm.config' has no attribute 'VllmConfig'",
+    ]),
+    ("plugin-or-model-import", "traceback", [
+        "Failed to load plugin ascend",
+        "Value error, Model architectures ['Qwen3NextForCausalLM'] failed to be inspected. Please check the logs",
+        "Error in inspecting model architecture 'Glm4vForConditionalGeneration'",
     ]),
     ("python-name", "different releases", [
         "ImportError: cannot import name 'AscendFusedMoE' from 'vllm_ascend.ops.fused_moe' (/x/fused_moe.py)",
@@ -300,7 +310,7 @@ def test_consequences_never_come_before_the_root() -> None:
         "[ERROR] 2025-12-30 (PID:1532, Device:-1, RankID:-1) ERR99999 UNKNOWN applicaiton exception",
     ]
     for turned in (log, log[1:2] + log, log[2:] + log[:2]):
-        assert codes(*turned)[0] == "python-attribute"
+        assert codes(*turned)[0] == "python-object"
         assert "python-exception" not in codes(*turned)
 
 
@@ -317,7 +327,7 @@ def test_the_traceback_says_who_raised_the_exception() -> None:
     assert alone.what.means == "vllm_ascend stopped with AssertionError: "
     assert "vllm_ascend/worker/model_runner_v1.py, line 31, in load" in alone.what.try_[0]
     both = in_log(line.encode() for line in log)
-    assert [each.what.code for each in both] == ["python-attribute"]
+    assert [each.what.code for each in both] == ["python-object"]
     assert "X has no y, which sglang uses" in both[0].what.means
     program, *_ = in_log(
         [
@@ -332,7 +342,7 @@ def test_the_owner_of_a_name_gives_the_cure() -> None:
     cures = {
         "ModuleNotFoundError: No module named 'vllm.v1.x'": "vllm first, vllm-ascend after it",
         "ImportError: cannot import name 'x' from 'mindspeed.features' (/x)": "one Megatron alone",
-        "ImportError: cannot import name 'x' from 'foo.bar' (/x)": "the releases of foo and of its caller",
+        "ImportError: cannot import name 'x' from 'foo.bar' (/x)": "the releases of foo and of the packages",
         "fatal error: acl/acl.h: No such file or directory": "set_env.sh",
     }
     for line, cure in cures.items():

@@ -269,7 +269,9 @@ class _Search:
         own = reasons.process(line)
         near = (_decoded(raw) for at, raw in reversed(self._frames) if number - at < TRACEBACK)
         frames = (frame for frame in near if reasons.process(frame) == own)
-        return {**packages.of_name(name, owners()), **packages.of_frames(frames, owners())}
+        raised = packages.of_frames(frames, owners())
+        repair = packages.of_name(raised["caller"], owners())["advice"]
+        return {**packages.of_name(name, owners()), **raised, "repair": repair}
 
 
 def _decoded(raw: bytes) -> str:

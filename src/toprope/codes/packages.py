@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["Owner", "of_frames", "of_name"]
 
-UNKNOWN = "the releases of {name} and of its caller that belong together, by the requirements of the caller"
+UNKNOWN = "the releases of {name} and of the packages it works with that belong together, by their requirements"
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in ([\w.<>]+))?')
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(.+)")

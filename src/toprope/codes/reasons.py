@@ -11,7 +11,7 @@ from toprope.codes.model import Explanation
 __all__ = ["HINTS", "computed", "fitting", "of_line", "process"]
 
 # texts in small letters, one of which is in every line that of_line finds something in
-HINTS = ("reason", "possible cause", "[func:", "must be ", "should be ", "not implemented for dt_")
+HINTS = ("reason", "possible cause", "[func:", "[pid: ", "must be ", "should be ", "not implemented for dt_")
 LONGEST = 200
 SHORTEST = 40  # a shorter reason needs the statement before it: "Value [x] for [y] is invalid. Reason: not in the list"
 
@@ -28,6 +28,11 @@ _BEFORE = (
 _REASON = re.compile(r"\bReasons?: *(.+)|Possible Causes?: *(.+)", re.IGNORECASE)
 _BRACKETS = re.compile(r"\breason=\[[^\]]+\]")
 _MUST = re.compile(r"\b(?:must|should) be \S|not implemented for DT_")
+_REFUSED = re.compile(
+    r"E[0-9A-Z]\d{4}:? ?\[PID: ?\d+\].*?(?:unsupport|not support|invalid|mismatch|exceed|out of range|cannot|can't|should|must"
+    r"|expect|wrong|illegal|(?:larg|small|great)er than|less than|not match|not equal)",
+    re.IGNORECASE,
+)
 _AFTER = re.compile(r"\[FUNC:.*|\bSolution:.*|\bTraceBack \(most.*", re.IGNORECASE)
 _WORDS = re.compile(r"`((?:(?!\.\.\.)[^`])+)`: ")
 _PROCESS = re.compile(r"\[?rank ?\d+\]?(?=:)|\([^)]{0,80}pid=\d+\)")
@@ -47,7 +52,7 @@ def of_line(line: str) -> str:
     given = "" if match is None else match[1] or match[2]
     if len(given) > SHORTEST:
         text = given
-    elif given or _BRACKETS.search(line) or _MUST.search(line) or "[FUNC:" in line:
+    elif given or _BRACKETS.search(line) or _MUST.search(line) or "[FUNC:" in line or _REFUSED.search(line):
         text = line
         for pattern in _BEFORE:
             text = pattern.sub("", text, count=1)
