@@ -335,7 +335,7 @@ def test_the_traceback_says_who_raised_the_exception() -> None:
             b"TypeError: f() takes 1 positional argument but 2 were given",
         ]
     )
-    assert "train.py, line 3, in <module>" in program.what.try_[0]
+    assert "train.py, line 3, in <module>" in program.what.try_[1]
 
 
 def test_the_owner_of_a_name_gives_the_cure() -> None:
