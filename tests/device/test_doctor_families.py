@@ -168,6 +168,11 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
         "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
         "The client socket has failed to connect to [10.0.0.1]:29500 (errno: 111 - Connection refused).",
     ]),
+    ("cache-transfer", "use_ascend_direct", [
+        "E20260106 06:43:02.966156  5793 ascend_direct_transport.cpp:820] Failed to connect to target: 172.17.0.16:25482, status: 103900",
+        "RuntimeError: Mooncake transfer failed, ret: -1",
+        "ERROR 03-31 02:49:30 [mooncake_connector.py:441] Failed to transfer KV cache for request chatcmpl-1",
+    ]),
     ("ray-no-npu", "ray status", [
         "ValueError: Current node has no NPU available. current_node_resource={'CPU': 192.0, 'GPU': 8.0}",
         "ValueError: placement group bundle index 8 is invalid. Valid placement group indexes: 0-2",

@@ -169,7 +169,9 @@ def load(folder: Path) -> _Catalogue:
             ),
             *_numbers(_read(folder / "numbers.toml")["enumeration"], sources),
         ),
-        tuple(Owner(re.compile(table["names"]), table["advice"]) for table in general["owner"]),
+        tuple(
+            Owner(re.compile(table["names"]), table["advice"], table.get("python", False)) for table in general["owner"]
+        ),
     )
 
 

@@ -59,9 +59,13 @@ class _Found:
     last: int = 0
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Sort key: causes first, and of those the earliest line, with lines that wait for one that says more."""
-        return self.what.order, self.line + (0 if self.what.order else self.later), self.column
+    def place(self) -> tuple[int, bool, int, int]:
+        """Sort key: causes first, and of those the earliest line, with lines that wait for one that says more.
+
+        Of reports those with a reason in the log come first.
+        """
+        report = self.what.order == 2 and not self.what.reason
+        return self.what.order, report, self.line + (0 if self.what.order else self.later), self.column
 
 
 def in_text(text: str) -> tuple[Explanation, ...]:
@@ -269,9 +273,7 @@ class _Search:
         own = reasons.process(line)
         near = (_decoded(raw) for at, raw in reversed(self._frames) if number - at < TRACEBACK)
         frames = (frame for frame in near if reasons.process(frame) == own)
-        raised = packages.of_frames(frames, owners())
-        repair = packages.of_name(raised["caller"], owners())["advice"]
-        return {**packages.of_name(name, owners()), **raised, "repair": repair}
+        return {**packages.of_name(name, owners()), **packages.of_frames(frames, owners())}
 
 
 def _decoded(raw: bytes) -> str:

@@ -23,10 +23,12 @@ class Owner:
     Attributes:
         names: matches the first parts of the names that belong to it.
         advice: an instruction without a full stop.
+        python: it is a Python package, which a frame of a traceback can be in.
     """
 
     names: re.Pattern[str]
     advice: str
+    python: bool = False
 
 
 def of_name(name: str, owners: Iterable[Owner]) -> Mapping[str, str]:
@@ -44,26 +46,28 @@ def of_name(name: str, owners: Iterable[Owner]) -> Mapping[str, str]:
 
 
 def of_frames(frames: Iterable[str], owners: Iterable[Owner]) -> Mapping[str, str]:
-    """Values `caller` and `place` of the innermost frame that is not Python's or torch's own.
+    """Values `caller`, `place` and `repair` of the innermost frame that is not Python's or torch's own.
 
     Args:
         frames: lines of a traceback with a file, the innermost first.
         owners: packages that are known in a folder of sources, too.
 
     Example:
-        >>> of_frames(['  File "/x/site-packages/vllm/config.py", line 7, in check'], [])
-        {'caller': 'vllm', 'place': 'vllm/config.py, line 7, in check'}
+        >>> of_frames(['  File "/x/site-packages/vllm/config.py", line 7, in check'], [])["place"]
+        'vllm/config.py, line 7, in check'
     """
-    known = "|".join(owner.names.pattern for owner in owners) or r"\b\B"
-    sources = re.compile(rf"/((?:{known})/.+)")
+    owners = [owner for owner in owners if owner.python]
+    known = "".join(f"{owner.names.pattern}|" for owner in owners)
+    sources = re.compile(rf"/((?:{known}(?<=/src/)[a-z]\w+|(?<=/python/)[a-z]\w+)/.+)")
+    caller, place = "the caller", "the innermost lines of the traceback"
     for text in frames:
         match = _FRAME.search(text)
         if match is None or _STANDARD.search(match[1]):
             continue
         inside = _INSTALLED.search(match[1]) or sources.search(match[1])
         path = _TWICE.sub("", inside[1]) if inside is not None else match[1].rpartition("/")[2]
-        caller = path.split("/")[0] if inside is not None else "the program"
-        if caller != "torch":
-            where = f", in {match[3]}" if match[3] else ""
-            return {"caller": caller, "place": f"{path}, line {match[2]}{where}"}
-    return {"caller": "the caller", "place": "the innermost lines of the traceback"}
+        if inside is None or not path.startswith("torch/"):
+            caller = path.split("/")[0] if inside is not None else "the program"
+            place = f"{path}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
+            break
+    return {"caller": caller, "place": place, "repair": of_name(caller, owners)["advice"]}
