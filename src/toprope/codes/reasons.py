@@ -29,8 +29,8 @@ _REASON = re.compile(r"\bReasons?: *(.+)|Possible Causes?: *(.+)", re.IGNORECASE
 _BRACKETS = re.compile(r"\breason=\[[^\]]+\]")
 _MUST = re.compile(r"\b(?:must|should) be \S|not implemented for DT_")
 _REFUSED = re.compile(
-    r"E[0-9A-Z]\d{4}:? ?\[PID: ?\d+\].*?(?:unsupport|not support|invalid|mismatch|exceed|out of range|cannot|can't|should|must"
-    r"|expect|wrong|illegal|(?:larg|small|great)er than|less than|not match|not equal)",
+    r"E[0-9A-Z]\d{4}:? ?\[PID: ?\d+\].*?(?:unsupport|not support|invalid|mismatch|exceed|out of range|cannot|can't"
+    r"|should|must|expect|wrong|illegal|(?:larg|small|great)er than|less than|not match|not equal)",
     re.IGNORECASE,
 )
 _AFTER = re.compile(r"\[FUNC:.*|\bSolution:.*|\bTraceBack \(most.*", re.IGNORECASE)
