@@ -250,7 +250,7 @@ class _Search:
 
     def _of_rule(self, rule: Rule, line: str, number: int) -> Iterator[tuple[int, Explanation, str]]:
         match = rule.pattern.search(line)
-        if match is None:
+        if match is None or (rule.general and "warning" in line[:100].lower()):
             return
         if not rule.values:
             known = self.found.get(rule.what.code)
@@ -306,5 +306,6 @@ def _filled(what: Explanation, groups: Mapping[str, str | None], around: Mapping
     values = {name: value or ("a library" if name == "library" else empty) for name, value in groups.items()}
     values |= around
     causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
-    filled = replace(what, means=what.means.format_map(values), causes=causes, try_=try_)
+    means = what.means.format_map(values)
+    filled = replace(what, means=" ".join(means.split()).rstrip(" :"), causes=causes, try_=try_)
     return reasons.computed(filled, groups)
