@@ -33,13 +33,16 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 # $torch is split into words on purpose, so that it may carry pip's own options.
 set -f
 # shellcheck disable=SC2086
-pip install --quiet $torch
+pip install --quiet --no-compile $torch
 set +f
 
 # From here on torch stays as it is, also where TORCH named another version than constraints.txt does.
 grep -v '^torch==' constraints.txt >.venv/constraints.txt
 .venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>.venv/constraints.txt
-pip install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
+pip install --quiet --no-compile --constraint .venv/constraints.txt --editable '.[dev]'
+
+# Compiled at its import as everything else, torch alone would take long; all packages would take minutes.
+.venv/bin/python -m compileall -q -j 0 "$(.venv/bin/python -c 'import torch; print(*torch.__path__)')" >/dev/null || true
 
 touch .venv/.ready
 echo "setup: .venv is ready"

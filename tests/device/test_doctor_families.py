@@ -44,6 +44,16 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
         '  Could not find a package configuration file provided by "pybind11" with any',
         "/bin/sh: line 1: ccec: command not found",
     ]),
+    ("build-file", "another CANN", [
+        "  include could not find requested file:",
+        "  /x/CMakeLists.txt:12: include could not find load file:",
+        "CMake Error: could not find requested file: cann.cmake",
+    ]),
+    ("atb-setup", "NNAL", [
+        "Exception raised from OperationSetup at build/third_party/op-plugin/op_plugin_atb.dir/compiler_depend.ts:131",
+        "frame #2: atb::OperationSetup(atb::VariantPack, atb::Operation*, atb::Context*) + 0x8c (0xffff102146bc in /x.so)",
+        "  at build/op_plugin/CMakeFiles/op_plugin_atb.dir/compiler_depend.ts:131 (most recent call first):",
+    ]),
     ("build-code", "release of torch", [
         "/x/dup.h:31:9: error: no matching function for call to 'CastIntrinsicsImpl'",
         "attention.cpp:12:5: error: 'NPUStream' was not declared in this scope",

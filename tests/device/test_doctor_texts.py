@@ -348,6 +348,18 @@ def test_a_kind_of_line_is_named_where_nothing_else_is_known() -> None:
     assert "runtime-call" not in [each.what.code for each in in_log([line, b"error code is 507015"])]
 
 
+def test_a_log_is_named_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`doctor train.log` said that train.log is no code of Ascend."""
+    log = tmp_path / "train.log"
+    log.write_text("bishengir-compile: Cannot find option named 'Ascend910B4-1'!\nNPU out of memory.\n")
+    assert main(["doctor", "--json", str(log), "507015"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["code"] for each in answer] == ["unknown-chip", "out-of-memory", "507015"]
+    for argument, words in ((str(tmp_path), "is a folder"), (str(tmp_path / "no.log"), "there is no file")):
+        assert main(["doctor", argument]) == 2
+        assert words in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_log_on_stdin_needs_no_argument(tmp_path: Path) -> None:
     log = tmp_path / "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -31,7 +32,7 @@ def doctor(
         typer.Argument(
             metavar="[CODE]...",
             show_default=False,
-            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), or a log on stdin (-).',
+            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), a log: its file, or stdin (-).',
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Also whether pictures can be edited: one is.")] = False,
@@ -42,7 +43,7 @@ def doctor(
 ) -> None:
     """Look for what keeps programs from the NPU, and say what to do; or explain error codes and logs.
 
-    `toprope doctor < log` explains what is in a log, the first cause first. Without CODE and log: what is installed,
+    `toprope doctor train.log` explains what is in a log, the first cause first. Without CODE and log: what is installed,
     what is visible and why not, whether versions belong together, which dtypes work, one tiny training. torch runs in
     a process of its own, nothing is downloaded. With --images also whether pictures can be edited. The exit status is
     1 where there is a problem, else 0. More: toprope explain doctor.
@@ -91,11 +92,13 @@ def _explain(words: list[str], *, as_json: bool) -> None:
     found = {}
     seen: tuple[Seen, ...] = ()
     for word in words:
-        if word == "-":
-            lines = _Counted(getattr(sys.stdin, "buffer", None) or BytesIO(sys.stdin.read().encode(errors="replace")))
-            seen += in_log(lines)
-            if not seen:
-                raise _nothing(f"{lines.count} lines of stdin")
+        if word == "-" or _is_file(word):
+            with _opened(word) as log:
+                lines = _Counted(log)
+                found_here = in_log(lines)
+            if not found_here:
+                raise _nothing(f"{lines.count} lines of {'stdin' if word == '-' else word}")
+            seen += found_here
             continue
         known = in_text(word)
         if not any(letter.isspace() for letter in word.strip()) and (not known or known[0].code == word.upper()):
@@ -112,6 +115,27 @@ def _explain(words: list[str], *, as_json: bool) -> None:
             show(codes_text(explanations))
         if seen:
             show(seen_text(seen))
+
+
+def _is_file(word: str) -> bool:
+    """Tell a log's file from a code or a message; what looks like a path and is none is an error."""
+    if os.path.isfile(word):
+        return True
+    if os.path.isdir(word):
+        raise UsageError(f"{word} is a folder.", do=f"name the logs: toprope doctor {word.rstrip('/')}/*.log")
+    if not any(letter.isspace() for letter in word) and (os.sep in word or word.endswith((".log", ".txt"))):
+        raise UsageError(f"there is no file {word}.", looked_at=os.getcwd(), do="give the path of a log, or a code")
+    return False
+
+
+def _opened(word: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+    if word != "-":
+        try:
+            return open(word, "rb")
+        except OSError as error:
+            raise UsageError(f"{word} cannot be read: {error.strerror}.", do="check its permissions") from None
+    stdin = getattr(sys.stdin, "buffer", None) or BytesIO(sys.stdin.read().encode(errors="replace"))
+    return contextlib.nullcontext(stdin)
 
 
 def _nothing(looked_at: str) -> UsageError:

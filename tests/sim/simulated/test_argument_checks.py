@@ -13,6 +13,7 @@ from children import facts
 SIM = "910B3x2"
 
 X = torch.arange(12.0, device=CARD).reshape(3, 4)
+THETA = torch.ones(1, 1, 1, device=CARD, requires_grad=True)
 PICTURE = torch.ones(1, 2, 6, 6, device=CARD)
 
 WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
@@ -22,7 +23,8 @@ WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
     ),
     "a step of zero": (lambda: torch.arange(0, 3, 0, device=CARD), "step must be nonzero", "ERR01003"),
     "no step to the end": (
-        lambda: torch.arange(3, 0, 1, device=CARD), "upper bound and larger bound inconsistent with step sign", "ERR01003",
+        lambda: torch.arange(3, 0, 1, device=CARD),
+        "upper bound and larger bound inconsistent with step sign", "ERR01003",
     ),
     "a divisor of zero": (lambda: F.avg_pool2d(PICTURE, 2, divisor_override=0), "divisor must be not zero", "ERR01003"),
     "no bins": (lambda: torch.histc(X, bins=0), "bins must be > 0", "ERR01003"),
@@ -38,7 +40,9 @@ WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
         lambda: X[torch.tensor([0, 1], device=CARD), torch.tensor([0, 1, 2], device=CARD)],
         "shape mismatch: indexing tensors could not be broadcast together with shapes", "ERR01003",
     ),
-    "a negative deviation": (lambda: torch.empty(2, device=CARD).normal_(0, -1), "normal expects std >= 0.0", "ERR01003"),
+    "a negative deviation": (
+        lambda: torch.empty(2, device=CARD).normal_(0, -1), "normal expects std >= 0.0", "ERR01003",
+    ),
     "gelu": (
         lambda: F.gelu(X, approximate="no"), "NPU error, approximate argument must be either none or tanh.", "ERR01001",
     ),
@@ -46,7 +50,7 @@ WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
 
 REFUSED_ON_CARDS: dict[str, tuple[Callable[[], object], str, str]] = {
     "gradient of a grid in three dimensions": (
-        lambda: F.affine_grid(torch.ones(1, 3, 4, device=CARD, requires_grad=True), [1, 1, 2, 2, 2], False).sum().backward(),
+        lambda: F.affine_grid(THETA.expand(1, 3, 4), [1, 1, 2, 2, 2], False).sum().backward(),
         "AffineGridGeneratorBackward needs 4d (spatial) input.", "ERR01001",
     ),
     "singular values of float64": (
@@ -94,7 +98,7 @@ def test_what_torch_npu_takes_of_the_same_operators() -> None:
 
 
 def test_more_memory_than_there_are_addresses() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory. Tried to allocate more than 1EB memory."):
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate more than 1EB memory"):
         torch.empty(1024 * 1024 * 1024 * 1024 * 1024 * 1024, dtype=torch.uint8, device=CARD)
 
 

@@ -180,11 +180,14 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_npu_has_not_is_refused_in_its_words(name: str) -> None:
-    with pytest.raises(RuntimeError, match=r"CAUTION: The operator 'aten::\w+(\.\w+)?' is not currently supported on the NPU"
-                       r" backend\.\n.*ERR01007 OPS feature not supported"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"CAUTION: The operator 'aten::\w+(\.\w+)?' is not currently supported on the NPU"
+        r" backend\.\n.*ERR01007 OPS feature not supported",
+    ):
         REFUSED[name]()
 
 
 def test_compressed_tensors_stay_refused() -> None:
-    with pytest.raises((RuntimeError, NotImplementedError), match="sparse|Sparse|CAUTION"):
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"sparse|Sparse|CAUTION"):
         pair()[0].to_sparse_csr()

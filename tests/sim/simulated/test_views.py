@@ -147,7 +147,9 @@ def test_memory_formats() -> None:
         lambda: torch.empty(1, 2, 3, 4, device=CARD, memory_format=torch.channels_last),
         lambda: x.to(CARD, memory_format=torch.channels_last),
     ):
-        with pytest.raises(RuntimeError, match="Only (c10::MemoryFormat::Contiguous|contiguous_format or preserve_format) is"):
+        with pytest.raises(
+            RuntimeError, match=r"Only (c10::MemoryFormat::Contiguous|contiguous_format or preserve_format) is"
+        ):
             refused()
     with pytest.raises(RuntimeError, match="NPU only support format is contiguous_format or preserve_format"):
         x.to(CARD).resize_as_(x.to(CARD), memory_format=torch.channels_last)

@@ -108,8 +108,12 @@ from toprope.sim.npu.npu_config import (
 )
 from toprope.sim.npu.overflow import clear_npu_overflow_flag, get_npu_overflow_flag
 from toprope.sim.npu.random import (
-    _get_rng_state_offset,
-    _set_rng_state_offset,
+    _get_rng_state_offset as _get_rng_state_offset,
+)
+from toprope.sim.npu.random import (
+    _set_rng_state_offset as _set_rng_state_offset,
+)
+from toprope.sim.npu.random import (
     get_rng_state,
     get_rng_state_all,
     initial_seed,

@@ -57,7 +57,7 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def _get_rng_state_offset(device: int | str | torch.device = "npu") -> int:
-    """What a card's generator has drawn since its seed was set, as its offset counts it."""
+    """Return the offset of a card's generator, which counts what was drawn since its seed was set."""
     return _generator(device).get_offset()
 
 

@@ -106,7 +106,7 @@ def _host_profiler(options: Options) -> Any:
     """torch's profiler of the CPU. It sees all threads, as the trace of the cards does."""
     settings = torch._C._profiler._ExperimentalConfig(profile_all_threads=True, verbose=options.stack)
     return torch.profiler.profiler.profile(
-        activities=[torch.profiler.profiler.ProfilerActivity.CPU],
+        activities=[torch._C._profiler.ProfilerActivity.CPU],
         record_shapes=options.shapes,
         with_stack=options.stack,
         with_flops=options.flops,
