@@ -40,13 +40,13 @@ ALL_KINDS = """
     for attempt in (
         lambda: torch._masked_scale(ones(4), ones(4, dtype=torch.uint8), 1.0),
         lambda: torch.cummax(ones(4, dtype=torch.complex64), 0),
-        lambda: ones(4).to_sparse(),
-        lambda: torch.empty(2, device="npu", layout=torch.sparse_coo),
+        lambda: ones(2, 2).to_sparse_csr(),
+        lambda: torch.empty(2, 2, device="npu", layout=torch.sparse_csr),
         nested,
         lambda: torch.mm(ones(2, 2, dtype=torch.int32), ones(2, 2, dtype=torch.int32)),
         lambda: ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
         lambda: ones(1, 2, 3, 4).to(memory_format=torch.channels_last),
-        lambda: torch_npu.npu_swiglu(ones(4).double()),
+        lambda: torch_npu.npu_swiglu(ones(4, dtype=torch.float64)),
         lambda: torch_npu.npu_grouped_matmul,
         lambda: torch.npu.NPUGraph(),
         lambda: torch.npu.nothing,
@@ -76,7 +76,7 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
     assert [(lack["name"], lack["reason"], lack["dtype"]) for lack in facts["lacks"]] == [
         ("aten::_masked_scale", "kernel", "float32"),
         ("aten::_cummax_helper", "dtype", "complex64"),
-        ("aten::_to_sparse", "layout", "float32"),
+        ("aten::_to_sparse_csr", "layout", "float32"),
         ("aten::empty", "layout", None),
         ("aten::to_padded_tensor", "layout", "float32"),
         ("aten::mm", "refused", "int32"),
@@ -111,8 +111,8 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
         ("torch_npu.npu_grouped_matmul(x)", "a name is missing here: torch_npu.npu_grouped_matmul, program.py:3; the"),
         ("from torch_npu import npu_grouped_matmul", "a name is missing here: torch_npu.npu_grouped_matmul, program"),
         (
-            "import sys; exec('try: x.to_sparse()\\nexcept RuntimeError: sys.exit(1)')",
-            "perhaps because an operator had no kernel here for sparse, nested or quantized tensors: aten::_to_sparse",
+            "import sys; exec('try: x.view(2, 2).to_sparse_csr()\\nexcept RuntimeError: sys.exit(1)')",
+            "perhaps because an operator had no kernel here for sparse, nested or quantized tensors: aten::_to_sparse_csr",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_program_that_catches_the_error_did_not_fail_and_its_waits_have_places
         import threading, torch
         x = torch.ones(64, device="npu")
         try:
-            x.to_sparse()
+            x.view(8, 8).to_sparse_csr()
         except NotImplementedError:
             pass
 
@@ -157,7 +157,7 @@ def test_a_program_that_catches_the_error_did_not_fail_and_its_waits_have_places
     assert done.returncode == 0, done.stderr
     facts = facts_of(done)
     assert facts["failed"] is None
-    assert [lack["name"] for lack in facts["lacks"]] == ["aten::_to_sparse"]
+    assert [lack["name"] for lack in facts["lacks"]] == ["aten::_to_sparse_csr"]
     places = facts["simulated"][0]["places"]
     assert places["estimated"]
     back = {(one["operation"], Path(one["file"]).name, one["line"]): one["times"] for one in places["copies_back"]}
@@ -236,7 +236,7 @@ def test_of_several_ranks_the_first_that_failed_is_named(tmp_path: Path) -> None
         x = torch.ones(4, device="npu")
         if os.environ["RANK"] == "1":
             try:
-                x.to_sparse()
+                x.view(2, 2).to_sparse_csr()
             finally:
                 open("failed", "w").close()
         while not os.path.exists("failed"):
@@ -246,5 +246,7 @@ def test_of_several_ranks_the_first_that_failed_is_named(tmp_path: Path) -> None
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     done = run(tmp_path, code, "--count", "2", torchrun, "--standalone", "--nproc-per-node", "2", "program.py")
     assert done.returncode != 0
-    line = "rank 1: an operator had no kernel here for sparse, nested or quantized tensors: aten::_to_sparse (float32)"
+    line = (
+        "rank 1: an operator had no kernel here for sparse, nested or quantized tensors: aten::_to_sparse_csr (float32)"
+    )
     assert f"\n  failed        {line}, program.py:6; not known whether the card has one\n" in done.stderr

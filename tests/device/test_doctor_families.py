@@ -212,7 +212,7 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
     ("path-permission", "kernel_meta", [
         "Path [/usr/bin] for [ge.debugDir] is invalid.Result: access real path failed. Reason: Permission denied",
         "PermissionError: [Errno 13] Permission denied: '/workspace/kernel_meta'",
-        "OSError: [Errno 30] Read-only file system: '/root/.cache'",
+        "OSError: [Errno 30] Read-only file system: '/home/u/.cache'",
     ]),
     ("host-memory", "host's memory", [
         "OSError: [Errno 12] Cannot allocate memory",
@@ -220,7 +220,7 @@ MEMBERS: list[tuple[str, str, Sequence[str]]] = [
         "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 117440512 bytes.",
     ]),
     ("disk-full", "df -h", [
-        "OSError: [Errno 28] No space left on device: '/root/.triton/x'",
+        "OSError: [Errno 28] No space left on device: '/home/u/.triton/x'",
         "No space left on device",
         "OSError: [Errno 122] Disk quota exceeded",
     ]),
@@ -289,7 +289,7 @@ NEAR_MISSES = [
     "0 errors, 0 exceptions",
     "INFO 06-03 quantization method ascend chosen",
     "AssertionErrors are caught here",
-    "[rank0]: Warning: FileNotFoundError: [Errno 2] No such file or directory: '/root/.config/x' ignored",
+    "[rank0]: Warning: FileNotFoundError: [Errno 2] No such file or directory: '/home/u/.config/x' ignored",
     "WARNING 10-28 03:24:22 [x.py:20] ImportError: cannot import name 'x' from 'vllm.y', using the default",
 ]
 

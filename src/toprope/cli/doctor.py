@@ -32,7 +32,7 @@ def doctor(
         typer.Argument(
             metavar="[CODE]...",
             show_default=False,
-            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), a log: its file, or stdin (-).',
+            help='Explain a code (507034, EZ1001, ERR00100), the codes in a message ("..."), or a log (a file, or -).',
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Also whether pictures can be edited: one is.")] = False,
@@ -43,8 +43,8 @@ def doctor(
 ) -> None:
     """Look for what keeps programs from the NPU, and say what to do; or explain error codes and logs.
 
-    `toprope doctor train.log` explains what is in a log, the first cause first. Without CODE and log: what is installed,
-    what is visible and why not, whether versions belong together, which dtypes work, one tiny training. torch runs in
+    `toprope doctor train.log` explains what is in a log, the first cause first. Without one: what is installed, what
+    is visible and why not, whether versions belong together, which dtypes work, one tiny training. torch runs in
     a process of its own, nothing is downloaded. With --images also whether pictures can be edited. The exit status is
     1 where there is a problem, else 0. More: toprope explain doctor.
     """
