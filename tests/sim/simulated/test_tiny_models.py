@@ -24,7 +24,8 @@ TEXT = {
 EXPERTS = TEXT | {
     "intermediate_size": 48,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1, "output_router_logits": True,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1,
+    "output_router_logits": True,
 }  # fmt: skip
 LATENT = EXPERTS | {
     "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 2,
@@ -69,7 +70,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": (
         "ForConditionalGeneration",
         {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 37,
-         "decoder_ffn_dim": 37, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64},
+         "decoder_ffn_dim": 37, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+         "max_position_embeddings": 64},
     ),
     "longformer": ("ForMaskedLM", TEXT | {"attention_window": 4}),
     "whisper": (
@@ -86,8 +88,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "clip": ("Model", {"text_config": TEXT, "vision_config": VISION, "projection_dim": 16}),
     "siglip": ("Model", {"text_config": TEXT | {"projection_size": 32}, "vision_config": VISION}),
-    "vit_mae": ("ForPreTraining", VISION | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
-                                            "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16}),
+    "vit_mae": (
+        "ForPreTraining",
+        VISION | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+                  "decoder_intermediate_size": 16},
+    ),
     "vit": (CLASSES, VISION),
     "dinov2": (CLASSES, VISION),
     "swin": (CLASSES, {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2],
