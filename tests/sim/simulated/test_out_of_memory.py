@@ -97,8 +97,9 @@ def test_nothing_changes_and_the_program_goes_on():
 
 
 def test_a_size_that_no_machine_has():
-    for size in (2**40, 2**62):
-        assert out_of_memory(lambda size=size: empty(size))["asked"].endswith("GiB")
+    assert out_of_memory(lambda: empty(2**40))["asked"].endswith("GiB")
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate more than 1EB memory"):
+        empty(2**62)
     with pytest.raises(RuntimeError):
         torch.empty(2**62, dtype=torch.float64, device="npu")
     with pytest.raises(RuntimeError):

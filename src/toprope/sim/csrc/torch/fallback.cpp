@@ -63,6 +63,7 @@ Operator describe(const c10::FunctionSchema& schema) {
   op.kind = sim::kind(op.name.c_str());
   op.rules = sim::rules_of(full_name(op.name.c_str(), op.overload.c_str()));
   if (takes_indices_of_host(op.name)) op.host_arguments = 1 << 1;
+  if (copies(op.name)) op.host_arguments = ~0u;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
   op.checked = has_argument_checks(op.name);
@@ -268,7 +269,7 @@ void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::S
                op.name + " has no kernel for the simulated npu, because torch has none for the CPU.");
   }
   const size_t begin = stack->size() - count;
-  Call call(op.kind, op.rules, copies(op.name) ? ~0u : op.host_arguments);
+  Call call(op.kind, op.rules, op.host_arguments);
   for (size_t i = 0; i < count; i++) {
     call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
     take(call, (*stack)[begin + i]);
