@@ -1,4 +1,4 @@
-"""HCCL's collectives: which there are, and the vector cores that each needs; the data are in collectives.toml."""
+"""HCCL's collectives: their kinds, vector cores, dtypes that newer releases take; the data are in collectives.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from toprope import chips
 from toprope.errors import UnknownChipError
 
-__all__ = ["Minimum", "collective_kind", "hccl_minimum"]
+__all__ = ["Minimum", "collective_kind", "hccl_minimum", "newer_releases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,35 @@ def hccl_minimum(name: str, chip: str, ranks: int) -> Minimum | None:
         chip: the chip of its cards.
         ranks: cards of its communicator.
     """
-    try:
-        family = chips.get(chip).family if chip else ""
-    except UnknownChipError:
-        return None
+    family = _family(chip)
     data = _read()
     for row in data["minimum"]:
         if row["chips"] == family and collective_kind(name) in row["collective"]:
             cores = max(row["least"], math.ceil(ranks / row["ranks"]) if "ranks" in row else 0)
             return Minimum(cores + (cores % 2 if row.get("even", False) else 0), data["sources"][row["source"]])
     return None
+
+
+def newer_releases(name: str, dtype: str, chip: str) -> str:
+    """Releases of torch_npu that take a dtype which older ones refuse in a collective; empty where none is known.
+
+    Args:
+        name: the collective's name, such as "hccl::allreduce".
+        dtype: such as "float64".
+        chip: the chip of its cards.
+    """
+    family, kind = _family(chip), collective_kind(name)
+    for row in _read()["newer"]:
+        if row["chips"] == family and kind in row["collective"] and dtype in row["dtypes"]:
+            return str(row["releases"])
+    return ""
+
+
+def _family(chip: str) -> str:
+    try:
+        return chips.get(chip).family if chip else ""
+    except UnknownChipError:
+        return ""
 
 
 @cache

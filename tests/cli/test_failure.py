@@ -40,6 +40,7 @@ def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
         (lack("aten::_to_sparse", Lack.LAYOUT, "float32"), "unknown", "not known whether the card has one"),
         (lack("aten::mm", Lack.REFUSED, "int32"), "refuses", "the card refuses it too (aclnnMm)"),
         (lack("npu::npu_swiglu", Lack.REFUSED, "float64"), "refuses", "the card refuses it too"),
+        (lack("hccl::allreduce", Lack.REFUSED, "float64"), "refuses", "the card refuses it too (torch_npu)"),
         (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (torch_npu)"),
         (lack("aten::add", Lack.BY_TEST, "int8"), "unknown", "the program asked for this refusal"),
         (lack("torch_npu.npu_grouped_matmul", Lack.NAME), "has", "the real torch_npu has it ("),
@@ -98,3 +99,10 @@ def test_files_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "8-1.ended").write_text('{"pid": 8, "ra')
     (tmp_path / "9-1.ended").write_text('{"pid": 9}')
     assert read_endings(tmp_path) == (Ending(7, "1", (Raised("E", "t", "a.py:1"),)),)
+
+
+def test_a_refusal_that_newer_releases_lack_is_not_certain() -> None:
+    found = on_card(lack("hccl::_reduce_scatter_base", Lack.REFUSED, "float64"), "950PR_9599")
+    assert found.verdict == "unknown"
+    assert found.text == "the card refuses it too, but takes it with torch_npu 26.2.0-beta.1 for torch 2.7.1 to 2.12"
+    assert on_card(lack("hccl::allreduce", Lack.REFUSED, "float8_e5m2"), "950PR_9599").verdict == "refuses"

@@ -1,5 +1,6 @@
 """`toprope run` as its users meet it: real processes, one of which loads torch."""
 
+import ctypes
 import json
 import os
 import signal
@@ -446,6 +447,18 @@ def test_the_log_setting_acts_in_a_program(tmp_path):
         )  # fmt: skip
         heard[level] = "toprope: INFO: heard" in done.stderr
     assert heard == {"": False, "INFO": True, "ERROR": False}
+
+
+@pytest.mark.native
+def test_extensions_that_deepspeed_links_to_cann_and_torch_npu_can_be_linked_and_loaded(tmp_path: Path) -> None:
+    make_toolkit(tmp_path)
+    home = environment_for(Choice("sim", SimSpec()), {}, str(tmp_path))["ASCEND_HOME_PATH"]
+    (tmp_path / "a.c").write_text("int three(void) { return 3; }\n")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "a.c", f"-L{home}/lib64", "-lascendcl", "-ltorch_npu", "-o", "a.so"],
+        cwd=tmp_path, timeout=60, check=True,
+    )  # fmt: skip
+    assert ctypes.CDLL(str(tmp_path / "a.so")).three() == 3
 
 
 def test_deepspeed_found_no_variable_of_set_env_in_a_run(tmp_path: Path) -> None:

@@ -188,6 +188,9 @@ def test_the_data_say_where_they_come_from() -> None:
         )
         assert set(row["collective"]) <= set(hccl["kinds"])
         assert row["source"] in hccl["sources"]
+    for row in hccl["newer"]:
+        assert set(row) == {"chips", "collective", "dtypes", "releases", "source"}
+        assert row["source"] in hccl["sources"]
     assert [collective_kind(kind) for kind in hccl["kinds"]] == hccl["kinds"]
 
 

@@ -36,8 +36,29 @@ def case_types_that_are_not_reduced() -> None:
     assert small.tolist() == [2, 2]
 
 
+def case_the_gradient_norm_of_zero_3() -> None:
+    """DeepSpeed asks for float64 and sums over the processes; a card gives float32 (torch_npu's ToKernelNpu.cpp)."""
+    gradients = [torch.full((4,), 1.0 + RANK, dtype=torch.bfloat16).npu(), torch.zeros(2, dtype=torch.bfloat16).npu()]
+    norms = [each.to("npu", non_blocking=True).to(torch.double).norm(2.0) for each in gradients]
+    total = torch.sum(torch.pow(torch.stack(norms), 2.0))
+    dist.all_reduce(total)
+    assert total.dtype is torch.float32
+    assert (total**0.5).item() == pytest.approx((4 * (1.0 + 4.0)) ** 0.5)
+
+
+def case_types_that_are_moved_and_not_reduced() -> None:
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.float64):
+        mine = torch.tensor([RANK, 7]).to(dtype).npu()
+        parts = [torch.zeros(2).to(dtype).npu() for _ in BOTH]  # not on the card: uint32 is refused there
+        dist.all_gather(parts, mine)
+        assert [part.tolist() for part in parts] == [[0, 7], [1, 7]]
+        dist.broadcast(mine, 1)
+        assert mine.tolist() == [1, 7]
+        refused(lambda mine=mine: dist.all_reduce(mine), r"HCCL allreduce: Unsupported data type at::[\w:]+")
+
+
 def case_types_that_are_not_carried() -> None:
-    strange = torch.ones(2).to(torch.uint16).npu()
+    strange = torch.ones(2).to(torch.float8_e5m2fnuz).npu()
     for call in (
         lambda: dist.broadcast(strange, 0),
         lambda: dist.send(strange, OTHER),

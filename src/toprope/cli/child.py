@@ -36,6 +36,10 @@ _NO_TOOLKIT = """This folder represents CANN in a run on a simulated card (topro
 
 Programs ask for ASCEND_HOME_PATH and its like to see that set_env.sh was sourced, as on a machine with a real card.
 """
+_LIBRARIES = ("ascendcl", "torch_npu")
+"""Libraries that DeepSpeed links its extensions to, also those that call nothing of them, such as CPUAdam."""
+
+_NO_LIBRARY = "/* GNU ld script: a run on a simulated card has no such library, so nothing is linked. */\n"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 
@@ -81,7 +85,11 @@ def make_toolkit(folder: Path) -> None:
     """Make the folder that the variables of CANN name in a run; it says that it is none."""
     for path in _toolkit(folder).values():
         Path(path).mkdir(parents=True, exist_ok=True)
-    Path(_toolkit(folder)["ASCEND_HOME_PATH"], "README").write_text(_NO_TOOLKIT, encoding="utf-8")
+    home = Path(_toolkit(folder)["ASCEND_HOME_PATH"])
+    (home / "README").write_text(_NO_TOOLKIT, encoding="utf-8")
+    (home / "lib64").mkdir(exist_ok=True)
+    for name in _LIBRARIES:
+        (home / "lib64" / f"lib{name}.so").write_text(_NO_LIBRARY, encoding="utf-8")
 
 
 def _toolkit(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from toprope import chips
+from toprope import chips, collectives
 from toprope.compat.ending import SUFFIX
 from toprope.compat.missing import of_the_real_one, vendor_names
 from toprope.sim.counters import Counters, Lack, LackRecord
@@ -137,6 +137,11 @@ def on_card(record: LackRecord, chip: str) -> OnCard:
     """Look up this lack in the vendor's documents on a real card of this chip."""
     if record.lack in (Lack.KERNEL, Lack.DTYPE):
         return _kernel(record.name, record.dtype, chip)
+    if record.lack is Lack.REFUSED and record.name.startswith("hccl::"):
+        newer = collectives.newer_releases(record.name, record.dtype or "", chip)
+        if newer:
+            return OnCard("unknown", f"the card refuses it too, but takes it with {newer}")
+        return OnCard("refuses", "the card refuses it too (torch_npu)")
     if record.lack is Lack.REFUSED:
         kernels = sorted({row.kernel_of(record.name) for row in _rows(record.name, chip)})
         return OnCard("refuses", f"the card refuses it too{_in_brackets(kernels)}")

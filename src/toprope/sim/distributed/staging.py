@@ -76,7 +76,7 @@ def _summable(view: Tensor) -> Tensor:
     """The same bytes under a type that gloo reduces.
 
     Raises:
-        RuntimeError: torch_npu's, HCCL has no such type.
+        RuntimeError: gloo reduces no such type; in torch_npu's words for what HCCL does not have.
     """
     if view.dtype is torch.bool:
         return view.view(torch.uint8)
