@@ -140,7 +140,7 @@ def on_card(record: LackRecord, chip: str) -> OnCard:
     if record.lack is Lack.REFUSED and record.name.startswith("hccl::"):
         newer = collectives.newer_releases(record.name, record.dtype or "", chip)
         if newer:
-            return OnCard("unknown", f"the card refuses it too, but takes it with {newer}")
+            return OnCard("unknown", f"older torch_npu refuses it too; {newer} takes it")
         return OnCard("refuses", "the card refuses it too (torch_npu)")
     if record.lack is Lack.REFUSED:
         kernels = sorted({row.kernel_of(record.name) for row in _rows(record.name, chip)})
