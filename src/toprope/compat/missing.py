@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["missing_from", "note_missing", "of_the_real_one", "vendor_names"]
+__all__ = ["missing_from", "not_simulated", "note_missing", "of_the_real_one", "vendor_names"]
 
 
 @functools.cache
@@ -51,6 +51,18 @@ def note_missing(name: str, text: str) -> None:
     lacks = sys.modules.get("toprope.sim.lacks")
     if lacks is not None:
         lacks.note_missing(name, text)
+
+
+def not_simulated(name: str, why: str) -> NotImplementedError:
+    """Make the error of a function that a facade has by name, and that would need a card or its toolkit.
+
+    Args:
+        name: the function with its module: "torch_npu.utils.cpp_extension.NpuExtension".
+        why: what it would need, as the end of a sentence.
+    """
+    text = f"toprope's facade of {name.partition('.')[0]} does not have what {name} does: {why}."
+    note_missing(name, text)
+    return NotImplementedError(text)
 
 
 def missing_from(module: str) -> Callable[[str], Any]:

@@ -11,9 +11,10 @@ import torch
 from toprope.compat import no_npu
 from toprope.compat.torch_import import TRANSFER
 
-__all__ = ["alias_npu", "current_npu", "transfer_is_wanted", "version"]
+__all__ = ["alias_npu", "current_npu", "needs_import", "transfer_is_wanted", "version"]
 
 _NAME = "torch_npu"
+_NOT_LOADED = ("_inductor", "testing")
 
 
 def version() -> str:
@@ -42,6 +43,20 @@ def alias_npu(package: str) -> None:
         if module is npu or name.startswith(f"{npu.__name__}."):
             inside = module.__name__.removeprefix(npu.__name__)
             sys.modules[f"{_NAME}.npu{inside}"] = module
+
+
+def needs_import(package: str, name: str) -> None:
+    """Refuse a module of the facade that the program has not imported. The real torch_npu does not import it either.
+
+    Args:
+        package: name of the facade.
+        name: what is asked for in it.
+
+    Raises:
+        AttributeError: it is one of these modules.
+    """
+    if name in _NOT_LOADED:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}: import {package}.{name} first", name=name)
 
 
 def transfer_is_wanted() -> bool:

@@ -13,12 +13,21 @@ from typing import Any
 import torch
 
 from ._activation import npu_fast_gelu, npu_geglu, npu_gelu, npu_silu, npu_swiglu
-from ._cast import npu_dtype_cast, npu_format_cast
+from ._cast import npu_dtype_cast
+from ._format import (
+    empty_with_format,
+    get_npu_format,
+    npu_format_cast,
+    npu_format_cast_,
+    npu_format_cast_as,
+    npu_format_cast_as_,
+)
 from ._fusion_attention import npu_fusion_attention
 from ._norm import npu_add_rms_norm, npu_rms_norm
 from ._rotary import npu_rotary_mul
+from ._storage import copy_memory_, get_storage_size, npu_change_data_ptr
 
-__all__ = ["OPERATORS", "register"]
+__all__ = ["OPERATORS", "OVERLOADS", "register"]
 
 _ATTENTION = (
     "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, "
@@ -31,15 +40,28 @@ _ATTENTION = (
 
 # Source of the schemas: torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml in the torch-npu 2.13.0 wheel.
 OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "copy_memory_": ("(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)", copy_memory_),
+    "empty_with_format": (
+        "(int[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, "
+        "int acl_format=2, int? base_addr_aligned_kb=None) -> Tensor",
+        empty_with_format,
+    ),
+    "get_npu_format": ("(Tensor self) -> int", get_npu_format),
+    "get_storage_size": ("(Tensor self) -> int", get_storage_size),
     "npu_add_rms_norm": (
         "(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)",
         npu_add_rms_norm,
     ),
+    "npu_change_data_ptr": ("(Tensor dst, Tensor src, int index) -> int", npu_change_data_ptr),
     "npu_dtype_cast": ("(Tensor self, int dtype, int? input_dtype=None) -> Tensor", npu_dtype_cast),
     "npu_fast_gelu": ("(Tensor self) -> Tensor", npu_fast_gelu),
     "npu_format_cast": (
         "(Tensor self, int acl_format, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor",
         npu_format_cast,
+    ),
+    "npu_format_cast_": (
+        "(Tensor(a!) self, Tensor src, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor(a!)",
+        npu_format_cast_as_,
     ),
     "npu_fusion_attention": (_ATTENTION, npu_fusion_attention),
     "npu_geglu": (
@@ -57,6 +79,18 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 """Name of every operator of the facade, with its schema and what computes it."""
 
+OVERLOADS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "npu_format_cast.Tensor": (
+        "(Tensor self, Tensor dst, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor",
+        npu_format_cast_as,
+    ),
+    "npu_format_cast_.acl_format": (
+        "(Tensor(a!) self, int acl_format, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor(a!)",
+        npu_format_cast_,
+    ),
+}
+"""Further overloads of these operators."""
+
 _LIBRARY: Any = torch.library.Library  # it has no annotations
 _libraries: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
 
@@ -64,8 +98,9 @@ _libraries: list[torch.library.Library] = []  # an operator lives as long as the
 def register() -> None:
     """Define the operators in torch.ops.npu; those that are there already stay."""
     library = _LIBRARY("npu", "FRAGMENT")
-    for name, (schema, function) in OPERATORS.items():
-        if hasattr(torch.ops.npu, name):
+    there = {name for name in OPERATORS if hasattr(torch.ops.npu, name)}
+    for name, (schema, function) in {**OPERATORS, **OVERLOADS}.items():
+        if name.partition(".")[0] in there:
             continue
         library.define(name + schema)
         library.impl(name, _without_autocast(function), "CompositeImplicitAutograd")
@@ -76,8 +111,8 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with autocast off: torch_npu has no cast rule for its operators, so they see what they are given."""
 
     @functools.wraps(function)
-    def call(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kind = first.device.type
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = first.device.type if isinstance(first, torch.Tensor) else "cpu"
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
             return function(first, *args, **kwargs)
         with torch.autocast(kind, enabled=False):

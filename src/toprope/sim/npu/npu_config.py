@@ -192,8 +192,13 @@ def _set_internal_format(value: Any) -> None:
     _keep({"ALLOW_INTERNAL_FORMAT": "enable" if value else "disable"})
 
 
+def internal_format_is_allowed() -> bool:
+    """Tell if tensors may have the chip's own formats: only after the program allowed it, as with torch_npu."""
+    return _values.get("ALLOW_INTERNAL_FORMAT") == "enable"
+
+
 config = _WriteOnly({"allow_internal_format": _set_internal_format}, {})
-"""allow_internal_format: whether tensors may lie in the chip's own formats. The simulated card has none."""
+"""allow_internal_format: whether tensors may have the chip's own formats, of which only the numbers are kept."""
 
 matmul = _Settings(
     {"allow_hf32": _set_hf32("ALLOW_MATMUL_HF32"), "cube_math_type": _set_cube_math_type},

@@ -4,8 +4,10 @@ import warnings
 from typing import Any
 
 from toprope.sim.npu._backends import get_soc_version
+from toprope.sim.npu._state import VALUE as _VALUE
 from toprope.sim.npu._state import also_in_torch_npu as _also_in_torch_npu
 from toprope.sim.npu._state import device_index as _device_index
+from toprope.sim.npu._state import message as _message
 from toprope.sim.npu.devices import current_device, device, device_of, is_bf16_supported, set_device, synchronize
 from toprope.sim.npu.launch import (
     get_sync_debug_mode,
@@ -58,6 +60,20 @@ __all__ = [
 def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
     """The number of a card; torch's own helper of this name is asked for by libraries."""
     return _device_index(device, optional, allow_cpu)
+
+
+def _is_gte_cann_version(version: str, module: str = "CANN") -> bool:
+    """Tell if a part of CANN is of this version or later: never, since the simulated card tells no version of CANN.
+
+    Raises:
+        RuntimeError: torch_npu's, for the driver and for versions before 8.1.RC1.
+    """
+    if module == "DRIVER":
+        raise RuntimeError(_message("Versions of the module DRIVER cannot be compared.", _VALUE))
+    first = version.partition(".")[0]
+    if first.isdigit() and int(first) <= 8 and version < "8.1.RC1":
+        raise RuntimeError(_message(f"Versions before 8.1.RC1 cannot be compared, such as {version}.", _VALUE))
+    return False
 
 
 def current_blas_handle() -> None:

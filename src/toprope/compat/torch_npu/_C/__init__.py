@@ -1,9 +1,47 @@
-"""`torch_npu._C`: of the compiled part of torch_npu only what programs ask for by name."""
+"""`torch_npu._C`: of the compiled part of torch_npu only names that programs and tests ask for, with true answers.
+
+Those of devices and streams are made of `torch.npu`, and are missing where there is no card.
+"""
+
+from typing import Any
 
 from toprope.compat.missing import missing_from
 
+from .._cores import bind as _npu_set_thread_affinity
+from .._cores import reset as _npu_reset_thread_affinity
+from .._storage import empty_strided as _empty_strided_npu
+from .._storage import weak_ref as _weak_ref_tensor
 from . import _distributed_c10d
+from ._names import SAME as _SAME
+from ._names import current_stream as _npu_getCurrentStream  # noqa: N812
+from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
+from ._names import find as _find
+from ._names import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
+from ._names import local_device as _npu_getLocalDevice  # noqa: N812
+from ._names import raw_stream as _npu_getCurrentRawStream  # noqa: N812
+from ._names import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
 
-__all__ = ["_distributed_c10d"]
+__all__ = [
+    "_distributed_c10d",
+    "_empty_strided_npu",
+    "_npu_getCurrentRawStream",
+    "_npu_getCurrentRawStreamNoWait",
+    "_npu_getCurrentStream",
+    "_npu_getDefaultStream",
+    "_npu_getLocalDevice",
+    "_npu_isHistoryEnabled",
+    "_npu_reset_thread_affinity",
+    "_npu_set_thread_affinity",
+    "_weak_ref_tensor",
+]
 
-__getattr__ = missing_from(__name__)
+_missing = missing_from(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    found = _find(name)
+    return _missing(name) if found is None else found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SAME})

@@ -1,0 +1,64 @@
+"""Functions of torch_npu's compiled part that are made of those of `torch.npu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._door import current_npu
+
+__all__ = ["SAME", "find"]
+
+SAME = {
+    "_get_cann_version": "utils.get_cann_version",
+    "_is_gte_cann_version": "utils._is_gte_cann_version",
+    "_npu_canDeviceAccessPeer": "can_device_access_peer",
+    "_npu_emptyCache": "empty_cache",
+    "_npu_getDevice": "current_device",
+    "_npu_getDeviceCount": "device_count",
+    "_npu_get_soc_version": "get_soc_version",
+    "_npu_hostEmptyCache": "host_empty_cache",
+    "_npu_init": "init",
+    "_npu_setDevice": "set_device",
+    "_npu_synchronize": "synchronize",
+}
+"""Names of functions that do what one of torch.npu does, with the same arguments and results."""
+
+
+def find(name: str) -> Any:
+    """Find the function of torch.npu that has another name here; None where there is none."""
+    if name not in SAME:
+        return None
+    place: Any = current_npu()
+    for part in SAME[name].split("."):
+        place = getattr(place, part, None)
+    return place
+
+
+def current_stream(device: int) -> tuple[int, int, int]:
+    """Number, card and device type of the current stream of a card."""
+    return _described(current_npu().current_stream(device))
+
+
+def default_stream(device: int) -> tuple[int, int, int]:
+    """Number, card and device type of the default stream of a card."""
+    return _described(current_npu().default_stream(device))
+
+
+def raw_stream(device: int) -> int:
+    """Handle of the current stream of a card."""
+    return int(current_npu().current_stream(device).npu_stream)
+
+
+def local_device() -> int:
+    """Number of the current card; -1 before the process uses one."""
+    npu = current_npu()
+    return int(npu.current_device()) if npu.is_initialized() else -1
+
+
+def history_is_enabled() -> bool:
+    """False: allocations are not recorded with their stacks."""
+    return False
+
+
+def _described(stream: Any) -> tuple[int, int, int]:
+    return int(stream.stream_id), int(stream.device_index), int(stream.device_type)

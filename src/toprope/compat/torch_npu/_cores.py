@@ -1,0 +1,53 @@
+"""CPU cores of a thread, bound as torch_npu binds them: only where CPU_AFFINITY_CONF switches that on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ._error_codes import ErrCode, pta_error
+
+__all__ = ["bind", "reset"]
+
+_SWITCH = "CPU_AFFINITY_CONF"
+_at_start = os.sched_getaffinity(0)
+
+
+def bind(*cores: object) -> None:
+    """Let the calling thread run on some CPU cores only.
+
+    Args:
+        cores: first and last core, both -1 for all cores that the process started with; or one list of cores. Cores
+            that the machine does not have are left out.
+
+    Raises:
+        RuntimeError: they have neither form.
+    """
+    if len(cores) == 2 and all(isinstance(core, int) for core in cores):
+        first, last = cores
+        assert isinstance(first, int)
+        assert isinstance(last, int)
+        _set(_at_start if first == -1 else range(first, last + 1))
+    elif len(cores) == 1 and isinstance(cores[0], list) and all(isinstance(core, int) for core in cores[0]):
+        _set(cores[0])
+    else:
+        text = "_npu_set_thread_affinity takes two integers, the first core and the last, or a list of integers"
+        raise RuntimeError(text + pta_error(ErrCode.PARAM))
+
+
+def reset() -> None:
+    """Let the calling thread run on all cores that the process started with."""
+    _set(_at_start)
+
+
+def _set(cores: Iterable[int]) -> None:
+    there = {*cores} & {*range(os.cpu_count() or 1)}
+    if _is_on() and there:
+        os.sched_setaffinity(0, there)
+
+
+def _is_on() -> bool:
+    """Tell if the variable has a mode other than 0: "1", "mode:1", "mode:2,npu0:0-3"."""
+    mode = re.match(r"\s*(?:mode:)?(\d+)", os.environ.get(_SWITCH, ""))
+    return mode is not None and int(mode[1]) != 0

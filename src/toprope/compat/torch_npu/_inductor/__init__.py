@@ -1,0 +1,11 @@
+"""`torch_npu._inductor`: the compiler of torch_npu. Importing it changes nothing here.
+
+torch.compile of a program on the simulated card is lowered by torch's own Inductor with or without this module, as for
+the CPU. The code generators for Ascend, their passes and their settings are missing: what asks for one gets an error.
+"""
+
+from toprope.compat.missing import missing_from
+
+__all__: list[str] = []
+
+__getattr__ = missing_from(__name__)

@@ -1,0 +1,123 @@
+"""Memory of tensors: its size, raw copies, and tensors that are moved into the memory of another one."""
+
+from __future__ import annotations
+
+import torch
+
+from ._error_codes import ErrCode, ops_error, pta_error
+from ._format import check_on_card, format_of, share_format
+
+__all__ = ["copy_memory_", "empty_strided", "get_storage_size", "npu_change_data_ptr", "weak_ref"]
+
+_MOVABLE = (torch.float16, torch.float32, torch.bfloat16)
+
+
+def get_storage_size(self: torch.Tensor) -> int:
+    """Number of elements of the tensor's dtype that its storage holds.
+
+    On a card formats such as FRACTAL_NZ pad the storage; here they do not.
+
+    Raises:
+        RuntimeError: the tensor is not on the card.
+    """
+    check_on_card(self)
+    return self.untyped_storage().nbytes() // self.element_size()
+
+
+def copy_memory_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy as many elements as this tensor has from the memory behind another one, whatever the strides are.
+
+    Args:
+        self: target.
+        src: source, of the same dtype on the same card.
+        non_blocking: whether to return before the copy is done.
+
+    Raises:
+        RuntimeError: the source is not as above, or its storage ends before.
+    """
+    check_on_card(src)
+    if src.dtype != self.dtype:
+        raise RuntimeError("input tensors of copy_memory_ should have same dtype" + ops_error(ErrCode.PARAM))
+    if src.device != self.device:
+        raise RuntimeError("input tensors of copy_memory_ should have same device index" + ops_error(ErrCode.PARAM))
+    count = min(self.numel(), get_storage_size(self))
+    with torch.no_grad():
+        _flat(self, count).copy_(_flat(src, count), non_blocking=True)
+    if not non_blocking:
+        torch.accelerator.current_stream(src.device).synchronize()
+    return self
+
+
+def npu_change_data_ptr(dst: torch.Tensor, src: torch.Tensor, index: int) -> int:
+    """Move a tensor into the memory of another one. Its values are then those that lie there.
+
+    Views of the tensor that were made before stay in the old memory; on a card they move with it.
+
+    Args:
+        dst: tensor that moves, with its whole storage.
+        src: tensor in whose memory it lies afterwards; the memory lives as long as either of them.
+        index: first element there.
+
+    Returns:
+        0.
+
+    Raises:
+        RuntimeError: the tensors are not of one dtype, float16, bfloat16 or float32, or the memory ends before.
+    """
+    check_on_card(dst)
+    check_on_card(src)
+    if index < 0:
+        raise RuntimeError(f"The offset {index} is below 0." + pta_error(ErrCode.VALUE))
+    if src.dtype != dst.dtype or src.dtype not in _MOVABLE:
+        found = f"src is {src.dtype} and dst is {dst.dtype}"
+        raise RuntimeError(
+            f"src and dst must have one dtype, float16, bfloat16 or float32, but {found}." + pta_error(ErrCode.TYPE)
+        )
+    size, room = get_storage_size(dst), get_storage_size(src)
+    if index + size > room:
+        raise RuntimeError(
+            f"Offsets overflow: {size} elements at {index} do not fit into {room}." + pta_error(ErrCode.PARAM)
+        )
+    _move(dst, src, index * src.element_size())
+    return 0
+
+
+def weak_ref(tensor: torch.Tensor) -> torch.Tensor:
+    """Second tensor in the same memory, which does not keep the memory alive.
+
+    Raises:
+        RuntimeError: the tensor is not on the card.
+    """
+    check_on_card(tensor)
+    storage = _borrowed(tensor.untyped_storage(), 0, tensor.untyped_storage().nbytes())
+    result = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    share_format(result, tensor)
+    return result
+
+
+def empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """New tensor on the current card."""
+    return torch.empty_strided(sizes, strides, dtype=dtype, device="npu")
+
+
+def _move(dst: torch.Tensor, src: torch.Tensor, start: int) -> None:
+    kept = format_of(dst)
+    memory = src.untyped_storage()
+    storage = _borrowed(memory, start, dst.untyped_storage().nbytes())
+    storage._npu_memory = memory  # type: ignore[attr-defined]  # keeps it alive
+    storage._npu_format = int(kept)  # type: ignore[attr-defined]
+    moved = torch.empty(0, dtype=dst.dtype, device=dst.device)
+    moved.set_(storage, dst.storage_offset(), dst.size(), dst.stride())  # type: ignore[call-overload]
+    dst.data = moved
+
+
+def _borrowed(memory: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:
+    """Storage in the memory of another one, which it does not own."""
+    address = memory.data_ptr() + start
+    made: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(address, memory.device, size)
+    return made
+
+
+def _flat(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())

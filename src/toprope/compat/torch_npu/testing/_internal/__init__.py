@@ -1,0 +1,1 @@
+"""Base classes of torch's own distributed tests, on simulated cards."""

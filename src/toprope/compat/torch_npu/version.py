@@ -1,0 +1,10 @@
+"""`torch_npu.version`: the version that the facade stands for. It is no build of a commit."""
+
+from ._door import version
+
+__all__ = ["git_version"]
+
+__version__ = version()
+
+git_version = "Unknown"
+"""As in a build of torch_npu outside a git repository."""
