@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._error_codes import ErrCode, ops_error, pta_error
@@ -91,7 +93,7 @@ def weak_ref(tensor: torch.Tensor) -> torch.Tensor:
     check_on_card(tensor)
     storage = _borrowed(tensor.untyped_storage(), 0, tensor.untyped_storage().nbytes())
     result = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     share_format(result, tensor)
     return result
 
@@ -108,14 +110,15 @@ def _move(dst: torch.Tensor, src: torch.Tensor, start: int) -> None:
     storage._npu_memory = memory  # type: ignore[attr-defined]  # keeps it alive
     storage._npu_format = int(kept)  # type: ignore[attr-defined]
     moved = torch.empty(0, dtype=dst.dtype, device=dst.device)
-    moved.set_(storage, dst.storage_offset(), dst.size(), dst.stride())  # type: ignore[call-overload]
+    moved.set_(storage, dst.storage_offset(), dst.size(), dst.stride())
     dst.data = moved
 
 
 def _borrowed(memory: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:
     """Storage in the memory of another one, which it does not own."""
     address = memory.data_ptr() + start
-    made: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(address, memory.device, size)
+    construct: Any = torch._C._construct_storage_from_data_pointer  # its annotation names another class
+    made: torch.UntypedStorage = construct(address, memory.device, size)
     return made
 
 

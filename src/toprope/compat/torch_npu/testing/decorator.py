@@ -76,8 +76,8 @@ def instantiate_tests(arg: Any = None, **kwargs: Any) -> Any:
             `device` gets "npu".
     """
     for name, func in list(vars(arg).items()):
-        noted = {"dtype": getattr(func, "dtypes", None), "format": getattr(func, "formats", None)}
-        noted = {kind: values for kind, values in noted.items() if values is not None}
+        found = {"dtype": getattr(func, "dtypes", None), "format": getattr(func, "formats", None)}
+        noted = {kind: values for kind, values in found.items() if values is not None}
         if not noted:
             continue
         parameters = inspect.getfullargspec(func).args

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _python_dispatch
 
 __all__: list[str] = []
 
@@ -31,7 +31,10 @@ class _Counts:
             self.recorded += flops
 
 
-class _Counting(TorchDispatchMode):
+_Mode: Any = _python_dispatch.TorchDispatchMode  # it has no annotations
+
+
+class _Counting(_Mode):  # type: ignore[misc]
     """Sees every operator of the thread that entered it, and of its backward passes."""
 
     def __torch_dispatch__(
@@ -52,7 +55,7 @@ class _Counting(TorchDispatchMode):
 
 
 _counts = _Counts()
-_mode: _Counting | None = None
+_mode: Any = None
 
 
 class _FlopsCounter:

@@ -17,7 +17,6 @@ from torch.serialization import (
     _check_dill_version,
     _open_zipfile_writer,
     location_tag,
-    normalize_storage_type,
 )
 
 from .._door import current_npu
@@ -81,7 +80,7 @@ def save_async(
 @dataclass
 class _Pickled:
     data: bytes = b""
-    storages: dict[str, torch.UntypedStorage] = field(default_factory=dict)
+    storages: dict[str, Any] = field(default_factory=dict)
 
 
 def _copy_and_write(pickled: _Pickled, f: Any, device: int, before: Any, queued: threading.Event) -> None:
@@ -118,12 +117,14 @@ def _pickled(obj: object, pickle_module: Any, protocol: int) -> _Pickled:
     dtypes: dict[int, torch.dtype] = {}
 
     def named(entry: Any) -> tuple[Any, ...] | None:
+        storage: Any
         if isinstance(entry, torch.storage.TypedStorage):
-            storage, dtype = entry._untyped_storage, entry.dtype
-            kind = getattr(torch, entry._pickle_storage_type())
-            count = entry._size()
+            typed: Any = entry
+            storage, dtype = typed._untyped_storage, typed.dtype
+            kind = getattr(torch, typed._pickle_storage_type())
+            count = typed._size()
         elif torch.is_storage(entry):
-            storage, dtype, kind, count = entry, torch.uint8, normalize_storage_type(type(entry)), entry.nbytes()
+            storage, dtype, kind, count = entry, torch.uint8, torch.UntypedStorage, entry.nbytes()
         else:
             return None
         address = storage.data_ptr()

@@ -24,7 +24,9 @@ class FSDPNPUTest(FSDPTest):
     """torch's base class, whose processes each take a card and join by hccl."""
 
     @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
+    def _run(  # type: ignore[override]  # torch names it so, too
+        cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any
+    ) -> None:
         npu = current_npu()
         self = cls(test_name)
         self.rank = rank
@@ -40,7 +42,7 @@ class FSDPNPUTest(FSDPTest):
         npu.set_device(card)
         dist.barrier(device_ids=[card])  # a test that ends at once must not leave others alone
         torch._dynamo.reset()
-        self.run_test(test_name, parent_pipe)
+        self.run_test(test_name, pipe)
         torch._dynamo.reset()
         dist.barrier(device_ids=[card])
         dist.destroy_process_group()
