@@ -185,7 +185,9 @@ def test_torchs_own_suite_makes_tests_of_the_card() -> None:
         from torch_npu.testing._internal.common_dtensor import NPUDTensorTestBase
         from torch_npu.testing._internal.common_fsdp import FSDPNPUTest
         import torch.distributed as dist
+        from torch.testing._internal.common_modules import module_db
 
+        assert module_db and common_utils.TEST_CUDA
         class TestCard(common_utils.TestCase):
             def test_device(self, device):
                 assert device == "npu:0", device

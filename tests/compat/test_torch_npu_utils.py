@@ -193,8 +193,8 @@ with warnings.catch_warnings(record=True) as caught:
     PathManager.check_directory_path_writeable(f"{folder}/link")
     PathManager.check_input_directory_path("a|b")
     PathManager.check_input_directory_path("a" * 256)
-told = [str(each.message).partition(":")[0] for each in caught]
-assert told == ["The path is a symbolic link", "The path has characters that are not allowed",
+texts = [str(each.message).partition(":")[0] for each in caught]
+assert texts == ["The path is a symbolic link", "The path has characters that are not allowed",
                 "The path is longer than allowed"]
 refused(RuntimeError, "ERR00001", PathManager.check_input_directory_path, f"{folder}/a/f")
 refused(RuntimeError, "ERR00001", PathManager.check_input_file_path, f"{folder}/a")

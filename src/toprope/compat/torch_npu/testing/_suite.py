@@ -16,6 +16,7 @@ def choose_card() -> None:
     os.environ["PYTORCH_TESTING_DEVICE_FOR_CUSTOM"] = "privateuse1"
     os.environ["PYTORCH_TESTING_DEVICE_EXCEPT_FOR"] = "cuda,cpu"
     after_import(f"{_SUITE}.common_utils", _name_card)
+    after_import(f"{_SUITE}.common_cuda", _keep_cuda)
     after_import(f"{_SUITE}.common_device_type", _choose_tests)
     after_import(f"{_SUITE}.distributed.fake_pg", _extend_fake_group)
 
@@ -24,6 +25,13 @@ def _name_card() -> None:
     from torch.testing._internal import common_utils
 
     common_utils.TEST_CUDA = common_utils.TEST_PRIVATEUSE1
+
+
+def _keep_cuda() -> None:
+    import torch
+    from torch.testing._internal import common_cuda
+
+    common_cuda.TEST_CUDA = torch.cuda.is_available()  # it is about libraries of CUDA
 
 
 def _choose_tests() -> None:
