@@ -31,7 +31,7 @@ def _keep_cuda() -> None:
     import torch
     from torch.testing._internal import common_cuda
 
-    common_cuda.TEST_CUDA = torch.cuda.is_available()  # it is about libraries of CUDA
+    vars(common_cuda)["TEST_CUDA"] = torch.cuda.is_available()  # it is about libraries of CUDA
 
 
 def _choose_tests() -> None:
