@@ -102,6 +102,14 @@ def test_equal_indices_are_joined(dtype: torch.dtype, dense: tuple[int, ...]) ->
     assert_alike(card.coalesce(), torch.sparse_coo_tensor(indices, values, (10, 4, *dense)).coalesce())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_summed_in_float32(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0] + [0.0004] * 50).to(dtype)
+    card = torch.sparse_coo_tensor(torch.zeros(1, 51, dtype=torch.int64, device=CARD), values.to(CARD), (1,)).coalesce()
+    assert card.dtype == dtype
+    assert card.values().item() == values.float().sum().to(dtype).item() > 1
+
+
 def test_sparse_and_dense_added() -> None:
     card, host = pair()
     dense = torch.randn(4, 4)
