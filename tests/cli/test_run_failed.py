@@ -108,6 +108,10 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
             "torch.ones(1, 2, 3, 4, device='npu').contiguous(memory_format=torch.channels_last)",
             "an operator refused an argument: aten::contiguous, program.py:3; the card refuses it too (torch_npu)",
         ),
+        (
+            "torch.nn.functional.embedding(torch.tensor([9]).npu(), x.view(4, 1)).sum().item()",
+            "an operator read an index that no element has: aten::embedding, program.py:3; the card found it",
+        ),
         ("torch_npu.npu_grouped_matmul(x)", "a name is missing here: torch_npu.npu_grouped_matmul, program.py:3; the"),
         ("from torch_npu import npu_grouped_matmul", "a name is missing here: torch_npu.npu_grouped_matmul, program"),
         (

@@ -147,6 +147,10 @@ def on_card(record: LackRecord, chip: str) -> OnCard:
         return OnCard("refuses", f"the card refuses it too{_in_brackets(kernels)}")
     if record.lack is Lack.FORMAT:
         return OnCard("refuses", "the card refuses it too (torch_npu)")
+    if record.lack is Lack.INDEX:
+        return OnCard(
+            "refuses", "the card found it when it was next waited for; ASCEND_LAUNCH_BLOCKING=1 shows the call"
+        )
     if record.lack is Lack.BY_TEST:
         return OnCard("unknown", "the program asked for this refusal (toprope.sim.faults.refuse)")
     if record.lack is Lack.NAME:

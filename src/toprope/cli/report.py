@@ -252,6 +252,7 @@ _LACKS = {
     Lack.REFUSED: "an operator refused a dtype",
     Lack.BY_TEST: "an operator refused a dtype",
     Lack.FORMAT: "an operator refused an argument",
+    Lack.INDEX: "an operator read an index that no element has",
     Lack.NAME: "a name is missing here",
 }
 

@@ -6,6 +6,7 @@ import functools
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.util import find_spec
 from opcode import opmap
 from pathlib import Path
 from types import FrameType
@@ -82,7 +83,8 @@ def missing_from(module: str) -> Callable[[str], Any]:
         if name.startswith("__"):  # Python's own questions, such as __wrapped__, need no explanation
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
-        note_missing(f"{module}.{name}", text)
+        if find_spec(f"{__package__}.{module}.{name}") is None:  # else an import is about to bring it
+            note_missing(f"{module}.{name}", text)
         frame: FrameType | None = sys._getframe(1)
         if frame is not None and frame.f_code.co_name == "__getattr__":  # of a module that answers some names itself
             frame = frame.f_back

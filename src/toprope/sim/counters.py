@@ -69,7 +69,8 @@ class Lack(IntEnum):
     REFUSED = 4
     BY_TEST = 5
     FORMAT = 6
-    NAME = 7
+    INDEX = 7
+    NAME = 8
 
 
 @dataclass(frozen=True)

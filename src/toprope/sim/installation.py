@@ -115,6 +115,9 @@ def _install(spec: SimSpec) -> None:
         run_record.join_run(library)
         _register(torch)
         state.set_installed(spec)
+        from toprope.sim.npu.utils import get_cann_version
+
+        torch.version.cann = get_cann_version() or "not known"  # type: ignore[attr-defined] # as torch_npu's collect_env
         faults.enter_from_environment()
         _log.info("the simulated card is installed: %s", spec.format())
 

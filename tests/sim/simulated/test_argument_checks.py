@@ -130,6 +130,19 @@ def test_an_index_that_no_element_has_is_found_by_the_card(name: str) -> None:
     assert (X.cpu() == torch.arange(12.0).reshape(3, 4)).all()
 
 
+def test_a_wrong_label_is_the_cards_error_in_a_step_of_training_too() -> None:
+    """backward() raised the CPU's IndexError."""
+    x = X[:1].clone().requires_grad_()
+    F.cross_entropy(x, bad(9)).backward()
+    assert x.grad is not None
+    with pytest.raises(RuntimeError, match="507035"):
+        torch.npu.synchronize()
+    for loss in (lambda: F.multi_margin_loss(X, bad(9).expand(3)), lambda: F.embedding_bag(bad(9), X, bad(0) * 0)):
+        loss()
+        with pytest.raises(RuntimeError, match="507035"):
+            torch.npu.synchronize()
+
+
 def test_an_index_that_the_host_knows_is_an_error_at_once() -> None:
     with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 1 with size 4"):
         X[0, 9]

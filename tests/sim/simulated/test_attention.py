@@ -181,3 +181,22 @@ def test_a_whole_transformer_under_a_causal_mask() -> None:
         return (copy if source.device == CARD else model)(source, target, tgt_mask=mask, tgt_is_causal=True)
 
     compare(go, torch.randn(2, 7, 16, requires_grad=True), torch.randn(2, 5, 16, requires_grad=True), **CLOSE)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_shapes_that_a_trace_leaves_open(masked: bool) -> None:
+    """A second length of sequences makes shapes dynamic: the choice of a kernel asked for the bytes of such a shape."""
+
+    def attend(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    traced = torch.compile(attend, backend="aot_eager", dynamic=True)
+    for length in (8, 11):
+        host = torch.randn(2, 2, length, 4, requires_grad=True)
+        card = host.detach().to(CARD).requires_grad_()
+        mask = torch.ones(length, length, dtype=torch.bool).tril() if masked else None
+        expected, found = attend(host, mask), traced(card, None if mask is None else mask.to(CARD))
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        expected.sum().backward()
+        found.sum().backward()
+        torch.testing.assert_close(card.grad.cpu(), host.grad, rtol=1e-4, atol=1e-5)

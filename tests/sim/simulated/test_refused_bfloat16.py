@@ -16,3 +16,12 @@ def test_bfloat16_is_refused():
 def test_float16_runs():
     half = torch.ones(4, 4, dtype=torch.float16, device="npu")
     assert (half @ half).sum().item() == 64
+
+
+def test_a_cast_to_bfloat16_is_refused_too():
+    """LLaMA-Factory#4165; it passed, and a later operator was blamed."""
+    half = torch.ones(4, dtype=torch.float16, device="npu")
+    for cast in (half.bfloat16, lambda: half.to(torch.bfloat16), torch.nn.Linear(2, 2, device="npu").bfloat16):
+        with pytest.raises(RuntimeError, match=r"aclnnCast failed.*161002"):
+            cast()
+    assert torch.ones(4).bfloat16().device.type == "cpu"

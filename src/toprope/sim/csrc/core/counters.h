@@ -49,6 +49,7 @@ enum class Lack : uint32_t {
   kRefused,      // the vendor's kernel refuses the dtype
   kByTest,       // a refusal that a test asked for
   kFormat,       // torch_npu refuses an argument that is no dtype: a memory format, a layout ...
+  kIndex,        // an index that no element has: the kernel of a card goes wrong
   kName,         // the simulated card, or a facade, does not have the name
 };
 

@@ -188,7 +188,9 @@ void Call::fail(int code) const {
 bool failed_on_card(const Call& call, const sim::Kind* kind, const c10::Error& error) {
   constexpr int kAicoreAbnormal = 507015, kVectorCoreAbnormal = 507035;
   if (!is_failure_in_kernel(kind->name, error)) return false;
-  call.fail(sim::cores()[sim::kVector] > 0 ? kVectorCoreAbnormal : kAicoreAbnormal);
+  const int code = sim::cores()[sim::kVector] > 0 ? kVectorCoreAbnormal : kAicoreAbnormal;
+  sim::note_lack(sim::Lack::kIndex, kind->name, -1, c10::str("error code is ", code).c_str());
+  call.fail(code);
   return true;
 }
 

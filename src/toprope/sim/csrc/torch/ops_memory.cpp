@@ -243,7 +243,10 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     check_usable(tensor->device().index());
     wait_for_current_stream(tensor->device().index());
   }
-  if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) check_cast(src.scalar_type());
+  if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) {
+    check_cast(src.scalar_type());
+    if (self.scalar_type() == c10::kBFloat16) check_cast(c10::kBFloat16);  // LLaMA-Factory#4165: the target too
+  }
   Copy copy(self, src, non_blocking);
   Tensor to = on_npu(self) ? host_alias(self) : self;
   at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);
