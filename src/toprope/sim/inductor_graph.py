@@ -7,7 +7,7 @@ would run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class _Graph:
         gm: the graph, changed in place.
         outputs: of each output that is a tensor of the card its device, else None.
         seeds: how many seeds each of the placeholders takes that were added for random operators.
+        operands: operands of the card's kernels whose dtypes are checked before the first run.
     """
 
     def __init__(self, gm: Any, card: torch.device) -> None:
@@ -57,6 +58,7 @@ class _Graph:
         self.constants: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self.seeds: list[int] = []
+        self.operands = list(dict.fromkeys(_operands_of_kernels(gm)))
         self._known: dict[int, Any] = {}
 
     @classmethod
@@ -84,6 +86,9 @@ class _Graph:
 
     def _call(self, function: Any, inputs: list[Any]) -> list[Any]:
         ops = torch.ops.toprope_sim
+        for operand in self.operands:
+            ops.check_operand(*operand)
+        self.operands.clear()
         originals, views = [*self.constants], [*self.views]
         for place, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and value.device.type == "npu":
@@ -161,6 +166,25 @@ class _Graph:
         if id(value) not in self._known:
             self._known[id(value)] = value, _fake_host(value) if isinstance(value, FakeTensor) else _host_view(value)
         return self._known[id(value)][1]
+
+
+def _operands_of_kernels(gm: fx.GraphModule) -> Iterator[tuple[str, int, torch.dtype]]:
+    """Operands of the operators that Inductor calls as they are: operator, position in its schema, dtype.
+
+    On a card these calls reach CANN's kernels, which refuse dtypes; of the others Inductor makes kernels of its own.
+    """
+    from torch._inductor.lowering import fallbacks
+
+    aten = torch.ops.aten
+    called = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, *fallbacks}
+    for module in gm.modules():
+        nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+        for node in (node for node in nodes if node.op == "call_function" and node.target in called):
+            for position, argument in enumerate(node.target._schema.arguments):
+                value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                for each in value if isinstance(value, list | tuple) else [value]:
+                    if _device(each) is not None:
+                        yield node.target.name(), position, each.meta["val"].dtype
 
 
 def _device(node: fx.Node | Any) -> torch.device | None:

@@ -56,3 +56,15 @@ def test_a_refused_call_changes_nothing():
     assert torch.npu.memory_allocated() == held
     del x
     assert torch.npu.memory_allocated() == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:.*TypedStorage:UserWarning")
+def test_a_compiled_graph_is_refused_where_it_calls_a_kernel_of_the_vendor():
+    """Not where Inductor makes a kernel of its own: a card's Triton kernel takes what aclnnAbs refuses."""
+    x = torch.ones(2, 2, dtype=torch.int32, device="npu")
+    compiled = torch.compile(lambda x: (x @ x).abs())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mm: NPU function error: call aclnnM.* error code is 161002"):
+            compiled(x)
+    assert compiled(x.float()).tolist() == [[2.0, 2.0], [2.0, 2.0]]

@@ -97,7 +97,7 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   }
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
-  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(dtype);
+  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype);
   // A tensor that is given twice stays one, so that the kernel sees what overlaps. Not so in long lists of tensors,
   // whose kernels take one after the other.
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
@@ -155,18 +155,18 @@ void Call::begin() {
   sim::add(kind_->calls);
 }
 
-void Call::check_dtype(int dtype) const {
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype) {
   uint64_t bit = uint64_t{1} << dtype;
-  if (sim::refused_dtypes[sim::index_of(kind_)] & bit) [[unlikely]] raise_refused(kind_, dtype);
+  if (sim::refused_dtypes[sim::index_of(kind)] & bit) [[unlikely]] raise_refused(kind, dtype);
   if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
-  if (rules_ != nullptr) {
-    if (position_ >= sim::kPositions) return;
-    if (rules_->refused[position_] & bit) [[unlikely]] raise_undocumented(kind_, *rules_, position_, dtype);
-    if (rules_->known[position_] & bit) return;
+  if (rules != nullptr) {
+    if (position >= sim::kPositions) return;
+    if (rules->refused[position] & bit) [[unlikely]] raise_undocumented(kind, *rules, position, dtype);
+    if (rules->known[position] & bit) return;
   }
-  if ((kind_->undocumented.load(std::memory_order_relaxed) & bit) == 0) {
-    kind_->undocumented |= bit;
-    sim::note_assumed(kind_, rules_ != nullptr ? position_ : -1, dtype);
+  if ((kind->undocumented.load(std::memory_order_relaxed) & bit) == 0) {
+    kind->undocumented |= bit;
+    sim::note_assumed(kind, rules != nullptr ? position : -1, dtype);
   }
 }
 

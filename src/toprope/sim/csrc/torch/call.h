@@ -78,8 +78,6 @@ class Call {
   void begin_watched();
   void record() const;
 
-  void check_dtype(int dtype) const;
-
   sim::Kind* kind_;
   const sim::Rules* rules_;
   uint32_t host_arguments_;
@@ -96,6 +94,9 @@ class Call {
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
+
+// Refuses an operand as the chip does, or as a test told it to; notes what no document mentions.
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype);
 
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);

@@ -337,6 +337,14 @@ int64_t enter_kernel(int64_t device) {
 
 void leave_kernel(int64_t scope) { delete reinterpret_cast<sim::KernelScope*>(scope); }
 
+// The check of one operand of an operator ("aten::add.Tensor") whose kernel compiled code calls on the host.
+void check_operand(std::string_view name, int64_t position, c10::ScalarType dtype) {
+  if (!sim::watching(sim::kDocuments | sim::kRefusals)) return;
+  std::string full(name);
+  sim::Kind* kind = sim::kind(full.substr(0, full.find('.')).c_str());
+  check_dtype(kind, sim::rules_of(full), static_cast<int>(position), static_cast<int>(dtype));
+}
+
 // Tensors of the card for what host code computed from views of `originals` within a kernel: results that share a
 // view's bytes get the storage of its original, others their own bytes without a copy.
 std::vector<Tensor> onto_card(std::vector<Tensor> results, at::TensorList originals, at::TensorList views,
@@ -365,6 +373,7 @@ std::vector<Tensor> onto_card(std::vector<Tensor> results, at::TensorList origin
 TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
   m.def("host_view(Tensor tensor) -> Tensor");
   m.def("enter_kernel(int device) -> int", &enter_kernel);
+  m.def("check_operand(str name, int position, ScalarType dtype) -> ()", &check_operand);
   m.def("leave_kernel(int scope) -> ()", &leave_kernel);
   m.def("onto_card(Tensor[] results, Tensor[] originals, Tensor[] views, int device) -> Tensor[]", &onto_card);
 }
