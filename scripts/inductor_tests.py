@@ -39,10 +39,11 @@ def load(file: Path) -> Any:
 def case_of(module: Any, device: str) -> type[unittest.TestCase]:
     """Make the tests of CommonTemplate for one device; all in the dtypes they are written for."""
 
-    def common(self: Any, *args: Any, **options: Any) -> None:
+    def on_card(self: Any, *args: Any, **options: Any) -> None:
         module.check_model_gpu(self, *args, **{**options, "check_lowp": False})
 
-    module.GPU_TYPE = module.NPU_TYPE = device
+    module.GPU_TYPE = module.NPU_TYPE = "npu"
+    common = module.check_model if device == "cpu" else on_card
     case = type("Cases", (module.TestCase,), {"common": common, "device": device})
     module.copy_tests(module.CommonTemplate, case, device)
     return case
