@@ -55,8 +55,6 @@ class _Graph:
         (output,) = gm.graph.find_nodes(op="output")
         self.gm, self.card = gm, card
         self.outputs = [_device(node) for node in output.args[0]]
-        self.constants: list[torch.Tensor] = []
-        self.views: list[torch.Tensor] = []
         self.seeds: list[int] = []
         self.operands = list(dict.fromkeys(_operands_of_kernels(gm)))
         self._known: dict[int, Any] = {}
@@ -75,6 +73,7 @@ class _Graph:
         extra = self._seeds_as_inputs()
         self.gm.recompile()
         function = compile_inner(self.gm, [*map(self._host, example_inputs), *extra])
+        self._known.clear()  # the examples can be tensors of the program
 
         def call(inputs: list[Any]) -> list[Any]:
             mine = [*inputs, *(self._draw(count) for count in self.seeds)]
@@ -89,28 +88,20 @@ class _Graph:
         for operand in self.operands:
             ops.check_operand(*operand)
         self.operands.clear()
-        originals, views = [*self.constants], [*self.views]
-        for place, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor) and value.device.type == "npu":
-                originals.append(value)
-                views.append(ops.host_view(value))
-                inputs[place] = views[-1]
+        # A view keeps the bytes, not the tensor, and the function drops it after its last use: so does eager mode.
+        inputs[:] = [ops.host_view(each) if _is_of_card(each) else each for each in inputs]
         scope = ops.enter_kernel(self.card.index or 0)
         try:
             results = list(function(inputs))
             of_card = [place for place, device in enumerate(self.outputs) if device is not None]
-            moved = ops.onto_card([results[place] for place in of_card], originals, views, self.card.index or 0)
+            moved = ops.onto_card([results[place] for place in of_card], self.card.index or 0)
         finally:
             ops.leave_kernel(scope)
-        known = {view.untyped_storage()._cdata for view in views}
-        for place, value in enumerate(results):
-            # a copy to the host that Inductor left out, since for it both are the host
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in known:
-                results[place] = value.clone()
         for place, tensor in zip(of_card, moved, strict=True):
             device = self.outputs[place]
             results[place] = tensor if tensor.device == device else tensor.to(device)
-        return results
+        # a copy to the host that Inductor left out, since for it both are the host
+        return [each.clone() if isinstance(each, torch.Tensor) and ops.is_host_view(each) else each for each in results]
 
     def _draw(self, count: int) -> torch.Tensor:
         """Seeds from the card's generator."""
@@ -151,17 +142,13 @@ class _Graph:
         if isinstance(value, fx.GraphModule):
             self._convert(value)
             value.recompile()
-        elif isinstance(value, torch.Tensor) and value.device.type == "npu":
-            host = self._host(value)
-            if not isinstance(value, FakeTensor):
-                self.constants.append(value)
-                self.views.append(host)
+        elif _is_of_card(value):
             delattr(owner, name)
-            setattr(owner, name, host)
+            setattr(owner, name, self._host(value))
 
     def _host(self, value: Any) -> Any:
         """The same tensor on the host; other values as they are."""
-        if not isinstance(value, torch.Tensor) or value.device.type != "npu":
+        if not _is_of_card(value):
             return value
         if id(value) not in self._known:
             self._known[id(value)] = value, _fake_host(value) if isinstance(value, FakeTensor) else _host_view(value)
@@ -193,6 +180,10 @@ def _device(node: fx.Node | Any) -> torch.device | None:
     values = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else []
     found = (each.device for each in values if isinstance(each, torch.Tensor) and each.device.type == "npu")
     return next(found, None)
+
+
+def _is_of_card(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "npu"
 
 
 def _host_device(value: Any) -> Any:

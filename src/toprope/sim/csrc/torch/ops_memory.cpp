@@ -311,13 +311,23 @@ Tensor& set_empty(Tensor& self) {
   return set_storage_offset(self, make_storage(allocate(self.device().index(), 0), 0), 0, {0}, {});
 }
 
+void release_viewed(void* storage) { delete static_cast<c10::Storage*>(storage); }
+
+// The card's storage that a host view is over; null for a storage that is no host view's.
+const c10::Storage* viewed(const Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  return data.get_deleter() == &release_viewed ? static_cast<const c10::Storage*>(data.get_context()) : nullptr;
+}
+
+bool is_host_view(const Tensor& tensor) { return viewed(tensor) != nullptr; }
+
 // A host tensor over the card's bytes that keeps them alive: for collectives, kernels and numpy.
 Tensor host_view(const Tensor& tensor) {
   check_usable(tensor.device().index());
   wait_for_current_stream(tensor.device().index());
   auto* kept = new c10::Storage(tensor.storage());
-  c10::DataPtr data(const_cast<void*>(kept->data()), kept, [](void* it) { delete static_cast<c10::Storage*>(it); },
-                    c10::Device(c10::kCPU));
+  c10::DataPtr data(const_cast<void*>(kept->data()), kept, &release_viewed, c10::Device(c10::kCPU));
   c10::Storage storage(c10::Storage::use_byte_size_t(), kept->nbytes(), std::move(data), nullptr, /*resizable=*/false);
   c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
   Tensor view = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kHostKeys, from->dtype());
@@ -345,15 +355,15 @@ void check_operand(std::string_view name, int64_t position, c10::ScalarType dtyp
   check_dtype(kind, sim::rules_of(full), static_cast<int>(position), static_cast<int>(dtype));
 }
 
-// Tensors of the card for what host code computed from views of `originals` within a kernel: results that share a
-// view's bytes get the storage of its original, others their own bytes without a copy.
-std::vector<Tensor> onto_card(std::vector<Tensor> results, at::TensorList originals, at::TensorList views,
-                              int64_t device) {
+// Tensors of the card for what host code computed within a kernel: host views get the storage that they are over, other
+// results their own bytes without a copy.
+std::vector<Tensor> onto_card(std::vector<Tensor> results, int64_t device) {
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 8> known;
-  for (size_t i = 0; i < views.size(); i++) {
-    known.emplace_back(views[i].storage().unsafeGetStorageImpl(), originals[i].storage());
-  }
   for (Tensor& result : results) {
+    if (const c10::Storage* original = viewed(result)) {
+      result = device_tensor(*original, result);
+      continue;
+    }
     c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
     auto found = std::find_if(known.begin(), known.end(), [&](const auto& each) { return each.first == storage; });
     if (found == known.end()) {
@@ -375,7 +385,8 @@ TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
   m.def("enter_kernel(int device) -> int", &enter_kernel);
   m.def("check_operand(str name, int position, ScalarType dtype) -> ()", &check_operand);
   m.def("leave_kernel(int scope) -> ()", &leave_kernel);
-  m.def("onto_card(Tensor[] results, Tensor[] originals, Tensor[] views, int device) -> Tensor[]", &onto_card);
+  m.def("is_host_view(Tensor tensor) -> bool", &is_host_view);
+  m.def("onto_card(Tensor[] results, int device) -> Tensor[]", &onto_card);
 }
 TORCH_LIBRARY_IMPL(toprope_sim, PrivateUse1, m) { m.impl("host_view", &host_view); }
 
