@@ -65,6 +65,6 @@ def test_a_compiled_graph_is_refused_where_it_calls_a_kernel_of_the_vendor():
     x = torch.ones(2, 2, dtype=torch.int32, device="npu")
     compiled = torch.compile(lambda x: (x @ x).abs())
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="mm: NPU function error: call aclnnM.* error code is 161002"):
+        with pytest.raises(RuntimeError, match=r"mm: NPU function error: call aclnnM.* error code is 161002"):
             compiled(x)
     assert compiled(x.float()).tolist() == [[2.0, 2.0], [2.0, 2.0]]

@@ -95,7 +95,7 @@ class Call {
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
 
-// Refuses an operand as the chip does, or as a test told it to; notes what no document mentions.
+// Refuses an operand as the chip does, or as a test wants it; notes what no document mentions.
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype);
 
 // "aten::add" and "Tensor" as "aten::add.Tensor".
