@@ -26,7 +26,12 @@ def register() -> None:
     """
     import torch._functorch.config
     import torch._inductor.compile_fx as compile_fx
+    from torch._inductor.codegen.common import register_backend_for_device
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
+    # Decompositions ask for its features before a graph is the host's; it generates nothing for npu.
+    register_backend_for_device("npu", CppScheduling, PythonWrapperCodegen)
     compile_inner = compile_fx._compile_fx_inner
 
     @functools.wraps(compile_inner)

@@ -34,6 +34,14 @@ def test_dynamo_knows_the_card() -> None:
     assert (interface.is_available(), interface.device_count()) == (True, 2)
 
 
+def test_decompositions_see_the_features_of_the_hosts_backend() -> None:
+    """They ask before a graph is the host's: masked_scatter was an internal error."""
+    from torch._inductor import compile_fx  # noqa: F401  the card is registered when it is imported
+    from torch._inductor.codegen.common import get_backend_features
+
+    assert get_backend_features("npu") == get_backend_features("cpu")
+
+
 class Block(nn.Module):
     """Normalisation, attention, dropout: each failed, since Inductor took the card for a GPU with Triton."""
 
@@ -62,6 +70,7 @@ MODULES: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "cross entropy": lambda: cross_entropy,
     "sort and topk": lambda: lambda x: torch.sort(x, -1)[0] * torch.topk(x, 3)[0].sum(),
     "boolean index": lambda: lambda x: x[x.sum(-1) > 8],
+    "masked scatter": lambda: lambda x: x.masked_scatter(x > 0.5, x.flip(0)),
     "condition": lambda: lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
 }
 
