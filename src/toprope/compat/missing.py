@@ -6,7 +6,6 @@ import functools
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib.util import find_spec
 from opcode import opmap
 from pathlib import Path
 from types import FrameType
@@ -66,6 +65,13 @@ def not_simulated(name: str, why: str) -> NotImplementedError:
     return NotImplementedError(text)
 
 
+def _has_module(package: str, name: str) -> bool:
+    """Look for a module of this name in the folders of a facade's package."""
+    owner = sys.modules.get(package) or sys.modules.get(f"toprope.compat.{package}")
+    folders = [Path(folder, name) for folder in vars(owner).get("__path__", ())] if owner is not None else []
+    return any(folder.with_suffix(".py").is_file() or (folder / "__init__.py").is_file() for folder in folders)
+
+
 def missing_from(module: str) -> Callable[[str], Any]:
     """Make the `__getattr__` of a facade's module, which raises the error of a missing name.
 
@@ -83,7 +89,7 @@ def missing_from(module: str) -> Callable[[str], Any]:
         if name.startswith("__"):  # Python's own questions, such as __wrapped__, need no explanation
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
-        if find_spec(f"{__package__}.{module}.{name}") is None:  # else an import is about to bring it
+        if not _has_module(module, name):  # else an import is about to bring it
             note_missing(f"{module}.{name}", text)
         frame: FrameType | None = sys._getframe(1)
         if frame is not None and frame.f_code.co_name == "__getattr__":  # of a module that answers some names itself
