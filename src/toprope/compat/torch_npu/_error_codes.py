@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from enum import Enum
 
 __all__ = ["ErrCode", "dist_error", "graph_error", "ops_error", "prof_error", "pta_error"]
@@ -87,23 +86,13 @@ def get_env_compact_error_output() -> int:
 def _end(part: _SubModuleID, error: ErrCode) -> str:
     if get_env_compact_error_output() or _is_interactive():
         return ""
-    now = time.strftime("%Y-%m-%d-%H:%M:%S")
-    place = f"PID:{os.getpid()}, Device:{_device()}, RankID:{_rank()}"
-    return f"\n[ERROR] {now} ({place}) ERR{part.value:02d}{error.code:03d} {part.name} {error.msg}"
+    from toprope.sim.npu._state import message
+
+    return message("", f"ERR{part.value:02d}{error.code:03d} {part.name} {error.msg}", _rank())
 
 
 def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
-
-
-def _device() -> int:
-    from toprope.sim import installed
-
-    if installed() is None:
-        return -1
-    from toprope.sim.native import native
-
-    return int(native().current_device())
 
 
 def _rank() -> int:

@@ -71,11 +71,17 @@ def chip() -> chips.Chip:
     return chips.get(spec().chip)
 
 
-def message(text: str, code: str) -> str:
-    """A message as torch_npu ends it: when, in which process, on which card, and a code such as `VALUE`."""
+def message(text: str, code: str, rank: int | str | None = None) -> str:
+    """A message as torch_npu ends it: when, in which process, on which card, and a code such as `VALUE`.
+
+    Args:
+        text: its begin.
+        code: with the code's own words.
+        rank: of this process; None for the one in RANK, else -1.
+    """
     date = time.strftime("%Y-%m-%d-%H:%M:%S")
     device = -1 if installed() is None else native().current_device()
-    rank = os.environ.get("RANK", "-1")
+    rank = os.environ.get("RANK", "-1") if rank is None else rank
     return f"{text}\n[ERROR] {date} (PID:{os.getpid()}, Device:{device}, RankID:{rank}) {code}"
 
 

@@ -128,34 +128,9 @@ const Texts& texts_of_checks() {
 
 // ---- what the host takes
 
-struct Check {
-  bool (*refuses)(const std::vector<c10::IValue>&);
-  const char* text;
-  const char* code;
-};
-
-c10::ScalarType dtype_of(const std::vector<c10::IValue>& arguments) { return arguments[0].toTensor().scalar_type(); }
+c10::ScalarType dtype_of(const Arguments& arguments) { return arguments[0].toTensor().scalar_type(); }
 
 bool exceeds_float(const c10::IValue& number) { return !(number.toDouble() <= std::numeric_limits<float>::max()); }
-
-const std::unordered_map<std::string, Check>& checks() {
-  using Arguments = std::vector<c10::IValue>;
-  static const std::unordered_map<std::string, Check> table = {
-      {"aten::affine_grid_generator_backward",  // AffineGridGeneratorBackward
-       {[](const Arguments& given) { return given[1].toListRef().size() != 4; },
-        "AffineGridGeneratorBackward needs 4d (spatial) input.", kParameter}},
-      {"aten::_linalg_svd",  // LinalgSvd
-       {[](const Arguments& given) { return dtype_of(given) != at::kFloat; }, "svd_npu only supported Float, but get",
-        kType}},
-      {"aten::upsample_bilinear2d",  // UpsampleBilinear2d
-       {[](const Arguments& given) { return dtype_of(given) == at::kDouble; },
-        "upsample_binlinear_2d not support torch.fp64 dtypes", kType}},
-      {"aten::_pdist_forward",  // Pdist
-       {[](const Arguments& given) { return exceeds_float(given[1]); }, "p dose not support float64 currently.", kType}},
-      {"aten::_cdist_backward",  // CdistBackward
-       {[](const Arguments& given) { return exceeds_float(given[3]); }, "The value of p (", kParameter}}};
-  return table;
-}
 
 template <class Error>
 void raise_kind(const c10::Error& error, const std::string& text) {
@@ -169,30 +144,52 @@ bool is_failure_in_kernel(const std::string& op, const c10::Error& error) {
       "aten::embedding", "aten::embedding_dense_backward", "aten::index_select", "aten::gather", "aten::take",
       "aten::index", "aten::_index_put_impl_", "aten::index_put_", "aten::put_", "aten::scatter", "aten::scatter_",
       "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce", "aten::scatter_reduce_", "aten::index_add",
-      "aten::index_add_", "aten::index_fill_", "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
+      "aten::index_add_", "aten::index_fill_", "aten::nll_loss_forward", "aten::nll_loss2d_forward",
+      "aten::nll_loss_backward", "aten::nll_loss2d_backward",
       "aten::multi_margin_loss", "aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_forward",
       "aten::_embedding_bag", "aten::_embedding_bag_forward_only"};
   const std::string& text = error.msg();
   auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
-  bool bad_index = says("out of bounds") || says("out of range") || says("out of DATA bounds") || says("not in the range") ||
-                   says("takes value");
+  bool bad_index = says("out of bounds") || says("out of range") || says("out of DATA bounds") ||
+                   says("not in the range") || says("takes value");
   return bad_index && !says("dimension with size 0") && !says("Dimension out of range") && reads_indices.count(op) > 0;
 }
 
-bool has_argument_checks(const std::string& op) { return checks().count(op) > 0; }
+const ArgumentCheck* argument_check(const std::string& op) {
+  static const std::unordered_map<std::string, ArgumentCheck> table = {
+      {"aten::affine_grid_generator_backward",  // AffineGridGeneratorBackward
+       {kParameter, [](const Arguments& given) -> std::string {
+          return given[1].toListRef().size() != 4 ? "AffineGridGeneratorBackward needs 4d (spatial) input." : "";
+        }}},
+      {"aten::_linalg_svd",  // LinalgSvd
+       {kType, [](const Arguments& given) -> std::string {
+          if (dtype_of(given) == at::kFloat) return "";
+          return c10::str("svd_npu only supported Float, but get", given[0].toTensor().dtype());
+        }}},
+      {"aten::upsample_bilinear2d",  // UpsampleBilinear2d
+       {kType, [](const Arguments& given) -> std::string {
+          return dtype_of(given) == at::kDouble ? "upsample_binlinear_2d not support torch.fp64 dtypes" : "";
+        }}},
+      {"aten::_pdist_forward",  // Pdist
+       {kType, [](const Arguments& given) -> std::string {
+          return exceeds_float(given[1]) ? "p dose not support float64 currently." : "";
+        }}},
+      {"aten::_cdist_backward",  // CdistBackward
+       {kParameter, [](const Arguments& given) -> std::string {
+          if (!exceeds_float(given[3])) return "";
+          return "The value of p (" + std::to_string(given[3].toDouble()) + ") exceeds the maximum value of float (" +
+                 std::to_string(std::numeric_limits<float>::max()) + ")";
+        }}}};
+  auto found = table.find(op);
+  return found == table.end() ? nullptr : &found->second;
+}
 
-void check_arguments(const std::string& op, const std::vector<c10::IValue>& arguments) {
-  auto found = checks().find(op);
-  if (found == checks().end() || !found->second.refuses(arguments)) return;
-  if (found->second.code == kType && !sim::watching(sim::kDocuments)) return;  // dtypes are not to be refused
-  std::string text = found->second.text;
-  if (op == "aten::_linalg_svd") text += c10::str(arguments[0].toTensor().dtype());
-  if (op == "aten::_cdist_backward") {
-    text += std::to_string(arguments[3].toDouble()) + ") exceeds the maximum value of float (" +
-            std::to_string(std::numeric_limits<float>::max()) + ")";
-  }
+void check_arguments(const ArgumentCheck& check, const std::string& op, const Arguments& arguments) {
+  if (check.code == kType && !sim::watching(sim::kDocuments)) return;  // dtypes are not to be refused
+  std::string text = check.refusal(arguments);
+  if (text.empty()) return;
   sim::note_lack(sim::Lack::kFormat, op.c_str(), -1, text.c_str());
-  raise_coded(text, found->second.code);
+  raise_coded(text, check.code);
 }
 
 void rethrow_as_vendor(const std::string& op, const c10::Error& error) {

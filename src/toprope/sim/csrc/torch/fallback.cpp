@@ -25,7 +25,7 @@ struct Operator {
   uint32_t written = 0;            // bits are positions
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
-  bool checked = false;            // torch_npu checks its arguments in a way of its own
+  const ArgumentCheck* check = nullptr;  // what torch_npu itself refuses
   bool indexes = false;            // argument 1 holds indices; a mask among them has a size to be learnt
   std::vector<size_t> generators;  // places of arguments named "generator"
 };
@@ -66,7 +66,7 @@ Operator describe(const c10::FunctionSchema& schema) {
   if (copies(op.name)) op.host_arguments = ~0u;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
-  op.checked = has_argument_checks(op.name);
+  op.check = argument_check(op.name);
   op.indexes = op.name.rfind("aten::index", 0) == 0 && schema.arguments().size() > 1 && is_list(schema.arguments()[1]);
   for (const c10::Argument& result : schema.returns()) {
     auto type = result.type()->kind();
@@ -230,8 +230,8 @@ c10::IValue with_zero_indices(const c10::IValue& value) {
 // The host's kernel; arguments are on the stack, as host tensors.
 void run_on_host(const c10::OperatorHandle& handle, const Operator& op, const Call& call, c10::DispatchKeySet host,
                  size_t count, torch::jit::Stack* stack) {
-  const std::vector<c10::IValue> arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
-  if (op.checked) [[unlikely]] check_arguments(op.name, arguments);
+  const Arguments arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+  if (op.check != nullptr) [[unlikely]] check_arguments(*op.check, op.name, arguments);
   const size_t below = stack->size() - count;
   try {
     handle.redispatchBoxed(host, stack);
@@ -408,11 +408,12 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_to_copy", &to_copy); }
 
+void not_for_sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack*) {
+  raise_unsupported(handle.schema().name(), c10::str("CAUTION: The operator '", handle.schema().operator_name(),
+                                                     "' is not currently supported on the NPU backend."));
+}
+
 void sparse(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  if (!is_sparse_on_card(handle.schema())) {
-    raise_unsupported(handle.schema().name(), c10::str("CAUTION: The operator '", handle.schema().operator_name(),
-                                                       "' is not currently supported on the NPU backend."));
-  }
   run(handle, c10::DispatchKey::SparseCPU, stack);
 }
 
@@ -425,12 +426,11 @@ void coalesce(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
   if (is_half) stack->back() = stack->back().toTensor().to(dtype);
 }
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&sparse>()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_for_sparse>()); }
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   m.impl("_to_copy", &to_copy);
   m.impl("max", &max_of_sparse);
   m.impl("_coalesce", torch::CppFunction::makeFromBoxedFunction<&coalesce>());
-  // Those that torch composes for devices that it does not know.
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findSchema(name);

@@ -90,10 +90,9 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
   if (mask.has_value() && mask->requires_grad()) return kMath;  // the fused kernel gives the mask no gradient
   if (enable_gqa || query.dim() != 4) return kMath;
   // Shapes that a trace leaves open have no bytes that a host's view could be of.
-  for (const Tensor* tensor : {&query, &key, &value}) {
+  for (const Tensor* tensor : {&query, &key, &value, mask.has_value() ? &*mask : &query}) {
     if (tensor->unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return kMath;
   }
-  if (mask.has_value() && mask->unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return kMath;
   MaybeTensor host_mask = mask.has_value() && mask->device().type() == kNpu ? host_alias(*mask) : mask;
   auto host = [](const Tensor& tensor) { return tensor.device().type() == kNpu ? host_alias(tensor) : tensor; };
   int64_t choice = at::_ops::_fused_sdp_choice::redispatch(kHostKeys, host(query), host(key), host(value), host_mask,
