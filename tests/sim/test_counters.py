@@ -48,7 +48,10 @@ def test_places_assumed_dtypes_and_lacks_are_read():
             events=256,
             sites=[("aten::copy_", "/a/b.py", 7, 2, 3), ("never", "/a/b.py", 8, 0, 0)],
             assumed=[(1, 0, 4), (0, -1, 15), (1, 0, 4)],
-            lacks=[("aten::histc", 2, 3, 5, 99, "aten::histc has no kernel"), ("torch_npu.x", 7, -1, 1, 3, "text")],
+            lacks=[
+                ("aten::histc", Lack.DTYPE.value, 3, 5, 99, "aten::histc has no kernel"),
+                ("torch_npu.x", Lack.NAME.value, -1, 1, 3, "text"),
+            ],
         )
     )
     assert found is not None
