@@ -248,7 +248,7 @@ def test_dropout_by_its_own_seed(attend):
 
 @pytest.mark.parametrize("masked", ["none", "causal", "rows"])
 def test_gradients(masked):
-    from toprope.compat.torch_npu._attention import attention
+    from toprope.compat.torch_npu.operators.attention import attention
 
     query, key, value = (normal(1, 2, 3, 2, seed=seed, dtype=torch.float64).requires_grad_() for seed in range(3))
     bias = normal(1, 2, 3, 3, seed=3, dtype=torch.float64).requires_grad_()

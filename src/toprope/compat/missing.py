@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from toprope.support.npu_operators import npu_operators
+
 __all__ = ["missing_from", "not_simulated", "note_missing", "of_the_real_one", "vendor_names"]
 
 
@@ -42,8 +44,20 @@ def of_the_real_one(name: str) -> str:
     if vendor is None:
         return ""
     if name in vendor["modules"] or last in vendor["modules"].get(module, ()):
-        return f"the real {top} has it ({vendor['source']}), toprope does not simulate it"
+        about = _operator(last) if module == "torch_npu" else ""
+        return f"the real {top} has it ({about or vendor['source']}), toprope does not simulate it"
     return f"it is not one of the documented names of the real {top} ({vendor['source']})"
+
+
+def _operator(name: str) -> str:
+    """Where the vendor describes an operator, and what replaces it if it is deprecated; "" for any other name."""
+    table = npu_operators()
+    schema = next((table[space][name] for space in ("npu", "atb") if name in table[space]), "")  # type: ignore[literal-required]
+    if not schema:
+        return ""
+    page = f", page {table['pages_at']}/{table['pages'][name]} of Ascend/op-plugin" if name in table["pages"] else ""
+    instead = f", deprecated in favour of {table['deprecated'][name]}" if table["deprecated"].get(name) else ""
+    return f"an operator, {name}{schema}{page}{instead}"
 
 
 def note_missing(name: str, text: str) -> None:

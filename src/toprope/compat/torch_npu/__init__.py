@@ -13,31 +13,20 @@ from toprope.sim import _autoload
 
 from . import _C, contrib, distributed, dynamo, optim, profiler, utils
 from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
-from ._format import Format, named_format
-from ._operators import OPERATORS, register
+from .operators import OPERATORS, register
+from .operators.formats import Format, named_format
 from .version import __version__
 
 _autoload()
 register()
 alias_npu(__name__)
 
-copy_memory_ = torch.ops.npu.copy_memory_
-empty_with_format = torch.ops.npu.empty_with_format
-get_npu_format = named_format
-get_storage_size = torch.ops.npu.get_storage_size
-npu_add_rms_norm = torch.ops.npu.npu_add_rms_norm
-npu_change_data_ptr = torch.ops.npu.npu_change_data_ptr
-npu_dtype_cast = torch.ops.npu.npu_dtype_cast
-npu_fast_gelu = torch.ops.npu.npu_fast_gelu
-npu_format_cast = torch.ops.npu.npu_format_cast
-npu_format_cast_ = torch.ops.npu.npu_format_cast_
-npu_fusion_attention = torch.ops.npu.npu_fusion_attention
-npu_geglu = torch.ops.npu.npu_geglu
-npu_gelu = torch.ops.npu.npu_gelu
-npu_rms_norm = torch.ops.npu.npu_rms_norm
-npu_rotary_mul = torch.ops.npu.npu_rotary_mul
-npu_silu = torch.ops.npu.npu_silu
-npu_swiglu = torch.ops.npu.npu_swiglu
+_EXPORTED = {
+    name: getattr(getattr(torch.ops, made.namespace), name)
+    for name, made in ((full.partition(".")[0], made) for full, made in OPERATORS.items())
+}
+globals().update(_EXPORTED)
+get_npu_format = named_format  # the enumeration in place of the number
 
 __all__ = [
     "Format",
@@ -50,7 +39,7 @@ __all__ = [
     "optim",
     "profiler",
     "utils",
-    *OPERATORS,
+    *_EXPORTED,
 ]
 
 _missing = missing_from(__name__)

@@ -9,8 +9,8 @@ from toprope.compat.missing import missing_from
 
 from .._cores import bind as _npu_set_thread_affinity
 from .._cores import reset as _npu_reset_thread_affinity
-from .._storage import empty_strided as _empty_strided_npu
-from .._storage import weak_ref as _weak_ref_tensor
+from ..operators.storage import empty_strided as _empty_strided_npu
+from ..operators.storage import weak_ref as _weak_ref_tensor
 from . import _distributed_c10d
 from ._names import SAME as _SAME
 from ._names import current_stream as _npu_getCurrentStream  # noqa: N812

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .._door import current_npu
-from .._format import npu_format_cast
+from ..operators.formats import npu_format_cast
 from ..utils._path_manager import PathManager
 
 __all__: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._error_codes import ErrCode, pta_error
-from .._storage import get_storage_size, npu_change_data_ptr
+from ..operators.storage import get_storage_size, npu_change_data_ptr
 
 __all__ = ["get_part_combined_tensor", "is_combined_tensor_valid", "npu_combine_tensors"]
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from ._error_codes import ErrCode, ops_error, pta_error
-from ._format import check_on_card, format_of, share_format
+from .._error_codes import ErrCode, ops_error, pta_error
+from .formats import check_on_card, format_of, share_format
+from .registry import operator
 
 __all__ = ["copy_memory_", "empty_strided", "get_storage_size", "npu_change_data_ptr", "weak_ref"]
 
 _MOVABLE = (torch.float16, torch.float32, torch.bfloat16)
 
 
+@operator("get_storage_size", composite=True)
 def get_storage_size(self: torch.Tensor) -> int:
     """Number of elements of the tensor's dtype that its storage holds.
 
@@ -26,6 +28,7 @@ def get_storage_size(self: torch.Tensor) -> int:
     return self.untyped_storage().nbytes() // self.element_size()
 
 
+@operator("copy_memory_", composite=True)
 def copy_memory_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy as many elements as this tensor has from the memory behind another one, whatever the strides are.
 
@@ -50,6 +53,7 @@ def copy_memory_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = Fal
     return self
 
 
+@operator("npu_change_data_ptr", composite=True)
 def npu_change_data_ptr(dst: torch.Tensor, src: torch.Tensor, index: int) -> int:
     """Move a tensor into the memory of another one. Its values are then those that lie there.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._check import refuse
+from .checks import refuse
 
 __all__ = ["LAYOUTS", "Segment", "Sizes", "from_bnsd", "segments", "sizes", "to_bnsd"]
 

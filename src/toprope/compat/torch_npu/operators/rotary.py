@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._check import compute_dtype, floating, refuse
+from .checks import compute_dtype, floating, refuse
+from .registry import operator
 
 __all__ = ["npu_rotary_mul", "turned"]
 
@@ -59,6 +60,7 @@ def _check_broadcast(x: torch.Tensor, r1: torch.Tensor, mode: str) -> None:
         refuse(_OPERATOR, f"r1 {list(r1.shape)} does not fit the input {list(x.shape)}; {mode} mode takes {known}")
 
 
+@operator("npu_rotary_mul")
 def npu_rotary_mul(
     self: torch.Tensor,
     r1: torch.Tensor,

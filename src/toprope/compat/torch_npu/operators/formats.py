@@ -16,8 +16,9 @@ from enum import IntEnum
 
 import torch
 
-from ._check import refuse
-from ._error_codes import ErrCode, ops_error
+from .checks import refuse
+from .._error_codes import ErrCode, ops_error
+from .registry import operator
 
 __all__ = [
     "Format",
@@ -108,6 +109,7 @@ def share_format(tensor: torch.Tensor, source: torch.Tensor) -> None:
     _note(tensor, format_of(source))
 
 
+@operator("get_npu_format", composite=True)
 def get_npu_format(self: torch.Tensor) -> int:
     """Number of the storage format.
 
@@ -133,6 +135,7 @@ def named_format(self: torch.Tensor) -> Format:
     return Format(torch.ops.npu.get_npu_format(self))
 
 
+@operator("npu_format_cast", composite=True)
 def npu_format_cast(
     self: torch.Tensor, acl_format: int, *, customize_dtype: int | None = None, input_dtype: int | None = None
 ) -> torch.Tensor:
@@ -161,6 +164,7 @@ def npu_format_cast(
     return result
 
 
+@operator("npu_format_cast_.acl_format", composite=True)
 def npu_format_cast_(
     self: torch.Tensor, acl_format: int, *, customize_dtype: int | None = None, input_dtype: int | None = None
 ) -> torch.Tensor:
@@ -172,6 +176,7 @@ def npu_format_cast_(
     return self
 
 
+@operator("npu_format_cast.Tensor", composite=True)
 def npu_format_cast_as(
     self: torch.Tensor, dst: torch.Tensor, *, customize_dtype: int | None = None, input_dtype: int | None = None
 ) -> torch.Tensor:
@@ -180,6 +185,7 @@ def npu_format_cast_as(
     return npu_format_cast(self, format_of(dst), customize_dtype=customize_dtype, input_dtype=input_dtype)
 
 
+@operator("npu_format_cast_", composite=True)
 def npu_format_cast_as_(
     self: torch.Tensor, src: torch.Tensor, *, customize_dtype: int | None = None, input_dtype: int | None = None
 ) -> torch.Tensor:
@@ -189,6 +195,7 @@ def npu_format_cast_as_(
     return self.copy_(src)
 
 
+@operator("empty_with_format", composite=True)
 def empty_with_format(
     size: Sequence[int],
     *,

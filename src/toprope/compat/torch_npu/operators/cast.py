@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._check import refuse
+from .checks import refuse
+from .registry import operator
 
 __all__ = ["npu_dtype_cast"]
 
@@ -25,6 +26,7 @@ _DTYPES = {
 }
 
 
+@operator("npu_dtype_cast")
 def npu_dtype_cast(self: torch.Tensor, dtype: int, input_dtype: int | None = None) -> torch.Tensor:
     """The tensor in another dtype.
 

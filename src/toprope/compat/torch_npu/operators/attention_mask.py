@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._check import refuse
+from .checks import refuse
 
 __all__ = ["COMPRESSED", "Sparse", "check_mask", "masked_scores"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._check import compute_dtype
+from .checks import compute_dtype
 
 __all__ = ["Dropout", "attention"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ._check import compute_dtype, even_axis, floating, refuse
+from .checks import compute_dtype, even_axis, floating, refuse
+from .registry import operator
 
 __all__ = ["fast_gelu", "geglu", "npu_fast_gelu", "npu_geglu", "npu_gelu", "npu_silu", "npu_swiglu", "swiglu"]
 
@@ -35,6 +36,7 @@ def fast_gelu(x: torch.Tensor) -> torch.Tensor:
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
+@operator("npu_swiglu")
 def npu_swiglu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """SwiGLU over the two halves of an axis.
 
@@ -52,6 +54,7 @@ def npu_swiglu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return swiglu(self, even_axis("npu_swiglu", self, dim))
 
 
+@operator("npu_geglu")
 def npu_geglu(
     self: torch.Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +80,7 @@ def npu_geglu(
     return product, gelu.detach()
 
 
+@operator("npu_gelu")
 def npu_gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     """GELU; `approximate` is "none" (erf) or "tanh".
 
@@ -89,6 +93,7 @@ def npu_gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     return torch.nn.functional.gelu(self.to(compute_dtype(self)), approximate=approximate).to(self.dtype)
 
 
+@operator("npu_fast_gelu")
 def npu_fast_gelu(self: torch.Tensor) -> torch.Tensor:
     """The sigmoid approximation of GELU, x * sigmoid(1.702 x).
 
@@ -99,6 +104,7 @@ def npu_fast_gelu(self: torch.Tensor) -> torch.Tensor:
     return fast_gelu(self)
 
 
+@operator("npu_silu")
 def npu_silu(self: torch.Tensor) -> torch.Tensor:
     """Swish, x * sigmoid(x).
 

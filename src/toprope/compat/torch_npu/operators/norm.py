@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._check import compute_dtype, floating, refuse
+from .checks import compute_dtype, floating, refuse
+from .registry import operator
 
 __all__ = ["npu_add_rms_norm", "npu_rms_norm", "rms_norm"]
 
@@ -34,6 +35,7 @@ def _check(operator: str, x: torch.Tensor, gamma: torch.Tensor) -> None:
         refuse(operator, "gamma is empty")
 
 
+@operator("npu_rms_norm")
 def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, torch.Tensor]:
     """Root mean square normalisation.
 
@@ -54,6 +56,7 @@ def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06
     return y, rstd.detach()
 
 
+@operator("npu_add_rms_norm")
 def npu_add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

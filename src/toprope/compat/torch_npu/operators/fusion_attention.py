@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ._attention import Dropout, attention
-from ._attention_layout import LAYOUTS, Segment, Sizes, from_bnsd, segments, sizes, to_bnsd
-from ._attention_mask import Sparse, check_mask, masked_scores
-from ._check import floating, refuse, same_dtype
+from .attention import Dropout, attention
+from .attention_layout import LAYOUTS, Segment, Sizes, from_bnsd, segments, sizes, to_bnsd
+from .attention_mask import Sparse, check_mask, masked_scores
+from .checks import floating, refuse, same_dtype
+from .registry import operator
 
 __all__ = ["npu_fusion_attention"]
 
@@ -59,6 +60,7 @@ class _Call:
         )
 
 
+@operator("npu_fusion_attention")
 def npu_fusion_attention(
     query: torch.Tensor,
     key: torch.Tensor,

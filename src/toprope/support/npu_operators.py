@@ -1,0 +1,31 @@
+"""Operators of torch_npu: their schemas, which of them have a gradient, and the vendor's pages about them."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import TypedDict
+
+__all__ = ["NpuOperators", "npu_operators"]
+
+
+class NpuOperators(TypedDict):
+    """Names carry an overload ("npu_format_cast.Tensor") except in `exposed`, `pages` and, mostly, `deprecated`."""
+
+    source: str
+    pages_at: str
+    exposed: list[str]
+    differentiable: list[str]
+    npu: dict[str, str]
+    atb: dict[str, str]
+    pages: dict[str, str]
+    deprecated: dict[str, str]
+
+
+@functools.cache
+def npu_operators() -> NpuOperators:
+    """Read the table of torch_npu's operators (`npu_operators.toml`, written by scripts/npu_operators.py)."""
+    path = Path(__file__).with_suffix(".toml")
+    found: NpuOperators = tomllib.loads(path.read_text(encoding="utf-8"))  # type: ignore[assignment]
+    return found
