@@ -22,6 +22,15 @@ import yaml
 TARGET = Path(__file__).resolve().parents[1] / "src" / "toprope" / "support" / "npu_operators.toml"
 FUNCTIONS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
 PAGES = "docs/zh/custom_APIs"
+# Chip families, as toprope.chips names them, and the product that the pages list for each.
+PRODUCTS = {
+    "Ascend 310P (Atlas inference series)": "Atlas 推理系列",
+    "Ascend 910 (Atlas training series)": "Atlas 训练系列",
+    "Ascend 910B (Atlas A2)": "Atlas A2",
+    "Ascend 910C (Atlas A3), one die": "Atlas A3",
+    "Ascend 950": "Ascend 950",
+}
+OLDER = ("Ascend 310P (Atlas inference series)", "Ascend 910 (Atlas training series)")
 # These have a gradient without an entry in derivatives.yaml: their dispatch is AutogradPrivateUse1, or
 # torchnpugen/autograd/gen_variable_type.py of Ascend/pytorch names them.
 ALSO_DIFFERENTIABLE = ("npu_format_cast", "npu_moe_token_unpermute", "npu_moe_token_unpermute_with_routing_map")
@@ -67,6 +76,28 @@ def pages(repository: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
+    """Chip families on which an operator is not, by its page's table of products.
+
+    The older families count as left out if the table does not list them. Pages older than the A3 and the 950 do not list
+    these, although later releases have the operators there, so they are left out only with a cross.
+    """
+    found = {}
+    for name, path in paths.items():
+        text = git(repository, "show", f"HEAD:{PAGES}/{path}")
+        rows = re.findall(r"<term>([^|]*)</term>[^|]*\|\s*([√×xX])\s*\|", text)
+        listed = {
+            family for family, product in PRODUCTS.items() if any(product in row for row, sign in rows if sign == "√")
+        }
+        crossed = {
+            family for family, product in PRODUCTS.items() if any(product in row for row, sign in rows if sign != "√")
+        }
+        absent = sorted(({*OLDER} | crossed) - listed) if rows else []
+        if absent:
+            found[name] = absent
+    return found
+
+
 def lines(wheel: Path, repository: str) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as files:
         functions = yaml.safe_load(files.read(FUNCTIONS))
@@ -75,7 +106,7 @@ def lines(wheel: Path, repository: str) -> Iterator[str]:
     )
     commit = git(repository, "rev-parse", "HEAD").strip()[:8]
     deprecated = yaml.safe_load(git(repository, "show", "HEAD:op_plugin/config/deprecated.yaml"))["deprecated"]
-    npu = schemas(functions)
+    npu, paths = schemas(functions), pages(repository)
     yield "# Operators of torch_npu. Written by scripts/npu_operators.py; do not edit."
     yield f'source = "{wheel.name}: {FUNCTIONS}; Ascend/op-plugin {commit}: op_plugin/ops/atb, op_plugin/config, {PAGES}"'
     yield f'pages_at = "{PAGES}"'
@@ -88,7 +119,8 @@ def lines(wheel: Path, repository: str) -> Iterator[str]:
     for title, table in (
         ("npu", npu),
         ("atb", atb_schemas(repository)),
-        ("pages", pages(repository)),
+        ("pages", paths),
+        ("without", without(repository, paths)),
         ("deprecated", {entry["name"]: entry.get("replace", "") for entry in deprecated}),
     ):
         yield ""

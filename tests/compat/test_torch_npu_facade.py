@@ -6,7 +6,6 @@ import math
 import os
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np

@@ -11,7 +11,10 @@ __all__ = ["NpuOperators", "npu_operators"]
 
 
 class NpuOperators(TypedDict):
-    """Names carry an overload ("npu_format_cast.Tensor") except in `exposed`, `pages` and, mostly, `deprecated`."""
+    """The table. Names in `npu`, `atb` and `differentiable` carry an overload: "npu_format_cast.Tensor".
+
+    `without` has the chip families whose products an operator's page does not list.
+    """
 
     source: str
     pages_at: str
@@ -20,6 +23,7 @@ class NpuOperators(TypedDict):
     npu: dict[str, str]
     atb: dict[str, str]
     pages: dict[str, str]
+    without: dict[str, list[str]]
     deprecated: dict[str, str]
 
 

@@ -16,8 +16,8 @@ from enum import IntEnum
 
 import torch
 
-from .checks import refuse
 from .._error_codes import ErrCode, ops_error
+from .checks import refuse
 from .registry import operator
 
 __all__ = [

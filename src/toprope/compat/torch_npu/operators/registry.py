@@ -1,9 +1,9 @@
 """Registration of operators in torch.ops.npu and torch.ops.atb, with torch_npu's schemas.
 
-An operator is one function, decorated with its name. The vendor's table decides the rest. One that has a gradient on the
-card is composed of torch operators (CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated card see
-the operators that it consists of. The others compute without a gradient (CompositeExplicitAutograd), so that a backward pass
-ends there with torch's warning, "an autograd kernel was not registered", as it does on the card.
+An operator is one function, decorated with its name. The vendor's table decides the rest. One that has a gradient on
+the card is composed of torch operators (CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated
+card see the operators that it consists of. The others compute without a gradient (CompositeExplicitAutograd), so that a
+backward pass ends there with torch's warning, "an autograd kernel was not registered", as it does on the card.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from toprope.sim.npu._state import chip
 from toprope.support.npu_operators import npu_operators
+
+from .checks import refuse
 
 __all__ = ["OPERATORS", "Operator", "operator", "register"]
 
@@ -82,19 +85,27 @@ def register() -> None:
         key = "CompositeImplicitAutograd" if made.composite else "CompositeExplicitAutograd"
         libraries[made.namespace].define(name + made.schema)
         function = made.function if made.composite else torch.no_grad()(made.function)
-        libraries[made.namespace].impl(name, _without_autocast(function), key)
+        libraries[made.namespace].impl(name, _called(name, function), key)
     _libraries.extend(libraries.values())
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with autocast off: torch_npu has no cast rule for its operators, so they see what they are given."""
+def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as the dispatcher calls it: refused on chips that lack the operator, and with autocast off.
+
+    torch_npu has no cast rule for its operators, so they see what they are given.
+    """
+    table, packet = npu_operators(), name.partition(".")[0]
+    lacking = table["without"].get(packet, ())
 
     @functools.wraps(function)
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = first.device.type if isinstance(first, torch.Tensor) else "cpu"
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"
+        if lacking and kind == "npu" and (family := chip().family) in lacking:
+            page = f"{table['pages_at']}/{table['pages'][packet]} of Ascend/op-plugin"
+            refuse(packet, f"the vendor does not list {family} among the products that have it ({page})")
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-            return function(first, *args, **kwargs)
+            return function(*args, **kwargs)
         with torch.autocast(kind, enabled=False):
-            return function(first, *args, **kwargs)
+            return function(*args, **kwargs)
 
     return call
