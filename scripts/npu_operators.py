@@ -2,8 +2,8 @@
 
     python scripts/npu_operators.py WHEEL OP_PLUGIN
 
-WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGIN a clone of Ascend/op-plugin (a bare one
-is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
+WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGIN a clone of Ascend/op-plugin (a bare
+one is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ OLDER = ("Ascend 310P (Atlas inference series)", "Ascend 910 (Atlas training ser
 ALSO_DIFFERENTIABLE = ("npu_format_cast", "npu_moe_token_unpermute", "npu_moe_token_unpermute_with_routing_map")
 
 
-def git(repository: str, *arguments: str) -> str:
+def _git(repository: str, *arguments: str) -> str:
     command = ["git", "-C", repository, "-c", "core.quotepath=off", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def schemas(functions: dict[str, Any]) -> dict[str, str]:
+def _schemas(functions: dict[str, Any]) -> dict[str, str]:
     """Name with overload, and the rest of the schema."""
     every = (entry["func"] for part in ("custom", "symint") for entry in functions[part] if isinstance(entry, dict))
     return {name: f"({rest}" for name, _, rest in sorted(schema.partition("(") for schema in every)}
 
 
-def atb_schemas(repository: str) -> dict[str, str]:
+def _atb_schemas(repository: str) -> dict[str, str]:
     """The operators that TORCH_LIBRARY(atb, ...) defines; a schema may be several C++ strings in a row."""
     found = {}
-    for path in git(repository, "ls-tree", "-r", "--name-only", "HEAD", "op_plugin/ops/atb").split():
-        source = git(repository, "show", f"HEAD:{path}")
+    for path in _git(repository, "ls-tree", "-r", "--name-only", "HEAD", "op_plugin/ops/atb").split():
+        source = _git(repository, "show", f"HEAD:{path}")
         if "TORCH_LIBRARY_FRAGMENT(atb" not in source and "TORCH_LIBRARY(atb" not in source:
             continue
         for strings in re.findall(r'm\.def\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', source):
@@ -61,30 +61,30 @@ def atb_schemas(repository: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def differentiable(repository: str, names: set[str]) -> list[str]:
-    entries = yaml.safe_load(git(repository, "show", "HEAD:op_plugin/config/derivatives.yaml"))["backward"]
+def _differentiable(repository: str, names: set[str]) -> list[str]:
+    entries = yaml.safe_load(_git(repository, "show", "HEAD:op_plugin/config/derivatives.yaml"))["backward"]
     return sorted({entry["name"].partition("(")[0] for entry in entries} & names | {*ALSO_DIFFERENTIABLE})
 
 
-def pages(repository: str) -> dict[str, str]:
+def _pages(repository: str) -> dict[str, str]:
     """The page of an API, by its name in torch_npu."""
     found = {}
-    for path in git(repository, "ls-tree", "-r", "--name-only", "HEAD", PAGES).splitlines():
+    for path in _git(repository, "ls-tree", "-r", "--name-only", "HEAD", PAGES).splitlines():
         match = re.fullmatch(r"(?:（beta）)?torch_npu-(_?\w+)\.md", path.rpartition("/")[2])
         if match and "/torch_npu/" in path:
             found[match[1]] = path.removeprefix(f"{PAGES}/")
     return dict(sorted(found.items()))
 
 
-def without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
+def _without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
     """Chip families on which an operator is not, by its page's table of products.
 
-    The older families count as left out if the table does not list them. Pages older than the A3 and the 950 do not list
-    these, although later releases have the operators there, so they are left out only with a cross.
+    The older families count as left out if the table does not list them. Pages older than the A3 and the 950 do not
+    list these, although later releases have the operators there, so they are left out only with a cross.
     """
     found = {}
     for name, path in paths.items():
-        text = git(repository, "show", f"HEAD:{PAGES}/{path}")
+        text = _git(repository, "show", f"HEAD:{PAGES}/{path}")
         rows = re.findall(r"<term>([^|]*)</term>[^|]*\|\s*([√×xX])\s*\|", text)
         listed = {
             family for family, product in PRODUCTS.items() if any(product in row for row, sign in rows if sign == "√")
@@ -98,29 +98,30 @@ def without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def lines(wheel: Path, repository: str) -> Iterator[str]:
+def _lines(wheel: Path, repository: str) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as files:
         functions = yaml.safe_load(files.read(FUNCTIONS))
     exposed = sorted(
         {entry["func"].partition("(")[0].partition(".")[0] for entry in functions["custom"] if entry.get("exposed")}
     )
-    commit = git(repository, "rev-parse", "HEAD").strip()[:8]
-    deprecated = yaml.safe_load(git(repository, "show", "HEAD:op_plugin/config/deprecated.yaml"))["deprecated"]
-    npu, paths = schemas(functions), pages(repository)
+    commit = _git(repository, "rev-parse", "HEAD").strip()[:8]
+    deprecated = yaml.safe_load(_git(repository, "show", "HEAD:op_plugin/config/deprecated.yaml"))["deprecated"]
+    npu, paths = _schemas(functions), _pages(repository)
     yield "# Operators of torch_npu. Written by scripts/npu_operators.py; do not edit."
-    yield f'source = "{wheel.name}: {FUNCTIONS}; Ascend/op-plugin {commit}: op_plugin/ops/atb, op_plugin/config, {PAGES}"'
+    plugin = f"Ascend/op-plugin {commit}: op_plugin/ops/atb, op_plugin/config, {PAGES}"
+    yield f'source = "{wheel.name}: {FUNCTIONS}; {plugin}"'
     yield f'pages_at = "{PAGES}"'
     yield ""
     yield "# Operators that torch_npu documents as its own, and those with a gradient."
-    for title, names in (("exposed", exposed), ("differentiable", differentiable(repository, {*npu}))):
+    for title, names in (("exposed", exposed), ("differentiable", _differentiable(repository, {*npu}))):
         yield f"{title} = ["
         yield from (f'    "{name}",' for name in names)
         yield "]"
     for title, table in (
         ("npu", npu),
-        ("atb", atb_schemas(repository)),
+        ("atb", _atb_schemas(repository)),
         ("pages", paths),
-        ("without", without(repository, paths)),
+        ("without", _without(repository, paths)),
         ("deprecated", {entry["name"]: entry.get("replace", "") for entry in deprecated}),
     ):
         yield ""
@@ -129,12 +130,12 @@ def lines(wheel: Path, repository: str) -> Iterator[str]:
             yield f'"{name}" = {json.dumps(value, ensure_ascii=False)}'
 
 
-def main() -> None:
+def _main() -> None:
     if len(sys.argv) != 3:
         sys.stderr.write("usage: python scripts/npu_operators.py WHEEL OP_PLUGIN\n")
         raise SystemExit(2)
-    TARGET.write_text("\n".join(lines(Path(sys.argv[1]), sys.argv[2])) + "\n", encoding="utf-8")
+    TARGET.write_text("\n".join(_lines(Path(sys.argv[1]), sys.argv[2])) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    _main()
