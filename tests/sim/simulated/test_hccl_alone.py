@@ -160,8 +160,8 @@ def test_torch_npus_names() -> None:
     options.hccl_config = {"hccl_buffer_size": 200}
     with pytest.raises(AttributeError, match=r"does not have torch_npu\.distributed\.rpc"):
         _ = torch_npu.distributed.rpc
-    with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._npu_getDevice"):
-        _ = torch_npu._C._npu_getDevice
+    with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._npu_getCheckedDevice"):
+        _ = torch_npu._C._npu_getCheckedDevice
     with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._distributed_c10d\.ParallelStore"):
         _ = torch_npu._C._distributed_c10d.ParallelStore
 

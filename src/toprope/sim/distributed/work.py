@@ -84,6 +84,8 @@ class _Outcome:
         self._told = threading.Lock()
         self._source: Any = torch.futures.Future()
         self.future: Any = self._source.then(lambda _: self._take(results))
+        self._complete = threading.Event()
+        self.future.add_done_callback(lambda _: self._complete.set())  # the first one, before those of the caller
 
         def end(future: Any) -> None:
             """Runs in gloo's thread: no other collective of the group begins before."""
@@ -108,6 +110,7 @@ class _Outcome:
         """Complete the future, which runs what hangs on it; once, in the thread that comes first."""
         if self._told.acquire(blocking=False):
             self._source.set_result(None)
+        self._complete.wait()  # another thread may have come first, and not be there yet
 
 
 class HcclWork(Work):
