@@ -18,7 +18,7 @@ BIN = .venv/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --max-worker-restart 0
 READY = .venv/.ready
 
-.PHONY: setup demo test check soak lint bench docs contract clean
+.PHONY: setup demo test check soak vendor lint bench docs contract clean
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ soak: $(READY)
 	TOPROPE_SOAK=1 $(PYTEST) --hypothesis-seed=$(SEED) --timeout 3600
 	sh scripts/sanitize.sh
 	sh scripts/repeat.sh $(ROUNDS)
+
+# The vendor's own tests on the simulated card; VENDOR holds fetched copies of the repositories (scripts/vendor_tests).
+vendor: $(READY)
+	$(BIN)/python scripts/vendor_tests $(VENDOR)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,220 @@
+"""Run the vendor's tests on the simulated card, and write docs/vendor_tests.toml and its table in docs/compat.md.
+
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--limit SECONDS] [--again]
+
+VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
+one is skipped by name. Each file runs in a process of its own. What it gave is kept in VENDOR/.results by the content
+of the file and of toprope, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from vendor_tests.tests import Results, static_tests
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE, PAGE = ROOT / "docs" / "vendor_tests.toml", ROOT / "docs" / "compat.md"
+BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
+CHIP = "910B3"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _git(repository: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(repository), *arguments], check=True, capture_output=True).stdout
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Files of one repository at one commit."""
+
+    name: str
+    repository: str
+    commit: str
+    files: list[str]
+
+    def clone(self, vendor: Path) -> Path | None:
+        """The copy of the repository in a folder; None where it is not there."""
+        folder = vendor / self.repository.replace("/", "+")
+        return next(
+            (each for each in (folder / "repo", folder) if (each / "HEAD").exists() or (each / ".git").exists()), None
+        )
+
+    def paths(self, clone: Path) -> list[str]:
+        """Files of the suite, in order."""
+        found = []
+        for pattern in self.files:
+            folder = pattern.rpartition("/")[0]
+            every = _git(clone, "ls-tree", "--name-only", self.commit, f"{folder}/").decode().splitlines()
+            found += [path for path in every if fnmatch.fnmatch(path, pattern)]
+        return found
+
+
+def _sources() -> str:
+    """A hash of what a result depends on apart from the test: toprope's sources and torch's version."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "src" / "toprope").rglob("*")):
+        if path.suffix in (".py", ".toml", ".cpp", ".h") and "__pycache__" not in path.parts:
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
+    """JUnit's report of a file, and what else there is to say if a test is not in it."""
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [
+        sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
+        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}", Path(path).name,
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=(folder / path).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        output = process.communicate(timeout=limit)[0]
+        otherwise = f"not run: the process ended with status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, otherwise = process.communicate()[0], f"not run: the file did not end within {limit:g} s"
+    text = report.read_text(encoding="utf-8") if report.exists() else ""
+    if not text:
+        lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+        otherwise += (
+            ": " + next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")[:200]
+        )
+    return text, otherwise
+
+
+def _results(
+    suite: Suite, clone: Path, kept: Path, sources: str, arguments: argparse.Namespace
+) -> Iterator[tuple[str, Results]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        archive = _git(clone, "archive", suite.commit, suite.files[0].partition("/")[0])
+        subprocess.run(["tar", "-x", "-C", name], input=archive, check=True)
+        for path in suite.paths(clone):
+            source = (folder / path).read_bytes()
+            key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
+            file = kept / f"{Path(path).stem}-{key}.json"
+            if file.exists() and not arguments.again:
+                results = Results(**json.loads(file.read_text()))
+            else:
+                tests = static_tests(source.decode())
+                results = Results.read(tests, *_run(folder, path, arguments.limit)) if tests else Results()
+                file.write_text(json.dumps(vars(results)))
+            counts = Counter(results.ended.values())
+            ended = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped"))
+            _say(f"{path}: {ended}")
+            yield path, results
+
+
+def _excluded(known: dict[str, Any]) -> dict[str, str]:
+    """Reason of each test that is left out: "test/npu/test_x.py::Class.test" or "test/npu/test_x.py"."""
+    found = {}
+    for entry in known.get("exclusion", ()):
+        if entry["reason"] not in known["reasons"]:
+            raise SystemExit(f"{entry['test']}: {entry['reason']!r} is no reason")
+        found[entry["test"]] = entry["reason"]
+    return found
+
+
+def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    for path, each in results.items():
+        for test, ended in each.ended.items():
+            left_out = f"{path}::{test}" in excluded or path in excluded
+            counts["excluded" if left_out and ended != "passed" else ended] += 1
+            if ended == "failed" and not left_out:
+                failures[f"{path}::{test}"] = each.errors.get(test, "")
+    return {
+        "suite": suite.name, "repository": suite.repository, "commit": suite.commit, "files": len(results),
+        "tests": sum(counts.values()), **{name: counts[name] for name in ("passed", "failed", "skipped", "excluded")},
+        "failures": failures,
+    }  # fmt: skip
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _page(summaries: list[dict[str, Any]]) -> str:
+    lines = [
+        "| suite | files | tests | passed | failed | skip themselves | left out | share | with those left out |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in summaries:
+        passed, run = each["passed"], each["passed"] + each["failed"]
+        cells = [f"{each['suite']} (`{each['repository']}` {each['commit'][:8]})"]
+        cells += [str(each[name]) for name in ("files", "tests", "passed", "failed", "skipped", "excluded")]
+        cells += [f"**{_share(passed, run)}**", _share(passed, run + each["excluded"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _write(summaries: list[dict[str, Any]]) -> None:
+    out = ["# How the vendor's tests end on the simulated card. Written by `make vendor`; do not edit."]
+    for each in summaries:
+        out.append("\n[[suite]]")
+        out += [
+            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in each.items() if name != "failures"
+        ]
+        out.append("[suite.failures]")
+        out += [
+            f"{json.dumps(test, ensure_ascii=False)} = {json.dumps(text, ensure_ascii=False)}"
+            for test, text in each["failures"].items()
+        ]
+    TABLE.write_text("\n".join(out) + "\n", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{_page(summaries)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("vendor", type=Path)
+    parser.add_argument("--suite", default="", help="only suites whose name contains this; nothing is written")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
+    parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
+    arguments = parser.parse_args()
+    known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
+    excluded, sources = _excluded(known), _sources()
+    summaries = []
+    for entry in known["suite"]:
+        suite = Suite(**entry)
+        if arguments.suite not in suite.name:
+            continue
+        clone = suite.clone(arguments.vendor)
+        if clone is None:
+            _say(f"{suite.repository}: skipped, {arguments.vendor / suite.repository.replace('/', '+')} is not there")
+            continue
+        kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
+        kept.mkdir(parents=True, exist_ok=True)
+        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded))
+        _say(_page(summaries[-1:]))
+    if summaries and not arguments.suite:
+        _write(summaries)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,41 @@
+"""How scripts/vendor_tests counts the tests of a file, with its source and the report of a run."""
+
+from vendor_tests.tests import Results, static_tests
+
+SOURCE = """
+import unittest
+
+class TestA(unittest.TestCase):
+    def setUp(self): ...
+    def test_one(self): ...
+    def test_two(self): ...
+    async def test_three(self): ...
+
+def test_alone(): ...
+def helper(): ...
+"""
+REPORT = """<testsuites><testsuite>
+<testcase classname="TestANPU" name="test_one_npu_float32"/>
+<testcase classname="TestANPU" name="test_one_npu_float16"><failure message="AssertionError: no\nmore"/></testcase>
+<testcase classname="TestA" name="test_two"><skipped message="needs two"/></testcase>
+<testcase classname="TestA" name="test_alone[1]"/>
+</testsuite></testsuites>"""
+
+
+def test_the_tests_of_a_source():
+    assert static_tests(SOURCE) == ["TestA.test_one", "TestA.test_two", "TestA.test_three", "test_alone"]
+    assert static_tests("not python") == []
+
+
+def test_how_they_ended():
+    found = Results.read(static_tests(SOURCE), REPORT, "not run")
+    assert found.ended == {
+        "TestA.test_one": "failed", "TestA.test_two": "skipped", "TestA.test_three": "failed", "test_alone": "passed",
+    }  # fmt: skip
+    assert found.errors == {"TestA.test_one": "AssertionError: no more", "TestA.test_three": "not run"}
+
+
+def test_a_file_that_cannot_be_imported_counts_all_as_failed():
+    found = Results.read(static_tests(SOURCE), "", "ImportError")
+    assert {*found.ended.values()} == {"failed"}
+    assert {*found.errors.values()} == {"ImportError"}
