@@ -42,9 +42,20 @@ def _git(repository: str, *arguments: str) -> str:
 
 
 def _schemas(functions: dict[str, Any]) -> dict[str, str]:
-    """Name with overload, and the rest of the schema."""
-    every = (entry["func"] for part in ("custom", "symint") for entry in functions[part] if isinstance(entry, dict))
-    return {name: f"({rest}" for name, _, rest in sorted(schema.partition("(") for schema in every)}
+    """Name with overload, and the rest of the schema that torch_npu registers.
+
+    It is not quite that of the file (torchnpugen/custom_functions.py of Ascend/pytorch): several outputs are one list,
+    and a parameter `self` is called `input`.
+    """
+    found = {}
+    for entry in (entry for part in ("custom", "symint") for entry in functions[part] if isinstance(entry, dict)):
+        name, _, rest = entry["func"].partition("(")
+        outputs = rest.count("Tensor(", 0, rest.index(") ->")) if name.endswith(".out") else 0
+        if outputs > 1:
+            arguments = rest.rpartition(") ->")[0].split(", ")[:-outputs]
+            rest = f"{', '.join(arguments)}, Tensor[] out) -> ({', '.join(['Tensor'] * outputs)})"
+        found[name] = "(" + re.sub(r"\bself\b(?=[,)])", "input", rest)
+    return dict(sorted(found.items()))
 
 
 def _atb_schemas(repository: str) -> dict[str, str]:
