@@ -60,7 +60,7 @@ def _three(operator_name: str, out: Sequence[torch.Tensor], grad: torch.Tensor) 
     floating(operator_name, var=var, m=m, v=v, grad=grad)
     for name, tensor in (("m", m), ("v", v), ("grad", grad)):
         if tensor.shape != var.shape:
-            refuse(operator_name, f"{name} has shape {list(tensor.shape)}; it must be that of var, {list(var.shape)}")
+            refuse(operator_name, f"{name} has shape {list(tensor.shape)}; var has {list(var.shape)}")
     return var, m, v
 
 
@@ -88,7 +88,7 @@ def _written(out: _Three, values: _Three) -> _Three:
 
 @operator("_amp_foreach_non_finite_check")
 def _amp_foreach_non_finite_check(scaled_grads: Sequence[torch.Tensor]) -> bool:
-    """Whether a gradient is infinite or not a number.
+    """Tell if a gradient is infinite or not a number.
 
     The card reads a flag that operators set when a value overflows, and clears it; here the gradients are read.
 

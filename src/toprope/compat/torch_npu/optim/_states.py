@@ -53,7 +53,7 @@ class StatefulOptimizer(NpuFusedOptimizerBase):
     _NAMES: ClassVar[tuple[str, ...]] = ()
     """Every state that the optimizer can have."""
     _INSTEAD: ClassVar[str] = ""
-    """What the refusal of sparse gradients recommends."""
+    """End of the refusal of sparse gradients."""
 
     def _wanted(self, group: Mapping[str, Any]) -> Sequence[str]:
         """States that a group has."""

@@ -14,7 +14,7 @@ __all__ = ["NpuFusedAdam"]
 
 
 class AdamStates(StatefulOptimizer):
-    """What Adam and AdamW have in common."""
+    """Common part of Adam and AdamW."""
 
     _NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     _INSTEAD = ", please consider SparseAdam instead"

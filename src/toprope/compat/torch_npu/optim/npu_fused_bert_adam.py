@@ -40,7 +40,7 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
     "warmup_linear": _warmup_linear,
     "warmup_poly": _warmup_poly,
 }
-"""Factor of the learning rate, from the share of all steps that are done and that of the warm-up."""
+"""Factor of the learning rate, from the shares of all steps that are done and that are the warm-up."""
 
 
 class NpuFusedBertAdam(StatefulOptimizer):

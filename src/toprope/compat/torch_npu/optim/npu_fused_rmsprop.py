@@ -13,7 +13,7 @@ __all__ = ["NpuFusedRMSprop"]
 
 
 class RmsPropStates(StatefulOptimizer):
-    """What both forms of RMSprop have in common: their options and states."""
+    """Common part of both forms of RMSprop: options and states."""
 
     _NAMES = ("square_avg", "momentum_buffer", "grad_avg")
 

@@ -88,5 +88,5 @@ class LinearQuant(nn.Module):
             )
 
     def _needs_conversion(self) -> bool:
-        """Whether the scale must become the 64-bit form that the kernel takes for these dtypes."""
+        """Tell if the scale must become the 64-bit form that the kernel takes for these dtypes."""
         return self.scale.dtype == torch.float32 and self.output_dtype not in (torch.bfloat16, torch.int32)
