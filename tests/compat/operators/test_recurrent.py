@@ -105,13 +105,9 @@ def test_lstm_has_a_gradient_of_y_and_of_the_last_states():
     x, weight, bias, h0, c0 = (each.detach() for each in arguments)
     outputs = [each.detach() for each in lstm(x, weight, bias, h0, c0)]
     grads = [each.float() for each in weights]
-    for got, expected in zip(
-        npu.npu_lstm_backward(*grads, x, weight, bias, h0, c0, *outputs), found, strict=True
-    ):
+    for got, expected in zip(npu.npu_lstm_backward(*grads, x, weight, bias, h0, c0, *outputs), found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    assert all(
-        not grad.any() for grad in npu.npu_lstm_backward(None, None, None, x, weight, bias, h0, c0, *outputs)
-    )
+    assert all(not grad.any() for grad in npu.npu_lstm_backward(None, None, None, x, weight, bias, h0, c0, *outputs))
 
 
 @pytest.mark.parametrize("direction", [False, True])
