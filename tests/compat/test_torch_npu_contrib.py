@@ -182,7 +182,8 @@ assert _quant_noise(layer, 0, 7) is layer
     "vision layers": """
 refused(ValueError, "pooled_height == pooled_width == group_size", layers.PSROIPool, 7, 7, 1.0, 6)
 refused(ValueError, "rois.size(1) == 5", layers.ROIAlign((2, 2), 1.0, 2), drawn(1, 2, 4, 4), drawn(3, 4))
-assert repr(layers.ROIAlign((2, 2), 0.5, 2)) == "ROIAlign(output_size=(2, 2), spatial_scale=0.5, sampling_ratio=2, aligned=True)"
+text = "ROIAlign(output_size=(2, 2), spatial_scale=0.5, sampling_ratio=2, aligned=True)"
+assert repr(layers.ROIAlign((2, 2), 0.5, 2)) == text
 layer = layers.ModulatedDeformConv(3, 4, 3, padding=1)
 assert layer.conv_offset.out_channels == 27 and not layer.conv_offset.weight.any() and not layer.bias.any()
 assert layer.sort_index_for_npu_fp.tolist() == [*range(1, 18, 2), *range(0, 18, 2)]
@@ -193,7 +194,8 @@ if there("npu_deformable_conv2d"):
     expected = nn.functional.conv2d(x, layer.weight, padding=1) * 0.5
     assert torch.allclose(layer.npu()(x.npu()).cpu(), expected, atol=1e-4)
 if there("npu_roi_align"):
-    assert layers.ROIAlign((2, 2), 1.0, 2)(drawn(1, 2, 4, 4).npu(), torch.tensor([[0.0, 0, 0, 3, 3]]).npu()).shape == (1, 2, 2, 2)
+    boxes = torch.tensor([[0.0, 0, 0, 3, 3]]).npu()
+    assert layers.ROIAlign((2, 2), 1.0, 2)(drawn(1, 2, 4, 4).npu(), boxes).shape == (1, 2, 2, 2)
 """,
     "losses": """
 layer = layers.LabelSmoothingCrossEntropy(4, 0.1)
@@ -242,7 +244,8 @@ view = made[1:3]
 del made
 assert view.sum().item() == 6 * 512
 assert torch_npu.empty_with_swapped_memory([2]).dtype is torch.float32
-assert torch_npu.empty_with_swapped_memory([0, 3]).shape == (0, 3) and torch_npu.empty_with_swapped_memory([]).dim() == 0
+assert torch_npu.empty_with_swapped_memory([0, 3]).shape == (0, 3)
+assert torch_npu.empty_with_swapped_memory([]).dim() == 0
 refused(RuntimeError, "npu, but got cpu", torch_npu.empty_with_swapped_memory, [2], device="cpu")
 refused(RuntimeError, "negative dimension", torch_npu.empty_with_swapped_memory, [-2])
 moments = [torch_npu.empty_with_swapped_memory([4]).zero_() for _ in range(2)]

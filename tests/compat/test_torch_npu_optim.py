@@ -191,7 +191,8 @@ for order in (2, 1, 3.0, math.inf):
     kept = [each.grad.clone() for each in ours]
     NpuFusedSGD(ours, lr=0.1).clip_grad_norm_fused_(1e4)
     assert all(torch.equal(each.grad, then) for each, then in zip(ours, kept))
-refused(ValueError, "'is_params_grads_combined' must be True", NpuFusedSGD(on_the_card(given()), lr=1).clip_grad_norm_fused_, 1)
+early = NpuFusedSGD(on_the_card(given()), lr=1)
+refused(ValueError, "'is_params_grads_combined' must be True", early.clip_grad_norm_fused_, 1)
 """,
     "states": """
 import copy
@@ -224,8 +225,8 @@ for kind in (NpuFusedAdam, NpuFusedAdamW, NpuFusedLamb):
     refused(ValueError, "Invalid epsilon value: -1", kind, one(), eps=-1)
     refused(ValueError, "Invalid beta parameter at index 1: 1.0", kind, one(), betas=(0.9, 1.0))
 for kind in (NpuFusedRMSprop, NpuFusedRMSpropTF):
-    for name, text in (("alpha", "alpha value"), ("momentum", "momentum value"), ("weight_decay", "weight_decay value")):
-        refused(ValueError, f"Invalid {text}: -1", kind, one(), **{name: -1})
+    for name in ("alpha", "momentum", "weight_decay"):
+        refused(ValueError, f"Invalid {name} value: -1", kind, one(), **{name: -1})
 refused(ValueError, "Invalid rho value: 1.5", NpuFusedAdadelta, one(), rho=1.5)
 NpuFusedAdadelta(one(), rho=1.0)
 refused(ValueError, "Nesterov momentum requires", NpuFusedSGD, one(), lr=1, nesterov=True)

@@ -156,7 +156,7 @@ def test_statistics_of_two_cards_are_those_of_one():
     batches = [torch.randn(count, 3, 4, generator=torch.Generator().manual_seed(count)) for count in (2, 5)]
     reference = torch.nn.BatchNorm1d(3, eps=1e-3, momentum=0.3)
     reference(torch.cat(batches))
-    sums, squares = (torch.stack(each) for each in zip(*(npu.batch_norm_reduce(each, 0.0) for each in batches)))
+    sums, squares = (torch.stack(each) for each in zip(*(npu.batch_norm_reduce(each, 0.0) for each in batches), strict=True)))
     mean, var = torch.zeros(3), torch.ones(3)
     counts = torch.tensor([8.0, 20.0])
     found, invstd = npu.batch_norm_gather_stats_update(batches[0], sums, squares, mean, var, 0.3, 1e-3, counts)
@@ -203,5 +203,5 @@ def test_quantisation_rounds_ties_to_even_and_stays_in_the_range():
         npu._quantize_per_channel_impl(x, torch.ones(2), torch.zeros(2), 0, torch.qint8, result=result)
     with pytest.raises(RuntimeError, match="result has shape"):
         quantize(x, one, nothing, torch.qint8, result=result[:3])
-    with pytest.raises(RuntimeError, match="zero_points is torch.bool"):
+    with pytest.raises(RuntimeError, match=r"zero_points is torch\.bool"):
         quantize(x, one, nothing.bool(), torch.qint8, result=result)

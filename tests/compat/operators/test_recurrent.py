@@ -4,7 +4,7 @@ import pytest
 import torch
 
 npu = torch.ops.npu
-T, B, I, H = 4, 3, 5, 2
+T, B, F, H = 4, 3, 5, 2
 FLAGS = (True, 1, 0.0, True, False, False)  # has_biases, num_layers, dropout, train, bidirectional, batch_first
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("facade")]
@@ -15,10 +15,10 @@ def drawn(*shape, seed=0, dtype=torch.float32):
 
 
 def lstm_arguments(dtype=torch.float32):
-    layer = torch.nn.LSTM(I, H).to(dtype)
+    layer = torch.nn.LSTM(F, H).to(dtype)
     weight = torch.cat((layer.weight_ih_l0, layer.weight_hh_l0), 1).t().detach().clone()
     bias = (layer.bias_ih_l0 + layer.bias_hh_l0).detach()
-    x, h, c = drawn(T, B, I, dtype=dtype), drawn(1, B, H, dtype=dtype), drawn(1, B, H, seed=1, dtype=dtype)
+    x, h, c = drawn(T, B, F, dtype=dtype), drawn(1, B, H, dtype=dtype), drawn(1, B, H, seed=1, dtype=dtype)
     return layer, [x, weight, bias, h, c]
 
 
@@ -131,8 +131,8 @@ def test_the_gradient_of_npu_lstm_data(direction):
 
 
 def test_lstm_cell_is_torchs_with_its_gradient():
-    cell = torch.nn.LSTMCell(I, H)
-    x, h, c = (each.requires_grad_() for each in (drawn(B, I), drawn(B, H), drawn(B, H, seed=1)))
+    cell = torch.nn.LSTMCell(F, H)
+    x, h, c = (each.requires_grad_() for each in (drawn(B, F), drawn(B, H), drawn(B, H, seed=1)))
     w_ih, w_hh = (each.detach().t().clone().requires_grad_() for each in (cell.weight_ih, cell.weight_hh))
     b_ih, b_hh = (each.detach().clone().requires_grad_() for each in (cell.bias_ih, cell.bias_hh))
     outputs = npu.npu_lstm_cell(x, w_ih, w_hh, h, c, b_ih, b_hh)
@@ -157,8 +157,8 @@ def test_lstm_cell_is_torchs_with_its_gradient():
 
 @pytest.mark.parametrize("state_dims", [2, 3])
 def test_gru_is_torchs_with_its_gradient(state_dims):
-    layer = torch.nn.GRU(I, H)
-    x, h = drawn(T, B, I).requires_grad_(), drawn(1, B, H).requires_grad_()
+    layer = torch.nn.GRU(F, H)
+    x, h = drawn(T, B, F).requires_grad_(), drawn(1, B, H).requires_grad_()
     w_x, w_h = (each.detach().t().clone().requires_grad_() for each in (layer.weight_ih_l0, layer.weight_hh_l0))
     b_x, b_h = (each.detach().clone().requires_grad_() for each in (layer.bias_ih_l0, layer.bias_hh_l0))
     state, lengths = (h if state_dims == 3 else h[0]), torch.tensor([T], dtype=torch.int32)
@@ -185,9 +185,9 @@ def test_gru_is_torchs_with_its_gradient(state_dims):
 
 
 def stack(kind, layers, bidirectional, bias, batch_first):
-    layer = kind(I, H, layers, bias=bias, bidirectional=bidirectional, batch_first=batch_first)
+    layer = kind(F, H, layers, bias=bias, bidirectional=bidirectional, batch_first=batch_first)
     runs = layers * (2 if bidirectional else 1)
-    x = drawn(*((B, T) if batch_first else (T, B)), I).requires_grad_()
+    x = drawn(*((B, T) if batch_first else (T, B)), F).requires_grad_()
     states = [drawn(runs, B, H, seed=seed).requires_grad_() for seed in range(2 if kind is torch.nn.LSTM else 1)]
     flags = (bias, layers, 0.0, True, bidirectional)
     return layer, x, states, [each.detach().clone().requires_grad_() for each in layer._flat_weights], flags
@@ -245,13 +245,13 @@ def test_lstm_stack_of_several_lengths():
     packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
     expected, (last_h, _) = layer(packed, (h, c))
     expected, _ = torch.nn.utils.rnn.pad_packed_sequence(expected)
-    outputs = npu._lstm_npu(x.reshape(T * B, I), [h, c], params, *flags, batch_sizes=sizes)
+    outputs = npu._lstm_npu(x.reshape(T * B, F), [h, c], params, *flags, batch_sizes=sizes)
     torch.testing.assert_close(outputs[0], expected)
     torch.testing.assert_close(outputs[1], last_h)
     grad = drawn(*expected.shape)
     torchs = torch.autograd.grad(expected, (x, h, *layer._flat_weights), grad)
     zeros = torch.zeros_like(h)
-    plain = [each.detach() for each in (x.reshape(T * B, I), h, c)]
+    plain = [each.detach() for each in (x.reshape(T * B, F), h, c)]
     grad_x, (grad_h, _), grad_params = npu._lstm_npu_backward(
         grad, zeros, zeros, plain[0], plain[1:], [each.detach() for each in params],
         *(each.detach() for each in outputs[3:]), *flags, batch_sizes=sizes,
@@ -279,21 +279,21 @@ def test_refusals():
     with pytest.raises(RuntimeError, match=r"seq_mask has shape \[4, 2, 2\]"):
         lstm(x, weight, bias, h, c, mask=torch.ones(4, 2, 2))
     with pytest.raises(RuntimeError, match="without b_hh"):
-        npu.npu_lstm_cell(x[0], weight[:I], weight[I:], h[0], c[0], bias)
+        npu.npu_lstm_cell(x[0], weight[:F], weight[F:], h[0], c[0], bias)
     with pytest.raises(RuntimeError, match="must have 2 dimensions"):
-        npu.npu_lstm_cell(x, weight[:I], weight[I:], h[0], c[0])
+        npu.npu_lstm_cell(x, weight[:F], weight[F:], h[0], c[0])
     scalar, flags = torch.tensor(1.0), (True, 1, 0.0, True, False)
     with pytest.raises(RuntimeError, match="at least 1 dimensions"):
         npu.npu_gru(x, h, weight, weight, scalar, bias, bias, *FLAGS)
-    params = [weight[:I].t(), weight[I:].t(), bias, bias]
+    params = [weight[:F].t(), weight[F:].t(), bias, bias]
     with pytest.raises(RuntimeError, match="one dtype for all"):
         npu._lstm_npu(x.bfloat16(), [h, c], params, *flags)
     with pytest.raises(RuntimeError, match="params has 3 tensors"):
         npu._lstm_npu(x, [h, c], params[:3], *flags)
     with pytest.raises(RuntimeError, match="must be divisible by time_step"):
-        npu._lstm_npu(x.reshape(-1, I), [h, c], params, *flags, batch_sizes=torch.ones(5))
+        npu._lstm_npu(x.reshape(-1, F), [h, c], params, *flags, batch_sizes=torch.ones(5))
     with pytest.raises(RuntimeError, match="3 dimensions and a step"):
         npu._lstm_npu(x[0], [h, c], params, *flags)
-    gru = [weight[:I, :6].t(), weight[I:, :6].t(), bias[:6], bias[:6]]
+    gru = [weight[:F, :6].t(), weight[F:, :6].t(), bias[:6], bias[:6]]
     with pytest.raises(RuntimeError, match="several lengths"):
         npu._gru_npu(x, h, gru, *flags, batch_sizes=torch.tensor([3, 2, 1, 1]))

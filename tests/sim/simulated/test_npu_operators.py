@@ -17,7 +17,8 @@ WITHOUT = {
 }  # fmt: skip
 # Without `out` the optimizer steps only refuse; the other two make tensors, and have tests of their own.
 WITHOUT |= {
-    "empty_with_swapped_memory", "npu_apply_adam", "npu_apply_adam_w", "npu_bert_apply_adam", "unsafe_empty_with_format",
+    "empty_with_swapped_memory", "npu_apply_adam", "npu_apply_adam_w", "npu_bert_apply_adam",
+    "unsafe_empty_with_format",
 }  # fmt: skip
 # Their results are drawn, or hold values that are left as they are.
 ONLY_SHAPES: set[str] = set()

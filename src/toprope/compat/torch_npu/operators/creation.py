@@ -15,6 +15,8 @@ from .._error_codes import ErrCode, pta_error
 from .formats import base_format, empty_with_format
 from .registry import operator
 
+_deterministic: Any = torch.utils.deterministic  # its properties have no annotations
+
 __all__ = ["empty_with_swapped_memory", "unsafe_empty_with_format"]
 
 
@@ -79,14 +81,15 @@ def empty_with_swapped_memory(
     tensor = torch.empty(0, dtype=chosen, device=place)
     if type(tensor) is not torch.Tensor:  # while a compiler traces
         return torch.empty(size, dtype=chosen, device=place)
-    host = torch.empty(math.prod(size), dtype=chosen)
-    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+    host = torch.empty(size, dtype=chosen)
+    if torch.are_deterministic_algorithms_enabled() and _deterministic.fill_uninitialized_memory:
         floats = chosen.is_floating_point or chosen.is_complex
         host.fill_(math.nan if floats else True if chosen is torch.bool else torch.iinfo(chosen).max)
     if not host.numel():
         return tensor.resize_(tuple(size))
     memory = host.untyped_storage()
     construct: Any = torch._C._construct_storage_from_data_pointer  # its annotation names another class
-    storage = construct(memory.data_ptr(), tensor.device, memory.nbytes())
-    storage._npu_memory = memory  # keeps it alive
-    return tensor.set_(storage, 0, tuple(size))
+    storage: torch.UntypedStorage = construct(memory.data_ptr(), tensor.device, memory.nbytes())
+    storage._npu_memory = memory  # type: ignore[attr-defined]  # keeps it alive
+    tensor.set_(storage, 0, tuple(size), host.stride())
+    return tensor

@@ -97,5 +97,6 @@ class FastSyncBatchNorm(_BatchNorm):
             module: a model.
             process_group: of the new layers.
         """
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        converted: nn.Module = convert(module, process_group)
         return converted

@@ -59,7 +59,8 @@ class ChannelShuffle(nn.Module):
             self.check_self(x1)
         indices = (self.fp_index1, self.fp_index2) if self.split_shuffle else (self.fp_index,)
         if self.training:
-            parts: tuple[torch.Tensor, ...] = _Shuffle.apply(x1, x2, self.bp_index1, self.bp_index2, *indices)
+            shuffle: Any = _Shuffle.apply
+            parts: tuple[torch.Tensor, ...] = shuffle(x1, x2, self.bp_index1, self.bp_index2, *indices)
         else:
             both = torch.cat((x1, x2), 1)
             parts = tuple(both.index_select(1, index) for index in indices)

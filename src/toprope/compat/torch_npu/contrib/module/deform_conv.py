@@ -73,7 +73,7 @@ class ModulatedDeformConv2dFunction(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """Give the gradients of input, offsets, mask, weight and bias."""
         x, weight, sampled, everything = ctx.saved_tensors
         grad_input, grad_weight, grad_all, grad_bias = operator("npu_deformable_conv2dbk")(
@@ -168,7 +168,8 @@ class ModulatedDeformConv(nn.Module):
             self.sort_index_for_npu_bp = self.sort_index_for_npu_bp.to(x.device)
             self.bias = self.bias.to(x.device)
             self.sort_index_for_npu_todevice = True
-        result: torch.Tensor = ModulatedDeformConv2dFunction.apply(
+        convolve: Any = ModulatedDeformConv2dFunction.apply
+        result: torch.Tensor = convolve(
             x, offset, mask, self.weight, self.bias, self.with_bias, self.stride, self.padding, self.dilation,
             self.groups, self.deformable_groups, self.sort_index_for_npu_fp, self.sort_index_for_npu_bp,
         )  # fmt: skip

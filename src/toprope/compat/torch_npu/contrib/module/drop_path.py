@@ -39,10 +39,10 @@ class NpuDropPath(nn.Module):
     task_dict: ClassVar[dict[Any, _DropPathTask]] = {}
     droppath_stream: ClassVar[Any] = None
 
-    def __init__(self, drop_prob: float | None = None) -> None:
+    def __init__(self, drop_prob: Any = None) -> None:
         super().__init__()
-        self.drop_prob: Any = drop_prob
-        self.keep_prob = 1 - self.drop_prob
+        self.drop_prob = drop_prob
+        self.keep_prob = 1 - drop_prob
 
     def forward(self, x: Any) -> Any:
         """Drop samples of a tensor [N, ...].

@@ -45,7 +45,7 @@ class _ROIAlign(torch.autograd.Function):
         return grad, None, None, None, None, None
 
 
-roi_align = _ROIAlign.apply
+roi_align: Any = _ROIAlign.apply
 
 
 class ROIAlign(nn.Module):
