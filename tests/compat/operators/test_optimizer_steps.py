@@ -156,7 +156,8 @@ def test_statistics_of_two_cards_are_those_of_one():
     batches = [torch.randn(count, 3, 4, generator=torch.Generator().manual_seed(count)) for count in (2, 5)]
     reference = torch.nn.BatchNorm1d(3, eps=1e-3, momentum=0.3)
     reference(torch.cat(batches))
-    sums, squares = (torch.stack(each) for each in zip(*(npu.batch_norm_reduce(each, 0.0) for each in batches), strict=True)))
+    reduced = [npu.batch_norm_reduce(each, 0.0) for each in batches]
+    sums, squares = (torch.stack(each) for each in zip(*reduced, strict=True))
     mean, var = torch.zeros(3), torch.ones(3)
     counts = torch.tensor([8.0, 20.0])
     found, invstd = npu.batch_norm_gather_stats_update(batches[0], sums, squares, mean, var, 0.3, 1e-3, counts)
