@@ -1,7 +1,6 @@
 """The operators of toprope's torch_npu against formulas of their own, and what they refuse."""
 
 import inspect
-import itertools
 import math
 import os
 import re
@@ -392,7 +391,7 @@ def test_rotary_takes_every_documented_form(facade, cosine):
     assert torch.equal(flat, x[0])
 
 
-# --- casts and the optimizer
+# --- casts
 
 
 def test_casts(facade):
@@ -406,37 +405,6 @@ def test_casts(facade):
         facade.npu_dtype_cast(x, torch.int32, torch.float16)
     with pytest.raises(RuntimeError, match="format 5"):
         facade.npu_format_cast(x, 5)
-
-
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_fused_adamw_steps_as_adamw(facade, amsgrad):
-    def weights():
-        return [normal(3, 2).requires_grad_(), normal(4, seed=1).requires_grad_()]
-
-    ours, theirs = weights(), weights()
-    settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.2, "amsgrad": amsgrad}
-    fused, plain = facade.optim.NpuFusedAdamW(ours, **settings), torch.optim.AdamW(theirs, **settings)
-    for step in range(5):
-        for parameters, optimizer in ((ours, fused), (theirs, plain)):
-            optimizer.zero_grad()
-            sum((weight - step).pow(2).sum() for weight in parameters).backward()
-            optimizer.step()
-    for one, other in itertools.zip_longest(ours, theirs):
-        torch.testing.assert_close(one, other)
-
-
-def test_fused_adamw_is_torch_npus(facade):
-    weight = torch.tensor([3.0, 4.0], requires_grad=True)
-    optimizer = facade.optim.NpuFusedAdamW([weight])
-    weight.square().sum().backward()
-    assert optimizer.clip_grad_norm_fused_(5.0).item() == pytest.approx(10.0)
-    assert weight.grad.norm().item() == pytest.approx(5.0, rel=1e-4)
-    optimizer.zero_grad()
-    assert torch.equal(weight.grad, torch.zeros(2))
-    with pytest.raises(ValueError, match="set_to_none"):
-        optimizer.zero_grad(set_to_none=True)
-    with pytest.raises(AttributeError, match="NpuFusedLamb"):
-        _ = facade.optim.NpuFusedLamb
 
 
 # --- the module
@@ -474,7 +442,8 @@ def step(device):
     y = torch_npu.npu_rotary_mul(y, angle.cos().to(device), angle.sin().to(device))
     y = torch_npu.npu_fusion_attention(y, y, y, 2, "BSND", scale=0.3, atten_mask=mask, sparse_mode=3)[0]
     y = torch_npu.npu_swiglu(y.flatten(-2))
-    optimizer = torch_npu.optim.NpuFusedAdamW([x, gamma], lr=0.1)
+    kind = torch.optim.AdamW if device == "cpu" else torch_npu.optim.NpuFusedAdamW  # which takes tensors on the card
+    optimizer = kind([x, gamma], lr=0.1)
     y.square().sum().backward()
     optimizer.step()
     return y, x, gamma

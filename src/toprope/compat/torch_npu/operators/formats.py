@@ -22,6 +22,7 @@ from .registry import operator
 
 __all__ = [
     "Format",
+    "base_format",
     "check_on_card",
     "empty_with_format",
     "format_of",
@@ -96,6 +97,12 @@ def check_on_card(tensor: torch.Tensor) -> None:
     """
     if tensor.device.type != "npu":
         raise RuntimeError(f"Expected a tensor on the NPU, but it is on {tensor.device}." + ops_error(ErrCode.PARAM))
+
+
+def base_format(number: int) -> int:
+    """Format in which values of a format lie as torch lays them; a number that no tensor can have stays."""
+    base = {int(each): int(base) for each, base in _BASE.items()}
+    return base.get(number, number)
 
 
 def format_of(tensor: torch.Tensor) -> Format:

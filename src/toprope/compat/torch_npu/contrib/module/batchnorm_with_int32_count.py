@@ -1,0 +1,5 @@
+"""Former place of the layers of `_batchnorm_with_int32_count`."""
+
+from ._batchnorm_with_int32_count import FastBatchNorm1d, FastBatchNorm2d, FastBatchNorm3d, FastSyncBatchNorm
+
+__all__ = ["FastBatchNorm1d", "FastBatchNorm2d", "FastBatchNorm3d", "FastSyncBatchNorm"]
