@@ -18,6 +18,7 @@ from .registry import operator
 __all__ = ["npu_nms_rotated", "npu_rotated_iou", "npu_rotated_overlaps"]
 
 _EPS = 1e-6
+_NO_AREA = 1e-14
 
 
 def _as_centres(boxes: torch.Tensor) -> torch.Tensor:
@@ -198,7 +199,9 @@ def npu_nms_rotated(
     boxes = boxes[order]
     overlap = _overlap_area(boxes[:, None], boxes[None])
     area = boxes[:, 2] * boxes[:, 3]
-    over = overlap / (area[:, None] + area[None] - overlap) > iou_threshold
+    there = area > _NO_AREA
+    ratio = overlap / (area[:, None] + area[None] - overlap)
+    over = there[:, None] & there[None] & (ratio > iou_threshold)
     kept = order[_greedy(over, max_output_size).to(order.device)]
     return kept.to(torch.int32), torch.tensor([kept.shape[0]], dtype=torch.int32, device=self.device)
 

@@ -48,16 +48,20 @@ def _sample(
     y = parts[:, 1] + place(rows, tall, stride[2], padding[0], dilation[2])[:, :, None, None]
     left, top = x.detach().floor(), y.detach().floor()
     maps = images.reshape(count, deformable_groups, channels // deformable_groups, height * width)
-    samples = images.new_zeros(())
-    for down, tall_share in ((0, 1 - (y - top)), (1, y - top)):
-        for right, broad_share in ((0, 1 - (x - left)), (1, x - left)):
-            column, row = left + right, top + down
-            share = tall_share * broad_share
-            there = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            index = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
-            index = index.flatten(2)[:, :, None].expand(-1, -1, maps.shape[2], -1)
-            weight = torch.where(there, share, 0.0).flatten(2)[:, :, None]
-            samples = samples + maps.gather(3, index) * weight
+
+    def corner(right: int, down: int) -> torch.Tensor:
+        column, row = left + right, top + down
+        there = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+        index = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
+        index = index.flatten(2)[:, :, None].expand(-1, -1, maps.shape[2], -1)
+        return maps.gather(3, index) * there.flatten(2)[:, :, None]
+
+    # from differences of the corners, so that the gradients of the offsets are sums of differences too
+    across, along = (x - left).flatten(2)[:, :, None], (y - top).flatten(2)[:, :, None]
+    upper, lower = corner(0, 0), corner(0, 1)
+    upper = upper + (corner(1, 0) - upper) * across
+    lower = lower + (corner(1, 1) - lower) * across
+    samples = upper + (lower - upper) * along
     if modulated:
         samples = samples * parts[:, 2].flatten(2)[:, :, None]
     return samples.reshape(count, channels, rows * tall, columns * broad)
