@@ -1,8 +1,8 @@
 """Encoding of detection boxes, and assignment of boxes to grid cells.
 
-Sources: the vendor's pages, tests (test_base_ops) and *KernelNpu.cpp of Ascend/op-plugin; for the arithmetic of the two
-bounding box operators, which is float16 for float32 boxes too, the kernels of CANN 8.1 (bounding_box_encode.py and
-bounding_box_decode.py), and the values that the vendor's tests expect of a 910B.
+Sources: the vendor's pages, tests (test_base_ops) and *KernelNpu.cpp of Ascend/op-plugin; the kernels of CANN 8.1
+(bounding_box_encode.py, whose arithmetic is float16 for float32 boxes too, and bounding_box_decode.py); and the values
+that the vendor's tests expect of a 910B, also those of test_bbox_coder.py of Ascend/pytorch.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def npu_bounding_box_decode(
 
     The offsets are times the standard deviations plus the means; those of the sizes are limited to |log(wh_ratio_clip)|
     in both directions. With the centre (gx, gy) and size (gw, gh) that follow, the box is gx - gw / 2 + 0.5 to
-    gx + gw / 2 - 0.5, and so for y, limited to the image. All of it is float16 arithmetic.
+    gx + gw / 2 - 0.5, and so for y, limited to the image. Computed in float32.
 
     Args:
         rois: (N, 4), xyxy; float16 or float32.
@@ -142,8 +142,8 @@ def npu_bounding_box_decode(
         refuse("npu_bounding_box_decode", f"max_shape {list(max_shape)} must be a height and a width")
     if wh_ratio_clip <= 0:
         refuse("npu_bounding_box_decode", f"wh_ratio_clip {wh_ratio_clip} must be greater than 0")
-    centre, size = _centre(rois.half())
-    offsets = deltas.half()
+    centre, size = _centre(rois.float())
+    offsets = deltas.float()
     offsets = offsets * offsets.new_tensor([stds0, stds1, stds2, stds3])
     offsets = offsets + offsets.new_tensor([means0, means1, means2, means3])
     limit = abs(math.log(wh_ratio_clip))

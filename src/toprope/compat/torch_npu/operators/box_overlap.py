@@ -1,7 +1,8 @@
 """Overlap measures of axis-parallel boxes: IoU, GIoU, DIoU and CIoU.
 
 Sources: the vendor's pages; IouKernelNpu.cpp, GiouKernelNpu.cpp, DiouKernelNpu.cpp and CiouKernelNpu.cpp of
-Ascend/op-plugin; the formulas and values of its tests test_iou.py, test_npu_giou.py, test_npu_diou.py and test_ciou.py.
+Ascend/op-plugin; the formulas and values of its tests test_iou.py, test_npu_giou.py, test_npu_diou.py and test_ciou.py;
+for the arithmetic of IoU also the values of test/contrib/test_iou.py of Ascend/pytorch, and mindspore.ops.iou.
 """
 
 from __future__ import annotations
@@ -29,18 +30,25 @@ __all__ = [
 ]
 
 _IOU_EPS = 0.01
+_IOU_SCALE = 0.2
 _EPS = 1e-9
 _GIOU_EPS = 1e-16
 
 
-def _pairwise(bboxes: torch.Tensor, gtboxes: torch.Tensor, mode: int, everywhere: bool) -> torch.Tensor:
-    """Overlap of each ground truth (row) with each box; `everywhere`: the sides of the overlap have an epsilon too."""
+def _pairwise(bboxes: torch.Tensor, gtboxes: torch.Tensor, mode: int, newest: bool) -> torch.Tensor:
+    """Overlap of each ground truth (row) with each box, in the arithmetic of the inputs' dtype.
+
+    The sides have an epsilon; on the Ascend 950 (`newest`) those of the intersection too. Before it, the sides are
+    times 0.2, which keeps areas in the range of float16.
+    """
+    scale = 1.0 if newest else _IOU_SCALE
     low = torch.maximum(gtboxes[:, None, :2], bboxes[None, :, :2])
     high = torch.minimum(gtboxes[:, None, 2:], bboxes[None, :, 2:])
-    overlap = (high - low + (_IOU_EPS if everywhere else 0.0)).clamp(min=0).prod(dim=-1)
-    area, truth = ((boxes[:, 2:] - boxes[:, :2] + _IOU_EPS).prod(dim=-1) for boxes in (bboxes, gtboxes))
-    union = truth[:, None] if mode == 1 else truth[:, None] + area[None] - overlap
-    return overlap / union
+    sides = ((high - low + _IOU_EPS if newest else high - low) * scale).clamp(min=0)
+    overlap = sides[..., 0] * sides[..., 1]
+    own, truth = (((boxes[:, 2:] - boxes[:, :2] + _IOU_EPS) * scale).unbind(-1) for boxes in (bboxes, gtboxes))
+    area = (truth[0] * truth[1])[:, None]
+    return overlap / (area if mode == 1 else (own[0] * own[1])[None] - overlap + area)
 
 
 @operator("npu_iou")
@@ -48,7 +56,7 @@ def npu_iou(bboxes: torch.Tensor, gtboxes: torch.Tensor, mode: int = 0) -> torch
     """Intersection over union (or over the ground truth's area) of each pair of boxes.
 
     The sides of the boxes, not those of the intersection, are 0.01 longer than their ends are apart; on an Ascend 950
-    those of the intersection are too. Before the 950 the boxes are rounded to float16, and so is the result.
+    those of the intersection are too. Before the 950 all of it is float16 arithmetic, of sides that are times 0.2.
 
     Args:
         bboxes: (N, 4), xyxy.
@@ -76,9 +84,8 @@ def _iou(name: str, bboxes: torch.Tensor, gtboxes: torch.Tensor, mode: int) -> t
             refuse(name, f"boxes must have shape (N, 4), but got {list(tensor.shape)}")
     if on_950(bboxes):
         floating(name, bboxes=bboxes, gtboxes=gtboxes)
-        return _pairwise(bboxes.float(), gtboxes.float(), mode, everywhere=True).to(bboxes.dtype)
-    half = _pairwise(bboxes.half().float(), gtboxes.half().float(), mode, everywhere=False).half()
-    return half.to(bboxes.dtype)
+        return _pairwise(bboxes.float(), gtboxes.float(), mode, newest=True).to(bboxes.dtype)
+    return _pairwise(bboxes.half(), gtboxes.half(), mode, newest=False).to(bboxes.dtype)
 
 
 class _Pair(NamedTuple):

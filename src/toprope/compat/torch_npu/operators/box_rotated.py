@@ -19,6 +19,8 @@ __all__ = ["npu_nms_rotated", "npu_rotated_iou", "npu_rotated_overlaps"]
 
 _EPS = 1e-6
 _NO_AREA = 1e-14
+_ON_EDGE = 1e-5
+"""Part of a side by which rounding may move a corner of the one box off the edge of the other."""
 
 
 def _as_centres(boxes: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,7 @@ def _inside(points: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     within = points.new_ones((), dtype=torch.bool)
     for side in (along, across):
         shadow, length = (offset * side).sum(dim=-1), side.square().sum(dim=-1)
-        within = within & (shadow >= 0) & (shadow <= length)
+        within = within & (shadow >= -_ON_EDGE * length) & (shadow <= (1 + _ON_EDGE) * length)
     return within
 
 
