@@ -47,8 +47,12 @@ INDEXING = [
     (np.s_[0:2, 1:3], ([0, 1], [2, 3], [1, 1]), {}),
     (np.s_[-2:9, ::-1, 3:0:-2], ([-2, 0, 3], [9, 0, 0], [1, -1, -2]), {"begin_mask": 2, "end_mask": 2}),
     (np.s_[1, ..., 2], ([1, 0, 2], [0, 0, 0], [1, 1, 1]), {"shrink_axis_mask": 0b101, "ellipsis_mask": 0b010}),
-    (np.s_[..., None, 1:, -1], ([0, 0, 1, -1], [0, 0, 9, 0], [1, 1, 1, 1]), {"ellipsis_mask": 1, "new_axis_mask": 2, "shrink_axis_mask": 8}),
-    (np.s_[None, 0, None, 1:2], ([0, 0, 0, 1], [0, 0, 0, 2], [1, 1, 1, 1]), {"new_axis_mask": 5, "shrink_axis_mask": 2}),
+    (
+        np.s_[..., None, 1:, -1],
+        ([0, 0, 1, -1], [0, 0, 9, 0], [1, 1, 1, 1]),
+        {"ellipsis_mask": 1, "new_axis_mask": 2, "shrink_axis_mask": 8},
+    ),
+    (np.s_[None, 0, None, 1:2], ([0, 0, 0, 1], [0, 0, 0, 2], [1] * 4), {"new_axis_mask": 5, "shrink_axis_mask": 2}),
     (np.s_[:, 2:1, :, ::3], ([0, 2, 0, 0], [0, 1, 0, 0], [1, 1, 1, 3]), {"begin_mask": 13, "end_mask": 13}),
 ]  # fmt: skip
 

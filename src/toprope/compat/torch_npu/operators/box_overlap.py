@@ -173,7 +173,7 @@ def _check(name: str, boxes: torch.Tensor, truths: torch.Tensor, is_cross: bool)
 
 
 def _narrow(boxes: torch.Tensor, truths: torch.Tensor) -> torch.dtype:
-    """Dtype of results: float16 if one of the inputs has it, else that of the boxes."""
+    """Dtype of results: float16 if one of the inputs has it, else the boxes' dtype."""
     return torch.float16 if torch.float16 in (boxes.dtype, truths.dtype) else boxes.dtype
 
 

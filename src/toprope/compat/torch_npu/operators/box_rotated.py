@@ -44,7 +44,7 @@ def _cross(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _inside(points: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Which of the points (..., 4, 2) lie in the box of these corners, or on its edge."""
+    """Flags of the points (..., 4, 2) that lie in the box of these corners, or on its edge."""
     along, across = box[..., 1:2, :] - box[..., :1, :], box[..., 3:4, :] - box[..., :1, :]
     offset = points - box[..., :1, :]
     within = points.new_ones((), dtype=torch.bool)

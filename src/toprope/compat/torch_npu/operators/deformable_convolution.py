@@ -16,8 +16,6 @@ from .registry import operator
 
 __all__ = ["npu_deformable_conv2d", "npu_deformable_conv2dbk"]
 
-_NO_DILATION = (1, 1, 1, 1)
-
 
 def _sample(
     images: torch.Tensor,
@@ -123,7 +121,7 @@ def npu_deformable_conv2d(
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
-    dilation: Sequence[int] = _NO_DILATION,
+    dilation: Sequence[int] = [1, 1, 1, 1],
     groups: int = 1,
     deformable_groups: int = 1,
     modulated: bool = True,
@@ -146,7 +144,7 @@ def npu_deformable_conv2d(
 
     Returns:
         the result (N, out channels, rows, columns) and the samples (N, C, rows * kernel height, columns * kernel
-        width), both float32. The gradient is that of the first.
+        width), both float32. Only the first has a gradient.
 
     Raises:
         RuntimeError: arguments that do not fit.
@@ -173,7 +171,7 @@ def npu_deformable_conv2dbk(
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
-    dilation: Sequence[int] = _NO_DILATION,
+    dilation: Sequence[int] = [1, 1, 1, 1],
     groups: int = 1,
     deformable_groups: int = 1,
     modulated: bool = True,

@@ -31,12 +31,12 @@ _SCALAR_NAMES = {
 
 
 def has_values(*tensors: torch.Tensor) -> bool:
-    """Whether every tensor has values: none is a meta tensor or one of a compiler's shape inference."""
+    """Return True if no tensor is a meta tensor or one of a compiler's shape inference."""
     return not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def on_950(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is on a simulated Ascend 950 or a later chip."""
+    """Return True if the tensor is on a simulated Ascend 950 or a later chip."""
     return tensor.device.type == "npu" and (chip().soc_version or 0) >= _FIRST_950
 
 

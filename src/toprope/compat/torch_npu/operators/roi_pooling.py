@@ -170,7 +170,7 @@ def npu_roi_alignbk(
 
 
 def _bin_masks(start: torch.Tensor, end: torch.Tensor, bins: int, size: int) -> torch.Tensor:
-    """Which rows (or columns) of the map belong to each bin of each region: (K, bins, size) of 0 and 1."""
+    """Membership of rows (or columns) of the map in each bin of each region: (K, bins, size) of 0 and 1."""
     extent = (end - start).clamp(min=0.1) / bins
     number = torch.arange(bins, device=start.device, dtype=start.dtype)
     low = (number * extent[:, None] + start[:, None]).floor().clamp(0, size)
@@ -223,8 +223,8 @@ def npu_ps_roi_pooling(
         output_dim: channels of the result.
 
     Returns:
-        (B * n, output_dim, group_size, group_size), of the dtype of `self`; computed in float32. The gradient is that
-        of `self`.
+        (B * n, output_dim, group_size, group_size), of the dtype of `self`; computed in float32. Only `self` has a
+        gradient.
 
     Raises:
         RuntimeError: another shape or dtype.

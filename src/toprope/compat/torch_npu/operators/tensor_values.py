@@ -185,7 +185,7 @@ def npu_one_hot(
         off_value: value elsewhere.
 
     Returns:
-        float32 before the Ascend 950, and there of the dtype of `on_value`. Before the Ascend 950 the shape is that of
+        float32 before the Ascend 950, and there of the dtype of `on_value`. Before the Ascend 950 it has the shape of
         `self` with `depth` at the end, whatever the axis: op-plugin does not change it, and the kernel orders the
         elements by the axis.
 
@@ -409,7 +409,7 @@ def npu_gather_sparse_index(input: torch.Tensor, index: torch.Tensor) -> torch.T
         index: numbers of rows, int32 or int64, none negative.
 
     Returns:
-        the shape of `index`, then that of a row.
+        the shape of `index`, then the shape of a row.
 
     Raises:
         RuntimeError: another dtype of `index`, or more than 8 dimensions.
