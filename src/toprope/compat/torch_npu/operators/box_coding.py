@@ -167,7 +167,7 @@ def _rotated(operator: str, boxes: torch.Tensor, other: torch.Tensor, weight: to
 
 def _rotated_parts(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Centres and sizes (B, 2, N) and tangents (B, 1, N) of boxes given as x1, y1, x2, y2 and an angle in degrees."""
-    low, high, angle = boxes.float().split([2, 2, 1], dim=1)
+    low, high, angle = torch.split(boxes.float(), [2, 2, 1], dim=1)
     return (low + high) * 0.5, high - low, torch.tan(torch.deg2rad(angle))
 
 
@@ -212,7 +212,7 @@ def npu_rotated_box_decode(self: torch.Tensor, deltas: torch.Tensor, weight: tor
     """
     scale = _rotated("npu_rotated_box_decode", self, deltas, weight)
     centre, size, tangent = _rotated_parts(self)
-    move, grow, turn = (deltas.float() / scale).split([2, 2, 1], dim=1)
+    move, grow, turn = torch.split(deltas.float() / scale, [2, 2, 1], dim=1)
     centre_to, half = move * size + centre, torch.exp(grow) * size * 0.5
     angle = torch.rad2deg(torch.atan(tangent + turn))
     return torch.cat([centre_to - half, centre_to + half, angle], dim=1).to(self.dtype)

@@ -25,7 +25,7 @@ _ON_EDGE = 1e-5
 
 def _as_centres(boxes: torch.Tensor) -> torch.Tensor:
     """Boxes given as x1, y1, x2, y2, angle in the last axis, as x, y, width, height, angle."""
-    low, high, angle = boxes.split([2, 2, 1], dim=-1)
+    low, high, angle = torch.split(boxes, [2, 2, 1], dim=-1)
     return torch.cat([(low + high) * 0.5, high - low, angle], dim=-1)
 
 

@@ -169,7 +169,7 @@ def npu_nms_v4(
     size = int(max_output_size)
     if size < 0:
         refuse("npu_nms_v4", f"max_output_size is {size}; it must not be negative")
-    first, second = self.float().split(2, dim=1)
+    first, second = torch.split(self.float(), 2, dim=1)
     boxes = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=1)
     values = scores.float()
     threshold, lowest = iou_threshold.float().to(self.device), scores_threshold.float().to(self.device)

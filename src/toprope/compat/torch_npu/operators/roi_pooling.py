@@ -119,7 +119,7 @@ def npu_roi_align(
     wide = self.float()
     found = [
         torch.einsum("kph,kchw,kqw->kcpq", r, wide[i], c)
-        for i, r, c in zip(image.split(_CHUNK), rows.split(_CHUNK), columns.split(_CHUNK), strict=True)
+        for i, r, c in zip(*(torch.split(each, _CHUNK) for each in (image, rows, columns)), strict=True)
     ]
     return torch.cat(found).to(self.dtype)
 
@@ -164,7 +164,7 @@ def npu_roi_alignbk(
     bins, size = (pooled_height, pooled_width), (xdiff_shape[2], xdiff_shape[3])
     image, rows, columns = _roi_weights(rois, spatial_scale, bins, sample_num, mode, size)
     parts = (image, self.float(), rows, columns)
-    for i, grad, r, c in zip(*(part.split(_CHUNK) for part in parts), strict=True):
+    for i, grad, r, c in zip(*(torch.split(part, _CHUNK) for part in parts), strict=True):
         result = result.index_add(0, i, torch.einsum("kph,kcpq,kqw->kchw", r, grad, c))
     return result.to(self.dtype)
 
@@ -237,10 +237,10 @@ def npu_ps_roi_pooling(
         return self.new_zeros(rois.shape[0] * rois.shape[2], output_dim, group_size, group_size)
     size = (self.shape[2], self.shape[3])
     image, rows, columns = _ps_weights(rois.detach(), spatial_scale, group_size, size, self.shape[0])
-    maps = self.float().unflatten(1, (output_dim, group_size, group_size))
+    maps = self.float().reshape(self.shape[0], output_dim, group_size, group_size, *size)
     found = [
         torch.einsum("kph,kdpqhw,kqw->kdpq", r, maps[i], c)
-        for i, r, c in zip(image.split(_CHUNK), rows.split(_CHUNK), columns.split(_CHUNK), strict=True)
+        for i, r, c in zip(*(torch.split(each, _CHUNK) for each in (image, rows, columns)), strict=True)
     ]
     return torch.cat(found).to(self.dtype)
 
@@ -281,6 +281,6 @@ def npu_ps_roi_pooling_backward(
     if output_grad.numel():
         image, rows, columns = _ps_weights(rois, spatial_scale, group_size, (height, width), images)
         parts = (image, output_grad.float(), rows, columns)
-        for i, grad, r, c in zip(*(part.split(_CHUNK) for part in parts), strict=True):
+        for i, grad, r, c in zip(*(torch.split(part, _CHUNK) for part in parts), strict=True):
             result = result.index_add(0, i, torch.einsum("kph,kdpq,kqw->kdpqhw", r, grad, c))
     return result.flatten(1, 3).to(output_grad.dtype)

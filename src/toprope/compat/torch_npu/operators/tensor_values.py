@@ -391,7 +391,8 @@ def npu_gather_backward(
     """
     if sparse_grad:
         whole = grad.new_empty(()).expand(tuple(self_size))
-        return torch.ops.aten._gather_sparse_backward(whole, dim, index, grad)
+        sparse: torch.Tensor = torch.ops.aten._gather_sparse_backward(whole, dim, index, grad)
+        return sparse
     return grad.new_zeros(tuple(self_size)).scatter_add(dim, index, grad)
 
 

@@ -23,4 +23,7 @@ def npu_single_level_responsible_flags(
     Returns:
         (height * width * num_base_anchors,), uint8.
     """
-    return torch.ops.npu.npu_anchor_response_flags(gt_bboxes.float(), featmap_size, stride, num_base_anchors)
+    found: torch.Tensor = torch.ops.npu.npu_anchor_response_flags(
+        gt_bboxes.float(), featmap_size, stride, num_base_anchors
+    )
+    return found

@@ -35,7 +35,10 @@ def npu_bbox_coder_encode_yolo(bboxes: torch.Tensor, gt_bboxes: torch.Tensor, st
         ValueError: shapes that do not fit.
     """
     _check(bboxes, gt_bboxes, "gt_bboxes")
-    return torch.ops.npu.npu_yolo_boxes_encode(bboxes.float(), gt_bboxes.float(), stride.int(), performance_mode=False)
+    found: torch.Tensor = torch.ops.npu.npu_yolo_boxes_encode(
+        bboxes.float(), gt_bboxes.float(), stride.int(), performance_mode=False
+    )
+    return found
 
 
 def npu_bbox_coder_encode_xyxy2xywh(
@@ -64,9 +67,10 @@ def npu_bbox_coder_encode_xyxy2xywh(
     """
     _check(bboxes, gt_bboxes, "gt_bboxes")
     scale = normalized_scale if is_normalized else 1.0
-    return torch.ops.npu.npu_bounding_box_encode(
+    found: torch.Tensor = torch.ops.npu.npu_bounding_box_encode(
         bboxes.float() * scale, gt_bboxes.float() * scale, *(means or (0.0,) * 4)[:4], *(stds or (1.0,) * 4)[:4]
     )
+    return found
 
 
 def npu_bbox_coder_decode_xywh2xyxy(
@@ -96,4 +100,7 @@ def npu_bbox_coder_decode_xywh2xyxy(
     _check(bboxes, pred_bboxes, "pred_bboxes")
     numbers = (*(means or (0.0,) * 4)[:4], *(stds or (1.0,) * 4)[:4])
     limit = list(_NO_LIMIT if max_shape is None else max_shape)
-    return torch.ops.npu.npu_bounding_box_decode(bboxes.float(), pred_bboxes.float(), *numbers, limit, wh_ratio_clip)
+    found: torch.Tensor = torch.ops.npu.npu_bounding_box_decode(
+        bboxes.float(), pred_bboxes.float(), *numbers, limit, wh_ratio_clip
+    )
+    return found

@@ -43,5 +43,6 @@ def fuse_add_softmax_dropout(
     scale = 1 / math.sqrt(attn_head_size)
     if rows in _FUSED_HEIGHTS and (batch * heads) % _FUSED_HEADS == 0:
         fused = torch.ops.npu.npu_dropout_with_add_softmax
-        return fused(attn_scores, attn_mask, scale, p if training else 0.0, -1)[2]
+        found: torch.Tensor = fused(attn_scores, attn_mask, scale, p if training else 0.0, -1)[2]
+        return found
     return dropout(torch.softmax(torch.add(attn_mask, attn_scores, alpha=scale), dim=-1))

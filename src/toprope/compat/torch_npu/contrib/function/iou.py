@@ -44,7 +44,8 @@ def npu_iou(
     first, second = boxes1.float(), boxes2.float()
     if is_normalized:
         first, second = first * normalized_scale, second * normalized_scale
-    return (torch.ops.npu.npu_iou if mode == "iou" else torch.ops.npu.npu_ptiou)(second, first)
+    found: torch.Tensor = (torch.ops.npu.npu_iou if mode == "iou" else torch.ops.npu.npu_ptiou)(second, first)
+    return found
 
 
 npu_ptiou = npu_iou
@@ -70,7 +71,8 @@ def npu_giou(boxes1: torch.Tensor, boxes2: torch.Tensor, is_permuted: bool = Tru
     first, second = boxes1.float(), boxes2.float()
     if is_permuted:
         first, second = first.permute(1, 0), second.permute(1, 0)
-    return torch.ops.npu.npu_giou(first, second, trans=True, is_cross=False)
+    found: torch.Tensor = torch.ops.npu.npu_giou(first, second, trans=True, is_cross=False)
+    return found
 
 
 def npu_diou(
@@ -89,7 +91,8 @@ def npu_diou(
         (1, n).
     """
     _deprecated("function.npu_diou", "torch_npu.npu_diou")
-    return torch.ops.npu.npu_diou(boxes1, boxes2, trans, is_cross, mode)
+    found: torch.Tensor = torch.ops.npu.npu_diou(boxes1, boxes2, trans, is_cross, mode)
+    return found
 
 
 def npu_ciou(
@@ -108,4 +111,5 @@ def npu_ciou(
         (1, n).
     """
     _deprecated("function.npu_ciou", "torch_npu.npu_ciou")
-    return torch.ops.npu.npu_ciou(boxes1, boxes2, trans, is_cross, mode, True)
+    found: torch.Tensor = torch.ops.npu.npu_ciou(boxes1, boxes2, trans, is_cross, mode, True)
+    return found

@@ -31,4 +31,5 @@ def dropout_with_byte_mask(
         raise ValueError(text + ops_error(ErrCode.VALUE))
     if inplace:
         raise ValueError("dropout probability has no-inplace computing." + ops_error(ErrCode.VALUE))
-    return torch.ops.npu.dropout_with_byte_mask(input1, p, training)
+    found: torch.Tensor = torch.ops.npu.dropout_with_byte_mask(input1, p, training)
+    return found
