@@ -91,8 +91,8 @@ def npu_bounding_box_encode(
         refuse("npu_bounding_box_encode", f"the standard deviations {list(stds)} must not be 0")
     (anchor, size), (truth, truth_size) = _centre(anchor_box.half()), _centre(ground_truth_box.half())
     offsets = torch.cat([(truth - anchor) / size, torch.log(truth_size / size)], dim=1)
-    means = offsets.new_tensor([-means0, -means1, -means2, -means3])
-    scale = offsets.new_tensor([1 / std for std in stds])
+    means = torch.tensor([-means0, -means1, -means2, -means3], dtype=offsets.dtype, device=offsets.device)
+    scale = torch.tensor([1 / std for std in stds], dtype=offsets.dtype, device=offsets.device)
     return ((offsets + means) * scale).to(anchor_box.dtype)
 
 
@@ -144,14 +144,14 @@ def npu_bounding_box_decode(
         refuse("npu_bounding_box_decode", f"wh_ratio_clip {wh_ratio_clip} must be greater than 0")
     centre, size = _centre(rois.float())
     offsets = deltas.float()
-    offsets = offsets * offsets.new_tensor([stds0, stds1, stds2, stds3])
-    offsets = offsets + offsets.new_tensor([means0, means1, means2, means3])
+    offsets = offsets * torch.tensor([stds0, stds1, stds2, stds3], dtype=offsets.dtype, device=offsets.device)
+    offsets = offsets + torch.tensor([means0, means1, means2, means3], dtype=offsets.dtype, device=offsets.device)
     limit = abs(math.log(wh_ratio_clip))
     size_to = torch.exp(offsets[:, 2:].clamp(-limit, limit)) * size
     centre_to = offsets[:, :2] * size + centre
     half = size_to * 0.5
     boxes = torch.cat([centre_to - half + 0.5, centre_to + half - 0.5], dim=1)
-    edge = boxes.new_tensor([max_shape[1] - 1, max_shape[0] - 1] * 2)
+    edge = torch.tensor([max_shape[1] - 1, max_shape[0] - 1] * 2, dtype=boxes.dtype, device=boxes.device)
     return torch.minimum(boxes.clamp(min=0), edge).to(rois.dtype)
 
 

@@ -195,7 +195,7 @@ def npu_nms_rotated(
         return self.new_empty(count, dtype=torch.int32), self.new_empty(1, dtype=torch.int32)
     boxes = self.float()
     if mode == 1:
-        boxes = _as_centres(boxes) * boxes.new_tensor([1.0, 1.0, 1.0, 1.0, -1.0])
+        boxes = _as_centres(boxes) * torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0], dtype=boxes.dtype, device=boxes.device)
     order = scores.float().argsort(descending=True, stable=True)
     order = order[scores[order] > scores_threshold]
     boxes = boxes[order]

@@ -57,7 +57,7 @@ def _roi_weights(
     wide = rois.float()
     ends = wide[:, 1:] * scale
     if mode == 1:
-        ends = ends + ends.new_tensor([0, 0, scale, scale])
+        ends = ends + torch.tensor([0, 0, scale, scale], dtype=ends.dtype, device=ends.device)
     elif mode > 1:
         ends = ends - 0.5
     extent = ends[:, 2:] - ends[:, :2]
@@ -185,7 +185,7 @@ def _ps_weights(
     """Image of each region (K,), and the weights of rows (K, group, H) and columns (K, group, W), whose product is the
     share of a point in the mean of its bin; a bin without points has none."""
     flat = rois.float().transpose(1, 2).reshape(-1, 5).floor()
-    ends = (flat[:, 1:] + flat.new_tensor([0, 0, 1, 1])) * scale
+    ends = (flat[:, 1:] + torch.tensor([0, 0, 1, 1], dtype=flat.dtype, device=flat.device)) * scale
     rows = _bin_masks(ends[:, 1], ends[:, 3], group, size[0])
     columns = _bin_masks(ends[:, 0], ends[:, 2], group, size[1])
     rows = rows / rows.sum(dim=2, keepdim=True).clamp(min=1)
