@@ -1,4 +1,4 @@
-"""How an operator is evaluated: with values or for shapes only, on which chip, and as the gradient of another."""
+"""Evaluation of operators: with values or for shapes only, the generation of the chip, and gradients by autograd."""
 
 from __future__ import annotations
 
