@@ -1,0 +1,65 @@
+"""Evaluation of operators: with values or for shapes only, the generation of the chip, and gradients by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from toprope.sim.npu._state import chip
+
+__all__ = ["gradients", "has_values", "on_950", "scalar_name"]
+
+_FIRST_950 = 260
+"""SocVersion of the Ascend 950 in torch_npu's enumeration."""
+
+_SCALAR_NAMES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.bfloat16: "BFloat16",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def has_values(*tensors: torch.Tensor) -> bool:
+    """Return True if no tensor is a meta tensor or one of a compiler's shape inference."""
+    return not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def on_950(tensor: torch.Tensor) -> bool:
+    """Return True if the tensor is on a simulated Ascend 950 or a later chip."""
+    return tensor.device.type == "npu" and (chip().soc_version or 0) >= _FIRST_950
+
+
+def scalar_name(dtype: torch.dtype) -> str:
+    """Name of a dtype in messages of C++: "Float" for torch.float32."""
+    return _SCALAR_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def gradients(
+    function: Callable[..., torch.Tensor], grad: torch.Tensor, *inputs: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of a composition of differentiable operators, for operators that are backward passes themselves.
+
+    Args:
+        function: of the inputs.
+        grad: gradient of its result, of the same shape.
+        inputs: floating-point tensors.
+
+    Returns:
+        one gradient for each input; tensors without values where the inputs have none.
+    """
+    if not has_values(grad, *inputs):
+        return tuple(torch.empty_like(tensor) for tensor in inputs)
+    with torch.enable_grad():
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        return torch.autograd.grad(function(*leaves), leaves, grad)
