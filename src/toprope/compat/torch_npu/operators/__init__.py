@@ -1,6 +1,19 @@
 """Operators of torch_npu, composed of torch's own: one module for each family."""
 
-from . import activation, cast, formats, fusion_attention, norm, rotary, storage
+from . import (
+    activation,
+    cast,
+    formats,
+    fusion_attention,
+    matmul_collectives,
+    moe_distribute,
+    moe_gating,
+    moe_permute,
+    moe_routing,
+    norm,
+    rotary,
+    storage,
+)
 from .registry import OPERATORS, Operator, register
 
 __all__ = [
@@ -10,6 +23,11 @@ __all__ = [
     "cast",
     "formats",
     "fusion_attention",
+    "matmul_collectives",
+    "moe_distribute",
+    "moe_gating",
+    "moe_permute",
+    "moe_routing",
     "norm",
     "register",
     "rotary",
