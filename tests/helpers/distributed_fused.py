@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from distributed_values import BOTH, OTHER, RANK
-
 import toprope.compat.torch_npu as torch_npu
+from distributed_values import BOTH, OTHER, RANK
 
 SIZE = 2
 EXPERTS, TOP_K, TOKENS, WIDTH = 4, 2, 5, 32
@@ -58,9 +57,7 @@ def case_matrix_product_with_all_reduce() -> None:
         x1 = [drawn(2, 3, 8, salt=rank, dtype=dtype) for rank in BOTH]
         x2 = [drawn(8, 6, salt=9 + rank, dtype=dtype) for rank in BOTH]
         bias, x3 = drawn(6, salt=20, dtype=dtype), drawn(2, 3, 6, salt=21, dtype=dtype)
-        found = torch_npu.npu_mm_all_reduce_base(
-            x1[RANK].npu(), x2[RANK].npu(), comm(), bias=bias.npu(), x3=x3.npu()
-        )
+        found = torch_npu.npu_mm_all_reduce_base(x1[RANK].npu(), x2[RANK].npu(), comm(), bias=bias.npu(), x3=x3.npu())
         total = sum(a.double() @ b.double() + bias.double() + x3.double() for a, b in zip(x1, x2, strict=True))
         close(found, total.to(dtype), tolerance=5e-2)
 
@@ -154,9 +151,7 @@ def case_grouped_products_with_all_to_all() -> None:
     close(found, torch.stack(exact).half())
     close(both, (shared.double() @ weight.double()).half())
 
-    back, none = torch_npu.npu_gmm_alltoallv(
-        permuted, weights[RANK].npu(), comm(), SIZE, received[RANK], sent[RANK]
-    )
+    back, none = torch_npu.npu_gmm_alltoallv(permuted, weights[RANK].npu(), comm(), SIZE, received[RANK], sent[RANK])
     owners = [(slot // local, slot % local) for slot, count in enumerate(sent[RANK]) for _ in range(count)]
     exact = [row.double() @ weights[r][j].double() for row, (r, j) in zip(x[RANK], owners, strict=True)]
     close(back, torch.stack(exact).half())
@@ -214,7 +209,10 @@ def case_dispatch_and_combine() -> None:
 def case_dispatch_of_some_tokens_with_quantisation() -> None:
     x, ids = [drawn(TOKENS, WIDTH, salt=rank) for rank in BOTH], [_choices(rank) for rank in BOTH]
     active = [torch.tensor([True] * (3 + rank) + [False] * (2 - rank)) for rank in BOTH]
-    smooth, weights = torch.rand(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(7)) + 0.5, torch.rand(TOKENS, TOP_K)
+    smooth, weights = (
+        torch.rand(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(7)) + 0.5,
+        torch.rand(TOKENS, TOP_K),
+    )
     sent = _dispatch(
         2, x[RANK], ids[RANK], x_active_mask=active[RANK].npu(), quant_mode=2, scales=smooth.npu(),
         expert_scales=weights.npu(), comm_alg="fullmesh",
@@ -266,7 +264,10 @@ def case_barrier_of_a_name() -> None:
 def case_shapes_without_values() -> None:
     name = comm()
     with FakeTensorMode():
-        x, weight = torch.empty(4, 8, dtype=torch.float16, device="npu"), torch.empty(8, 6, dtype=torch.float16, device="npu")
+        x, weight = (
+            torch.empty(4, 8, dtype=torch.float16, device="npu"),
+            torch.empty(8, 6, dtype=torch.float16, device="npu"),
+        )
         ids, scales = torch.empty(4, 2, dtype=torch.int32, device="npu"), torch.empty(4, 2, device="npu")
         assert torch_npu.npu_mm_all_reduce_base(x, weight, name).shape == (4, 6)
         assert torch_npu.npu_mm_reduce_scatter_base(x, weight, name, SIZE).shape == (2, 6)

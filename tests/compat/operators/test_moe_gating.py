@@ -118,7 +118,7 @@ def test_fused_add_topk_div(facade, mapped, is_norm):
     number, table = torch.randint(0, 4, (32,)).int(), torch.randint(0, 99, (32, 4)).int()
     keywords = {"group_num": 8, "group_topk": 3, "n": 2, "k": 6, "is_norm": is_norm, "scale": 2.0}
     keywords |= {"mapping_num": number, "mapping_table": table, "enable_expert_mapping": mapped}
-    y, index = facade.atb.npu_fused_add_topk_div(x, add, **keywords)
+    y, index = torch.ops.atb.npu_fused_add_topk_div(x, add, **keywords)
     scores = torch.sigmoid(x.double()).numpy()
     for i in range(7):
         biased = scores[i] + add.double().numpy()
@@ -182,8 +182,8 @@ def test_refusals(facade):
     with pytest.raises(RuntimeError, match="torch.float32"):
         facade._npu_group_topk(x, 1, 4, 1)
     with pytest.raises(RuntimeError, match="activation_type is activation_relu"):
-        facade.atb.npu_fused_add_topk_div(x, x[0], activation_type="activation_relu")
+        torch.ops.atb.npu_fused_add_topk_div(x, x[0], activation_type="activation_relu")
     with pytest.raises(RuntimeError, match="needs mapping_num and mapping_table"):
-        facade.atb.npu_fused_add_topk_div(x, x[0], enable_expert_mapping=True)
+        torch.ops.atb.npu_fused_add_topk_div(x, x[0], enable_expert_mapping=True)
     with pytest.raises(RuntimeError, match=r"k is \[4\] torch.int64"):
         facade.npu_top_k_top_p(x, None, torch.ones(4, dtype=torch.int64))

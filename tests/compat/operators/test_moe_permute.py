@@ -171,10 +171,10 @@ def test_routing_map_both_ways_with_gradients(facade, total, pad):
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
-    alone = torch.ops.npu.npu_moe_token_unpermute_with_routing_map_grad(
-        grad, *index, ROUTING, None, None, pad, [3, 5]
+    alone = torch.ops.npu.npu_moe_token_unpermute_with_routing_map_grad(grad, *index, ROUTING, None, None, pad, [3, 5])
+    bare = facade.npu_moe_token_unpermute_with_routing_map(
+        permuted, rows, [3, 5], routing_map=ROUTING, drop_and_pad=pad
     )
-    bare = facade.npu_moe_token_unpermute_with_routing_map(permuted, rows, [3, 5], routing_map=ROUTING, drop_and_pad=pad)
     torch.testing.assert_close(alone[0], torch.autograd.grad(bare, permuted, grad)[0])
     assert alone[1] is None
 
@@ -182,7 +182,9 @@ def test_routing_map_both_ways_with_gradients(facade, total, pad):
 def test_refusals(facade):
     tokens, indices = torch.randn(3, 4), torch.zeros(3, 2, dtype=torch.int64)
     rows = torch.arange(6).int()
-    with pytest.raises(RuntimeError, match=r"The dims of input tokens should be 2 dimensional, but got 1-dimensional\."):
+    with pytest.raises(
+        RuntimeError, match=r"The dims of input tokens should be 2 dimensional, but got 1-dimensional\."
+    ):
         facade.npu_moe_token_permute(tokens[0], indices)
     with pytest.raises(RuntimeError, match="The dims of input indices should be 2 or 1 dimensional, but got 3"):
         facade.npu_moe_token_permute(tokens, indices[None])

@@ -115,7 +115,9 @@ def npu_mm_all_reduce_base(
         require(dequant_scale is not None, text, ErrCode.TYPE)
         rows = x1.numel() // max(x1.shape[-1], 1)
         if pertoken_scale.shape != (rows,) or pertoken_scale.dtype != torch.float32:
-            refuse(name, f"pertoken_scale is {list(pertoken_scale.shape)} {pertoken_scale.dtype}; wanted [{rows}] float32")
+            refuse(
+                name, f"pertoken_scale is {list(pertoken_scale.shape)} {pertoken_scale.dtype}; wanted [{rows}] float32"
+            )
     both = (comm_quant_scale_1 is None) == (comm_quant_scale_2 is None)
     text = "comm_quant_scale_1 and comm_quant_scale_2 should both be null or not null"
     require(both, text, ErrCode.TYPE)

@@ -571,7 +571,9 @@ def _combined(
     counts = torch.diff(sums, prepend=sums.new_zeros(1)).view(experts.local, experts.processes).T
     order, sent = _sent(experts, expert_ids, mask)
     by_expert = _by_expert(counts)
-    by_process = torch.empty_like(by_expert).index_copy(0, by_expert, torch.arange(by_expert.shape[0], device=rows.device))
+    by_process = torch.empty_like(by_expert).index_copy(
+        0, by_expert, torch.arange(by_expert.shape[0], device=rows.device)
+    )
     back = all_to_all(rows[by_process], sent.sum(1).tolist(), counts.sum(1).tolist(), group)
     values = rows.new_zeros((count * top_k, rows.shape[1])).index_copy(0, order, back).view(count, top_k, -1)
     weights = expert_scales if mask is None else expert_scales * _mask(expert_ids, mask)
@@ -583,9 +585,7 @@ def _combined(
     return out.to(rows.dtype)
 
 
-def _sent(
-    experts: _Experts, expert_ids: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sent(experts: _Experts, expert_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots of this process that are sent, in the order of their experts; and (processes, local experts) counts."""
     flat = expert_ids.reshape(-1).long()
     if mask is not None:

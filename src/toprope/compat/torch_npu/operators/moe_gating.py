@@ -106,7 +106,9 @@ def npu_moe_gating_top_k(
     if group_count > 1 and experts // group_count <= 2:
         refuse(name, f"a group has {experts // group_count} experts; it must have more than 2")
     if not 1 <= k <= experts // group_count * k_group:
-        refuse(name, f"k is {k}, which is not between 1 and the {experts // group_count * k_group} experts of the groups")
+        refuse(
+            name, f"k is {k}, which is not between 1 and the {experts // group_count * k_group} experts of the groups"
+        )
 
     wide = x.float()
     normed = torch.softmax(wide, -1) if norm_type == 0 else torch.sigmoid(wide)
@@ -262,7 +264,9 @@ def npu_group_topk(self: torch.Tensor, k: int = 0, group_num: int = 1, n: int = 
         refuse(name, f"the input has {self.dim()} dimensions and {self.dtype}; wanted 2, float16 or bfloat16")
     _check_groups(name, self.shape[1], group_num, k, n)
     outside = _outside_groups(self.float(), group_num, k, n)
-    kept = self.view(self.shape[0], group_num, -1) if self.is_contiguous() else self.reshape(self.shape[0], group_num, -1)
+    kept = (
+        self.view(self.shape[0], group_num, -1) if self.is_contiguous() else self.reshape(self.shape[0], group_num, -1)
+    )
     self.copy_(kept.masked_fill(outside, 0).view(self.shape))
 
 
@@ -372,9 +376,7 @@ def npu_fused_add_topk_div_out(
 
 
 @operator("npu_top_k_top_p")
-def npu_top_k_top_p(
-    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
-) -> torch.Tensor:
+def npu_top_k_top_p(logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None) -> torch.Tensor:
     """Set to -inf the logits that are not among the k greatest, or not in the smallest set of probability p.
 
     Values equal to the k-th greatest stay. With the rest in rising order, those whose running sum of probabilities is
@@ -447,4 +449,6 @@ def _check_groups(name: str, experts: int, groups: int, kept: int, summed: int) 
     if groups <= 0 or experts % groups:
         refuse(name, f"{experts} experts cannot be parted in {groups} groups")
     if not 0 <= kept <= groups or not 1 <= summed <= experts // groups:
-        refuse(name, f"{kept} of {groups} groups, with {summed} of the {experts // groups} experts of each, are not there")
+        refuse(
+            name, f"{kept} of {groups} groups, with {summed} of the {experts // groups} experts of each, are not there"
+        )

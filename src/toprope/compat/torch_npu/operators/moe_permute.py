@@ -622,4 +622,6 @@ def _top_k(name: str, top_k: int) -> None:
 
 
 def _dims(right: bool, name: str, found: int, wanted: str) -> None:
-    require(right, f"The dims of input {name} should be {wanted} dimensional, but got {found}-dimensional.", ErrCode.PARAM)
+    require(
+        right, f"The dims of input {name} should be {wanted} dimensional, but got {found}-dimensional.", ErrCode.PARAM
+    )

@@ -183,7 +183,7 @@ def npu_moe_init_routing_v2(
     if x.dtype != torch.int8:
         floating(name, x=x)
     _check_scales(name, x, scale, offset, quant_mode, end - first)
-    if drop_pad_mode and not 0 < expert_capacity:
+    if drop_pad_mode and not expert_capacity > 0:
         refuse(name, f"expert_capacity is {expert_capacity}; with drop_pad_mode 1 it must be greater than 0")
 
     slots = _slots(expert_idx, first, end)
@@ -265,7 +265,7 @@ def npu_moe_init_routing_quant(
         require(right, f"Parameter '{key}' must be {choices}, but got: {value}", ErrCode.VALUE)
     floating(name, x=x)
     _check_scales(name, x, scale, offset, quant_mode, expert_num)
-    if drop_pad_mode and not 0 < expert_capacity:
+    if drop_pad_mode and not expert_capacity > 0:
         refuse(name, f"expert_capacity is {expert_capacity}; with drop_pad_mode 1 it must be greater than 0")
     slots = _slots(expert_idx, 0, expert_num)
     if drop_pad_mode:
