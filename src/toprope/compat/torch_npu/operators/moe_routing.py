@@ -182,7 +182,8 @@ def npu_moe_init_routing_v2(
     known(name, "quant_mode", quant_mode, (-1, 0, 1))
     if x.dtype != torch.int8:
         floating(name, x=x)
-    _check_scales(name, x, scale, offset, quant_mode, end - first)
+    if x.shape[0]:  # without tokens no kernel runs
+        _check_scales(name, x, scale, offset, quant_mode, end - first)
     if drop_pad_mode and not expert_capacity > 0:
         refuse(name, f"expert_capacity is {expert_capacity}; with drop_pad_mode 1 it must be greater than 0")
 
@@ -525,6 +526,9 @@ def _expanded(
         quant_mode: -1, 0 or 1.
         capacity: rows of each expert; 0 where they follow each other.
     """
+    if not x.shape[0]:
+        dtype = x.dtype if quant_mode == -1 else torch.int8
+        return x.new_zeros((sources.shape[0], x.shape[1]), dtype=dtype), x.new_zeros(sources.shape, dtype=torch.float32)
     there = sources >= 0
     tokens = sources.clamp(min=0) // max(slots.top_k, 1)
     rows = torch.where(there.unsqueeze(-1), x[tokens], 0)
@@ -532,8 +536,9 @@ def _expanded(
     if quant_mode == -1:
         return rows, none if scale is None else torch.where(there, scale[tokens], 0)
     if quant_mode == 0:
-        assert scale is not None and offset is not None
-        exact = rows.half() * scale.half() + offset.half()
+        exact = rows.half()
+        if scale is not None and offset is not None:
+            exact = exact * scale.half() + offset.half()
         whole = exact.round().clamp(-128, 127).to(torch.int8)
         return torch.where(there.unsqueeze(-1), whole, 0), none
     wide = rows.float()
@@ -543,7 +548,7 @@ def _expanded(
         elif capacity:
             factors = scale.repeat_interleave(capacity, 0)
         else:
-            factors = scale[slots.experts[: sources.shape[0]].clamp(max=scale.shape[0] - 1)]
+            factors = scale[slots.experts[: sources.shape[0]].clamp(max=max(scale.shape[0] - 1, 0))]
         wide = wide * factors
     scales = wide.abs().amax(-1) / 127 if wide.shape[-1] else none
     whole = torch.where(scales.unsqueeze(-1) > 0, wide / scales.unsqueeze(-1), 0).round().to(torch.int8)
