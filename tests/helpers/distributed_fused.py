@@ -45,7 +45,7 @@ def case_the_group_of_a_name() -> None:
     x = torch.ones(4, 4, dtype=torch.float16).npu()
     with pytest.raises(RuntimeError, match="no process group has an HCCL communicator of the name 'other'"):
         torch_npu.npu_mm_reduce_scatter_base(x, x, "other", SIZE)
-    with pytest.raises(RuntimeError, match="the world size is given as 4, but the group .* has 2 processes"):
+    with pytest.raises(RuntimeError, match=r"the world size is given as 4, but the group .* has 2 processes"):
         torch_npu.npu_mm_reduce_scatter_base(x, x, comm(), 4)
     found = torch_npu.npu_mm_all_reduce_base(x, x, backend.get_hccl_comm_name(0))
     assert torch.equal(found.cpu(), torch.full((4, 4), 4.0, dtype=torch.float16))

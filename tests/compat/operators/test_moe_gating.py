@@ -159,7 +159,7 @@ def test_refusals(facade):
     call = facade.npu_moe_gating_top_k
     with pytest.raises(RuntimeError, match="The x should be 2D"):
         call(x[0], 1)
-    with pytest.raises(RuntimeError, match="float16、float32 or bfloat16 tensor expected .* dtype: Double"):
+    with pytest.raises(RuntimeError, match=r"float16、float32 or bfloat16 tensor expected .* dtype: Double"):
         call(x.double(), 1)
     with pytest.raises(RuntimeError, match="The dtype of x and bias should be same"):
         call(x, 1, bias=torch.randn(16).half())
@@ -179,7 +179,7 @@ def test_refusals(facade):
         facade.npu_moe_gating_top_k_softmax(x, torch.zeros(3, dtype=torch.bool))
     with pytest.raises(RuntimeError, match="renorm must be 0 or 1, but got: 2"):
         facade.npu_moe_gating_top_k_softmax_v2(x, renorm=2)
-    with pytest.raises(RuntimeError, match="torch.float32"):
+    with pytest.raises(RuntimeError, match=r"torch.float32"):
         facade._npu_group_topk(x, 1, 4, 1)
     with pytest.raises(RuntimeError, match="activation_type is activation_relu"):
         torch.ops.atb.npu_fused_add_topk_div(x, x[0], activation_type="activation_relu")

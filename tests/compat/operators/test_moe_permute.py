@@ -190,7 +190,7 @@ def test_refusals(facade):
         facade.npu_moe_token_permute(tokens, indices[None])
     with pytest.raises(RuntimeError, match="padded_mode is True"):
         facade.npu_moe_token_permute(tokens, indices, padded_mode=True)
-    with pytest.raises(RuntimeError, match="indices is torch.float32"):
+    with pytest.raises(RuntimeError, match=r"indices is torch.float32"):
         facade.npu_moe_token_permute(tokens, indices.float())
     with pytest.raises(RuntimeError, match=r"tokens is torch.float64"):
         facade.npu_moe_token_permute(tokens.double(), indices)
@@ -202,5 +202,5 @@ def test_refusals(facade):
         facade.npu_moe_token_unpermute(torch.randn(6, 4), rows, torch.rand(3, 0))
     with pytest.raises(RuntimeError, match="routing_map is needed"):
         facade.npu_moe_token_unpermute_with_routing_map(torch.randn(6, 4), rows, [3, 4], probs=torch.rand(3, 3))
-    with pytest.raises(RuntimeError, match="routing_map has 2 dimensions and torch.int64"):
+    with pytest.raises(RuntimeError, match=r"routing_map has 2 dimensions and torch.int64"):
         facade.npu_moe_token_permute_with_routing_map(tokens, indices)

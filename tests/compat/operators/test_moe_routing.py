@@ -199,7 +199,7 @@ def test_compute_expert_tokens(facade):
     assert facade.npu_moe_compute_expert_tokens(ordered[:0], 3).tolist() == [0, 0, 0]
     with pytest.raises(RuntimeError, match="num_expert is 0"):
         facade.npu_moe_compute_expert_tokens(ordered, 0)
-    with pytest.raises(RuntimeError, match="torch.int64"):
+    with pytest.raises(RuntimeError, match=r"torch.int64"):
         facade.npu_moe_compute_expert_tokens(ordered.long(), 2)
 
 
@@ -251,7 +251,7 @@ def test_refusals(facade):
         call(x, chosen, expert_num=EXPERTS, active_expert_range=[1, 2, 3])
     with pytest.raises(RuntimeError, match="must be increasing"):
         call(x, chosen, expert_num=EXPERTS, active_expert_range=[3, 3])
-    with pytest.raises(RuntimeError, match="quant_mode 2 .* is not simulated"):
+    with pytest.raises(RuntimeError, match=r"quant_mode 2 .* is not simulated"):
         call(x, chosen, expert_num=EXPERTS, quant_mode=2)
     with pytest.raises(RuntimeError, match="quant_mode is 21"):
         call(x, chosen, expert_num=EXPERTS, quant_mode=21)
@@ -259,7 +259,7 @@ def test_refusals(facade):
         call(x, chosen, expert_num=EXPERTS, quant_mode=0)
     with pytest.raises(RuntimeError, match="expert_capacity is -1"):
         call(x, chosen, expert_num=EXPERTS, drop_pad_mode=1)
-    with pytest.raises(RuntimeError, match="expert_idx is torch.int64"):
+    with pytest.raises(RuntimeError, match=r"expert_idx is torch.int64"):
         call(x, chosen.long(), expert_num=EXPERTS)
     with pytest.raises(RuntimeError, match="int32 tensor expected but got a tensor with dtype: Long"):
         facade.npu_moe_init_routing(x, chosen, chosen.long(), 4)

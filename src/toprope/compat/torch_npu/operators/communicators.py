@@ -14,7 +14,7 @@ __all__ = ["all_to_all", "only_shapes", "required_group"]
 
 
 def only_shapes(tensor: torch.Tensor) -> bool:
-    """Whether a compiler looks for the shapes of results: tensors hold no values, and there is nobody to talk to."""
+    """True while a compiler infers shapes: tensors hold no values, and there are no processes to talk to."""
     return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 

@@ -1,6 +1,7 @@
 """Matrix products fused with collectives: with all-reduce, reduce-scatter, all-gather and all-to-all.
 
-A product is computed in float32 (exactly for int8), rounded to the dtype of the result, and sent in it.
+A product is torch's own where nothing is added to it; else it is computed in float32 (exactly for int8) and rounded
+to the dtype of the result, in which it is sent.
 
 Source: the operators' pages of op-plugin; the C++ of op_plugin/ops/opapi for shapes and checks; mc2 of
 hicann/ops-transformer for the order of rows.
@@ -144,7 +145,7 @@ def npu_mm_all_reduce_base(
         weight = x2
         if x2.dtype == torch.int8:
             weight = _weight(name, x1, x2, antiquant_scale, antiquant_offset, antiquant_group_size)
-        wide = _product(x1, weight)
+        wide = _product(x1, weight, alone=bias is None and x3 is None)
         if bias is not None:
             wide = wide + bias.to(wide.dtype)
     if x3 is not None:
@@ -475,8 +476,10 @@ def npu_gmm_alltoallv(
     return result, _shared(mm_x, mm_weight, trans_mm_weight)
 
 
-def _product(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """x1 @ x2 in float32, exact and in int32 for int8."""
+def _product(x1: torch.Tensor, x2: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+    """x1 @ x2 in float32, exact and in int32 for int8; where nothing is added, torch's own product in its dtype."""
+    if alone and x1.dtype != torch.int8:
+        return x1 @ x2
     if x1.dtype != torch.int8:
         wide = compute_dtype(x1)
         return x1.to(wide) @ x2.to(wide)
@@ -494,8 +497,8 @@ def _scaled(
     x1_scale: torch.Tensor | None,
     x2_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x1_scale * x2_scale * (x1 @ x2 + bias) in float32."""
-    wide = _product(x1, x2)
+    """x1_scale * x2_scale * (x1 @ x2 + bias), in float32 where there is more than the product."""
+    wide = _product(x1, x2, alone=bias is None)
     if wide.dtype == torch.int32:
         wide = wide.float()
     if bias is not None:
@@ -543,7 +546,7 @@ def _grouped(rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int]) ->
 def _shared(mm_x: torch.Tensor | None, mm_weight: torch.Tensor | None, transposed: bool) -> torch.Tensor | None:
     if mm_x is None or mm_weight is None:
         return None
-    return _product(mm_x, mm_weight.T if transposed else mm_weight).to(mm_x.dtype)
+    return _product(mm_x, mm_weight.T if transposed else mm_weight, alone=True)
 
 
 def _of_processes(counts: Sequence[int], experts: int) -> list[int]:

@@ -500,7 +500,7 @@ def _unpermuted_with_map(
     floating(name, permuted_tokens=permuted, probs=probs)
     count, width = restore_shape[0], permuted.shape[-1]
     if len(restore_shape) != 2 or restore_shape[1] != width:
-        refuse(name, f"restore_shape {list(restore_shape)} is not that of tokens of {width} elements")
+        refuse(name, f"restore_shape {list(restore_shape)} does not fit tokens of {width} elements")
     wide, index = permuted.to(compute_dtype(permuted)), sorted_indices.long()
     if drop_and_pad:
         weights = None

@@ -51,7 +51,7 @@ class _Slots:
     top_k: int
 
     def active(self) -> torch.Tensor:
-        """Whether the slot of each place has an active expert."""
+        """True for the places whose slot has an active expert."""
         return self.experts < self.counts.shape[0]
 
     def inverse(self, values: torch.Tensor) -> torch.Tensor:
