@@ -124,7 +124,7 @@ def npu_moe_init_routing_v2(
     expert_tokens_num_type: int = 0,
     expert_tokens_num_flag: bool = False,
     quant_mode: int = -1,
-    active_expert_range: Sequence[int] = (),
+    active_expert_range: Sequence[int] = [],
     row_idx_type: int = 0,
     x_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
