@@ -112,6 +112,7 @@ def check(case: str, wrong: dict[str, str]) -> None:
 COLLECTIVES = [*cases("distributed_moves"), *cases("distributed_reductions"), *cases("distributed_cases")]
 TRAINING = cases("distributed_training")
 REFUSALS = cases("distributed_refusals")
+FUSED = tuple(cases("distributed_fused"))
 
 SYNCHRONOUS = ("with_a_time_limit", "one_after_the_other", "does_not_come", "the_backend_of_a_group", "serve_the_host")
 """What does not go with torch's checks, which wait in the call and stand in front of the backend, or with gloo."""
@@ -138,6 +139,13 @@ RUN = (
 @pytest.mark.parametrize("case", [*COLLECTIVES, *TRAINING])
 def test_two_processes(case: str) -> None:
     check(case, launch('backend="hccl"', (*COLLECTIVES, *TRAINING)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT + 30)
+@pytest.mark.parametrize("case", FUSED)
+def test_operators_that_communicate(case: str) -> None:
+    check(case, launch('backend="hccl"', FUSED))
 
 
 @pytest.mark.slow

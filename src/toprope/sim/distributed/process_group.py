@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from toprope.sim.distributed import collectives, kernels
 from toprope.sim.distributed.members import Members
 
-__all__ = ["ProcessGroupHCCL", "hccl_of"]
+__all__ = ["ProcessGroupHCCL", "group_named", "hccl_of"]
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -125,3 +125,14 @@ def hccl_of(group: Any) -> ProcessGroupHCCL | None:
         return None
     backend = collectives.unwrapped(group._get_backend(torch.device("npu")))
     return backend if isinstance(backend, ProcessGroupHCCL) else None
+
+
+def group_named(name: str) -> torch.distributed.ProcessGroup | None:
+    """The process group of this process whose communicator has a name, as `get_hccl_comm_name` gives it; or None."""
+    if not torch.distributed.is_initialized():
+        return None
+    for group in torch.distributed.distributed_c10d._world.pg_map:
+        hccl = hccl_of(group)
+        if hccl is not None and hccl.get_hccl_comm_name(hccl.rank()) == name:
+            return group
+    return None

@@ -1,0 +1,56 @@
+"""Checks that op-plugin makes in C++, with its texts: for the operators of mixtures of experts."""
+
+from __future__ import annotations
+
+import torch
+
+from .._error_codes import ErrCode, ops_error
+from .checks import FLOATING, refuse
+
+__all__ = ["float_expected", "int32_expected", "known", "require"]
+
+_NAMES = {
+    torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool",
+}  # fmt: skip
+"""Names of dtypes as C++ prints them."""
+
+
+def require(right: bool, text: str, code: ErrCode | None = None) -> None:
+    """TORCH_CHECK of C++.
+
+    Args:
+        right: what must hold.
+        text: of the error, word for word.
+        code: error code that is added to the text, if any.
+
+    Raises:
+        RuntimeError: it does not hold.
+    """
+    if not right:
+        raise RuntimeError(text + (ops_error(code) if code else ""))
+
+
+def float_expected(tensor: torch.Tensor, names: str, code: ErrCode | None = None) -> None:
+    """Refuse dtypes other than float16, bfloat16 and float32.
+
+    Args:
+        tensor: what must have one of them.
+        names: of the three, as the operator's text has them.
+        code: error code that is added to the text, if any.
+    """
+    found = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    require(tensor.dtype in FLOATING, f"{names} tensor expected but got a tensor with dtype: {found}", code)
+
+
+def int32_expected(tensor: torch.Tensor) -> None:
+    """Refuse dtypes other than int32."""
+    found = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    require(tensor.dtype == torch.int32, f"int32 tensor expected but got a tensor with dtype: {found}")
+
+
+def known(operator: str, key: str, value: object, values: tuple[object, ...]) -> None:
+    """Refuse a value of a mode that the kernel does not have."""
+    if value not in values:
+        refuse(operator, f"{key} is {value}; known are {', '.join(map(str, values))}")
