@@ -1,4 +1,4 @@
-"""`torch_npu.contrib`: layers and functions of torch_npu's own, and `transfer_to_npu`, which acts when it is imported."""
+"""`torch_npu.contrib`: layers and functions of torch_npu, and `transfer_to_npu`, which acts when it is imported."""
 
 from toprope.compat.missing import missing_from
 
