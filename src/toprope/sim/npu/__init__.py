@@ -23,6 +23,7 @@ from toprope.sim.npu._backends import (
     preferred_linalg_library,
     sdp_kernel,
 )
+from toprope.sim.npu._npugraph_handlers.npugraph_handler import NpuGraphOpHandler, register_npu_graph_handler
 from toprope.sim.npu._state import lazy_init as _lazy_init
 from toprope.sim.npu.amp.autocast_mode import (
     get_amp_supported_dtype,
@@ -54,7 +55,6 @@ from toprope.sim.npu.devices import (
     synchronize,
     utilization,
 )
-from toprope.sim.npu.graph_handlers import NpuGraphOpHandler, register_npu_graph_handler
 from toprope.sim.npu.graphs import (
     NPUGraph,
     accelerator_graphs,

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from toprope.sim.native import native
+from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 from toprope.sim.npu._state import vendor_error
-from toprope.sim.npu.graph_handlers import HANDLERS
 from toprope.sim.npu.random import default_generators
 
 __all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "update_of"]
@@ -107,7 +107,7 @@ class Capture(TorchDispatchMode):
         if func.is_view or torch.Tag.inplace_view in func.tags:
             return func(*args, **kwargs)
         _refuse_waits(func, args, kwargs)
-        handler = HANDLERS.get(func.__name__) if self._with_records else None
+        handler = _NPU_GRAPH_OP_HANDLERS.get(func.__name__) if self._with_records else None
         if handler is None:
             return self._record(func, args, kwargs)[0]
         func, args, kwargs = handler.prepare_capture(func, args, kwargs)
@@ -160,7 +160,7 @@ class Capture(TorchDispatchMode):
 
         try:
             with self._fakes:
-                fakes = func(*tree_map(self._fake, tuple(args)), **tree_map(self._fake, kwargs))
+                fakes = func(*tree_map(_without_data, tuple(args)), **tree_map(_without_data, kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise _waits(f"{func} has a result whose shape or value depends on data of the card") from error
         leaves, shape = tree_flatten(fakes)
@@ -177,9 +177,6 @@ class Capture(TorchDispatchMode):
                 made.append(new)
                 results.append(_borrowed(new) if leaf.device.type == "npu" else new)
         return tree_unflatten(made, shape), results
-
-    def _fake(self, leaf: Any) -> Any:
-        return self._fakes.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 _current: list[Capture] = []
@@ -217,6 +214,12 @@ def update_of(nodes: list[Node], pool: int) -> Iterator[None]:
         raise vendor_error("graph_task_update_end", "AclmdlRICaptureTaskUpdateEnd(stream)", 107040, detail)
     for node, new in zip(nodes, capture.nodes, strict=True):
         node.arguments, node.keywords = new.arguments, new.keywords
+
+
+def _without_data(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
 
 
 def _on_card(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -62,11 +62,11 @@ class _Dispatch:
                 f" {len(inputs)} elements in the incoming cpu_update_input list",
                 message("", PARAMETER),
             )
-        from toprope.sim.npu.graph_handlers import HANDLERS
+        from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 
         for record, values in zip(records, inputs, strict=True):
             record.kwargs.update({name: value for name, value in values.items() if name in record.kwargs})
-            HANDLERS[record.op_cache_entry.__name__].update_args(record, dict(values))
+            _NPU_GRAPH_OP_HANDLERS[record.op_cache_entry.__name__].update_args(record, dict(values))
 
 
 class NPUGraph:
@@ -137,6 +137,15 @@ class NPUGraph:
         Raises:
             RuntimeError: no capture is under way, or the current stream is another one.
         """
+        self._end()
+        if self._nodes is not None and not self._nodes:
+            warnings.warn(
+                "The NPU Graph is empty. This usually means that the graph was attempted to be captured on wrong device"
+                " or stream.",
+                stacklevel=2,
+            )
+
+    def _end(self) -> None:
         if self._capture is None or self._context is None:
             raise RuntimeError("capture_end() called before capture_begin().")
         capture, context = self._capture, self._context
@@ -151,12 +160,12 @@ class NPUGraph:
             raise RuntimeError("Capture must end on the same stream it began on.")
         self._nodes = capture.nodes
         self.graph_dispatch_mode.graph_dispatch_records = capture.records
-        if not capture.nodes:
-            warnings.warn(
-                "The NPU Graph is empty. This usually means that the graph was attempted to be captured on"
-                " wrong device or stream.",
-                stacklevel=2,
-            )
+
+    def abandon(self) -> None:
+        """End a capture in which an error came up, and forget it."""
+        if self._capture is not None:
+            self._end()
+        self.reset()
 
     def instantiate(self) -> None:
         """Nothing to do: a captured graph can be replayed."""
@@ -294,11 +303,12 @@ class graph:  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.npu_graph.capture_end()
+            if kind is None:
+                self.npu_graph.capture_end()
+            else:
+                self.npu_graph.abandon()
         finally:
             self.stream_ctx.__exit__(kind, error, trace)
-            if kind is not None:
-                self.npu_graph.reset()
 
 
 def is_current_stream_capturing() -> bool:

@@ -51,10 +51,12 @@ class Graph final : public at::GraphImplInterface {
   bool keep_graph_ = false;
 };
 
-C10_REGISTER_TYPED_CLASS(GraphImplRegistry, "NPU", Graph);
-
 }  // namespace
 }  // namespace toprope::glue
+
+namespace at {
+REGISTER_GRAPH_IMPL(NPU, toprope::glue::Graph);
+}
 
 extern "C" TOPROPE_API void tsg_set_graph_calls(toprope::glue::CallGraph call) { toprope::glue::call_graph = call; }
 extern "C" TOPROPE_API void tsg_set_capturing(int on) { toprope::glue::capturing = on != 0; }

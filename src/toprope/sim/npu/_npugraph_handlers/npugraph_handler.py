@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import torch
 
-__all__ = ["HANDLERS", "NpuGraphOpHandler", "register_npu_graph_handler"]
+__all__ = ["_NPU_GRAPH_OP_HANDLERS", "NpuGraphOpHandler", "register_npu_graph_handler"]
 
 _log = logging.getLogger("torch_npu.npu._npugraph_handlers.npugraph_handler")
 
 Spec = tuple[str, int | str, str]
 """Where an argument is ("arg" with its place, "kwarg" with its name), and its name in the input of `update`."""
 
-HANDLERS: dict[str, type[NpuGraphOpHandler]] = {}
+_NPU_GRAPH_OP_HANDLERS: dict[str, type[NpuGraphOpHandler]] = {}
 """Handlers by the operator's name with overload: "npu_fused_infer_attention_score.out"."""
 
 
@@ -77,10 +77,10 @@ def register_npu_graph_handler(
 
     def keep(handler: type[NpuGraphOpHandler]) -> type[NpuGraphOpHandler]:
         for name in (op_names,) if isinstance(op_names, str) else op_names:
-            if name in HANDLERS:
-                former = HANDLERS[name].__name__
+            if name in _NPU_GRAPH_OP_HANDLERS:
+                former = _NPU_GRAPH_OP_HANDLERS[name].__name__
                 _log.warning("NpuGraphOpHandler for '%s' is being overridden: %s -> %s", name, former, handler.__name__)
-            HANDLERS[name] = handler
+            _NPU_GRAPH_OP_HANDLERS[name] = handler
         return handler
 
     return keep
