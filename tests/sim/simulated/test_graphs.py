@@ -1,4 +1,4 @@
-"""NPUGraph: capture, replay with changed inputs, private pools, errors, random numbers, callables, torch.accelerator."""
+"""NPUGraph: capture, replay with changed inputs, pools, errors, random numbers, callables, torch.accelerator."""
 
 import gc
 import json
@@ -271,6 +271,18 @@ def test_the_operators_are_written_as_json(tmp_path):
     assert [node["name"] for node in written["nodes"]] == ["aten.add.Tensor"]
 
 
+def test_a_stream_that_sleeps_holds_up_its_own_work_only():
+    stream = torch.npu.Stream()
+    with torch.npu.stream(stream):
+        torch.npu._sleep(300_000_000)
+        event = stream.record_event()
+    assert not event.query()
+    assert torch.ones(2, device="npu").tolist() == [1.0, 1.0]
+    event.synchronize()
+    with pytest.raises(RuntimeError, match="at least 0"):
+        torch.npu._sleep(-1)
+
+
 def test_a_pool_of_the_program():
     pool = torch.npu.MemPool()
     assert pool.use_count() == 1
@@ -290,7 +302,11 @@ def test_a_pool_of_the_program():
 
 
 def test_no_crash_when_a_graph_outlives_its_results_and_inputs():
-    graph = captured(lambda x=torch.ones(4, device="npu"): x * 2)[0]
+    def made():
+        x = torch.ones(4, device="npu")
+        return captured(lambda: x * 2)[0]
+
+    graph = made()
     gc.collect()
     for _ in range(3):
         filler = torch.zeros(4, device="npu")

@@ -55,6 +55,7 @@ from toprope.sim.npu.devices import (
     synchronize,
     utilization,
 )
+from toprope.sim.npu.events import sleep as _sleep
 from toprope.sim.npu.graphs import (
     NPUGraph,
     accelerator_graphs,
@@ -190,6 +191,7 @@ __all__ = [
     "Stream",
     "StreamContext",
     "SyncLaunchStream",
+    "_sleep",
     "amp",
     "backends",
     "caching_allocator_alloc",

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from toprope.sim.native import TASK, native
-from toprope.sim.npu._state import INTERNAL, device_index, lazy_init, message, not_here
+from toprope.sim.npu._state import INTERNAL, PARAMETER, device_index, lazy_init, message, not_here
 
-__all__ = ["Event", "ExternalEvent", "waiting_replays"]
+__all__ = ["Event", "ExternalEvent", "sleep", "waiting_replays"]
 
 _BETWEEN_PROCESSES = "its events cannot be shared by processes, as with drivers that lack it"
 
@@ -150,6 +150,19 @@ def _task(name: str) -> Any:
 
 waiting_replays: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 """Replays of graphs that an event holds up: whether they may go on, and how."""
+
+
+def sleep(cycles: int) -> None:
+    """Keep the current stream busy for a number of cycles, of a nanosecond each.
+
+    Raises:
+        RuntimeError: the number is negative.
+    """
+    lazy_init()
+    if cycles < 0:
+        raise RuntimeError(message("cycles must be at least 0", PARAMETER))
+    stream = torch.accelerator.current_stream()
+    native().launch(stream.device_index, stream.stream_id, _task("usleep"), ctypes.c_void_p(-(-cycles // 1000)))
 
 
 class ExternalEvent(torch.Event):

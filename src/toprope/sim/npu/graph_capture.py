@@ -1,8 +1,8 @@
 """Capture of a graph: operators are recorded, and their results allocated, without being computed.
 
 A dispatch mode sees every operator below autograd. Views and changes of a tensor's shape happen at once, since they
-touch no data; all else becomes a node. A node keeps what it reads outside the graph's pool alive; tensors in the pool it
-refers to by address, so that memory freed during the capture is reused in it, as on a card.
+touch no data; all else becomes a node. A node keeps what it reads outside the graph's pool alive; tensors in the pool
+it refers to by address, so that memory freed during the capture is reused in it, as on a card.
 """
 
 from __future__ import annotations
