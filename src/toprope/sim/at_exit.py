@@ -17,6 +17,7 @@ def register() -> None:
     """Lets torch's backward threads finish before Python does, and has no thread ask Python where it is by then."""
     atexit.register(_wait_for_backward_threads)
     atexit.register(native().stop_sites)
+    atexit.register(native().set_graph_calls, None)
 
 
 def _wait_for_backward_threads() -> None:

@@ -76,6 +76,12 @@ class Native:
         self.memory_snapshot = get(
             core_lib, "ts_memory_snapshot", ctypes.c_size_t, c_int, ctypes.POINTER(c_int64), ctypes.c_size_t
         )
+        self.use_pool = get(core_lib, "ts_use_pool", None, c_int, c_int64)
+        self.pool_users = get(core_lib, "ts_pool_users", c_int, c_int, c_int64)
+        self.open_pool = get(core_lib, "ts_open_pool", None, c_int, c_int64, c_int)
+        self.close_pool = get(core_lib, "ts_close_pool", None, c_int, c_int64)
+        self.release_pool = get(core_lib, "ts_release_pool", None, c_int, c_int64)
+        self.pool_of = get(core_lib, "ts_pool_of", c_int64, c_void_p)
         self.set_wait_limit_ms = get(core_lib, "ts_set_wait_limit_ms", None, ctypes.c_uint32)
         self.stop_device = get(core_lib, "ts_stop_device", None, c_int)
         self.restart_device = get(core_lib, "ts_restart_device", None, c_int)
@@ -130,6 +136,11 @@ class Native:
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
         self.pass_over = get(self._glue, "tsg_pass_over", None, c_char_p)
         self.stop_sites = get(self._glue, "tsg_stop_sites", None)
+        self.set_capturing = get(self._glue, "tsg_set_capturing", None, c_int)
+        self.set_graph_calls = get(self._glue, "tsg_set_graph_calls", None, c_void_p)
+        self.graph_error = get(self._glue, "tsg_graph_error", None, c_char_p)
+        self.record_history = get(self._glue, "tsg_record_history", None, c_uint64, c_int)
+        self.history = get(self._glue, "tsg_history", c_char_p, ctypes.POINTER(c_int64), c_uint64)
         self.elapsed_ms = get(self._glue, "tsg_elapsed_ms", c_double, c_void_p, c_void_p)
 
     @staticmethod

@@ -23,6 +23,7 @@ from toprope.sim.npu._backends import (
     preferred_linalg_library,
     sdp_kernel,
 )
+from toprope.sim.npu._npugraph_handlers.npugraph_handler import NpuGraphOpHandler, register_npu_graph_handler
 from toprope.sim.npu._state import lazy_init as _lazy_init
 from toprope.sim.npu.amp.autocast_mode import (
     get_amp_supported_dtype,
@@ -53,6 +54,20 @@ from toprope.sim.npu.devices import (
     set_device,
     synchronize,
     utilization,
+)
+from toprope.sim.npu.events import sleep as _sleep
+from toprope.sim.npu.graphs import (
+    NPUGraph,
+    accelerator_graphs,
+    graph,
+    graph_task_group_begin,
+    graph_task_group_end,
+    graph_task_update_begin,
+    graph_task_update_end,
+    is_current_stream_capturing,
+    make_graphed_callables,
+    super_kernel_scope_begin,
+    super_kernel_scope_end,
 )
 from toprope.sim.npu.host_memory import (
     host_empty_cache,
@@ -107,6 +122,7 @@ from toprope.sim.npu.npu_config import (
     set_stream_limit,
 )
 from toprope.sim.npu.overflow import clear_npu_overflow_flag, get_npu_overflow_flag
+from toprope.sim.npu.pools import MemPool, graph_pool_handle, use_mem_pool
 from toprope.sim.npu.random import (
     _get_rng_state_offset as _get_rng_state_offset,
 )
@@ -151,7 +167,6 @@ from toprope.sim.npu.tensor_types import (
 )
 from toprope.sim.npu.unavailable import MODULES as _MODULES
 from toprope.sim.npu.unavailable import NAMES as _NAMES
-from toprope.sim.npu.unavailable import is_current_stream_capturing
 from toprope.sim.npu.utils import _get_device_index as _get_device_index
 from toprope.sim.npu.utils import current_blas_handle
 
@@ -169,10 +184,14 @@ __all__ = [
     "HalfTensor",
     "IntTensor",
     "LongTensor",
+    "MemPool",
+    "NPUGraph",
+    "NpuGraphOpHandler",
     "ShortTensor",
     "Stream",
     "StreamContext",
     "SyncLaunchStream",
+    "_sleep",
     "amp",
     "backends",
     "caching_allocator_alloc",
@@ -212,6 +231,12 @@ __all__ = [
     "get_stream_limit",
     "get_sync_debug_mode",
     "get_task_queue_enable",
+    "graph",
+    "graph_pool_handle",
+    "graph_task_group_begin",
+    "graph_task_group_end",
+    "graph_task_update_begin",
+    "graph_task_update_end",
     "host_empty_cache",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
@@ -224,6 +249,7 @@ __all__ = [
     "is_current_stream_capturing",
     "is_initialized",
     "is_jit_compile_false",
+    "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
     "math_sdp_enabled",
@@ -243,6 +269,7 @@ __all__ = [
     "mstx",
     "npugraph_ex",
     "preferred_linalg_library",
+    "register_npu_graph_handler",
     "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
@@ -271,7 +298,10 @@ __all__ = [
     "set_task_queue_enable",
     "stop_device",
     "stream",
+    "super_kernel_scope_begin",
+    "super_kernel_scope_end",
     "synchronize",
+    "use_mem_pool",
     "utilization",
     "utils",
 ]
@@ -279,6 +309,7 @@ __all__ += sorted((*_NAMES, *_MODULES))
 
 globals().update(_NAMES)
 globals().update(_MODULES)
+accelerator_graphs(True)
 
 # Under its other name, too, each module is one module: `import torch.npu.streams` must not load it again.
 for _name, _module in {**sys.modules}.items():

@@ -47,9 +47,6 @@ ACL = "ERR00100 PTA call acl api failed"
 INVALID = 107000
 """The vendor's code of a parameter that does not pass its verification."""
 
-_OF_HISTORY = ("_record_memory_history", "_snapshot", "_dump_snapshot")
-_NO_HISTORY = "no history of allocations is kept; torch.npu.memory_snapshot() has the blocks of this moment"
-
 _STREAMS = 1 + 2 * 32
 """Streams of a card: the default one, and a pool of each priority (kPool of csrc/core/stream.cpp)."""
 
@@ -178,8 +175,6 @@ def also_in_torch_npu(module: str) -> Callable[[str], Any]:
     """
 
     def find(name: str) -> Any:
-        if name in _OF_HISTORY:
-            raise AttributeError(str(not_here(f"{module.rpartition('.')[2]}.{name}", _NO_HISTORY)), name=name)
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         return getattr(torch.npu, name)  # type: ignore[attr-defined]

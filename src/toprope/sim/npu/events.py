@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
 from toprope.sim.native import TASK, native
-from toprope.sim.npu._state import INTERNAL, device_index, lazy_init, message, not_here
+from toprope.sim.npu._state import INTERNAL, PARAMETER, device_index, lazy_init, message, not_here
 
-__all__ = ["Event", "ExternalEvent"]
+__all__ = ["Event", "ExternalEvent", "sleep", "waiting_replays"]
 
 _BETWEEN_PROCESSES = "its events cannot be shared by processes, as with drivers that lack it"
 
@@ -127,6 +129,12 @@ class Event(torch.Event):
         return f"<torch_npu.npu.Event {state}>"
 
 
+def _capture() -> Any:
+    """The capture of a graph that is under way; None where graphs were not used."""
+    module = sys.modules.get("toprope.sim.npu.graph_capture")
+    return None if module is None else module.current()
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
@@ -140,11 +148,25 @@ def _task(name: str) -> Any:
     return TASK(ctypes.cast(getattr(_libc(), name), ctypes.c_void_p).value or 0)
 
 
-class ExternalEvent(torch.Event):
-    """A mark that a stream can wait for before it is recorded. It stays passed until `reset`.
+waiting_replays: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+"""Replays of graphs that an event holds up: whether they may go on, and how."""
 
-    torch_npu has it for graphs, which the simulated card does not have; outside of them it works as here.
+
+def sleep(cycles: int) -> None:
+    """Keep the current stream busy for a number of cycles, of a nanosecond each.
+
+    Raises:
+        RuntimeError: the number is negative.
     """
+    lazy_init()
+    if cycles < 0:
+        raise RuntimeError(message("cycles must be at least 0", PARAMETER))
+    stream = torch.accelerator.current_stream()
+    native().launch(stream.device_index, stream.stream_id, _task("usleep"), ctypes.c_void_p(-(-cycles // 1000)))
+
+
+class ExternalEvent(torch.Event):
+    """A mark that a stream, or a graph, can wait for before it is recorded. It stays passed until `reset`."""
 
     def __new__(cls) -> ExternalEvent:
         """An event of the current card."""
@@ -165,14 +187,29 @@ class ExternalEvent(torch.Event):
     def record(self, stream: torch.Stream | None = None) -> None:
         """Lets the event pass after the work queued so far on a stream, None for the current one."""
         self._launch(stream, "NPUEvent::record", "sem_post")
+        if waiting_replays:
+            self.synchronize()
+            for waiting in [*waiting_replays]:
+                if waiting[0]():
+                    waiting_replays.remove(waiting)
+                    waiting[1]()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Lets work queued from now on on a stream, None for the current one, wait until the event has passed."""
+        if (capture := _capture()) is not None:
+            capture.note(lambda: None, ready=self.query)
+            return
         self._launch(stream, "NPUEvent::block", "sem_wait", "sem_post")  # what one waiter takes it hands to the next
 
     def reset(self, stream: torch.Stream | None = None) -> None:
         """Takes back that the event has passed. Work that waits for it must be done by then, as on a card."""
         _stream_or_current(stream, "NPUEvent::reset")
+        if (capture := _capture()) is not None:
+            capture.note(self._forget)
+            return
+        self._forget()
+
+    def _forget(self) -> None:
         self._flag = 0
 
     def query(self) -> bool:

@@ -13,10 +13,18 @@ import torch
 from toprope.sim.native import native
 from toprope.sim.npu._state import TYPE, VALUE, also_in_torch_npu, check_index, device_index, lazy_init, message
 from toprope.sim.npu.devices import is_initialized
+from toprope.sim.npu.history import dump_snapshot as _dump_snapshot
+from toprope.sim.npu.history import record_memory_history as _record_memory_history
+from toprope.sim.npu.history import set_allocator_settings as _set_allocator_settings
+from toprope.sim.npu.history import snapshot as _snapshot
 from toprope.sim.npu.streams import Stream, current_stream, stream_of_handle
 from toprope.sim.npu.streams import stream as stream_context
 
 __all__ = [
+    "_dump_snapshot",
+    "_record_memory_history",
+    "_set_allocator_settings",
+    "_snapshot",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "empty_cache",
@@ -257,12 +265,11 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str,
     """The pieces of all cards with their blocks, in the form of `torch.cuda.memory_snapshot`.
 
     Args:
-        mempool_id: a private pool, of which the simulated card has none: the list is then empty.
+        mempool_id: a private pool; None for all of them and the ordinary one.
     """
     lazy_init()
-    if mempool_id is not None:
-        return []
-    return [piece for device in range(native().device_count()) for piece in _pieces(device)]
+    pieces = [piece for device in range(native().device_count()) for piece in _pieces(device)]
+    return pieces if mempool_id is None else [piece for piece in pieces if piece["segment_pool_id"] == mempool_id]
 
 
 _STATES = ("inactive", "active_allocated", "active_awaiting_free")
@@ -273,7 +280,7 @@ def _pieces(device: int) -> Iterator[dict[str, Any]]:
     raw = (ctypes.c_int64 * room)()
     numbers = iter(raw[: native().memory_snapshot(device, raw, room)])
     for address in numbers:
-        size, stream, large, count = (next(numbers) for _ in range(4))
+        size, stream, large, pool, count = (next(numbers) for _ in range(5))
         blocks = []
         place = address
         for _ in range(count):
@@ -293,7 +300,7 @@ def _pieces(device: int) -> Iterator[dict[str, Any]]:
             "requested_size": sum(block["requested_size"] for block in used),
             "stream": stream,
             "segment_type": "large" if large else "small",
-            "segment_pool_id": (0, 0),
+            "segment_pool_id": (pool >> 32, pool & 0xFFFFFFFF),
             "is_expandable": False,
             "blocks": blocks,
         }

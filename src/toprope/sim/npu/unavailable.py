@@ -8,11 +8,9 @@ from typing import Any
 
 from toprope.sim.npu._state import not_here
 
-__all__ = ["MODULES", "NAMES", "is_current_stream_capturing"]
+__all__ = ["MODULES", "NAMES"]
 
-_GRAPHS = "it does not capture graphs; run the operators one by one"
 _DUMP = "CANN's dumps of operators are not simulated"
-_POOLS = "its allocator has one pool for each stream and no others"
 _ALLOCATOR = "its allocator cannot be replaced"
 _OBFUSCATION = "CANN's obfuscation of models is not simulated"
 _STORAGE = 'typed storages are not made for it; use torch.UntypedStorage(size, device="npu")'
@@ -24,26 +22,16 @@ _FUNCTIONS = {
     "change_current_allocator": _ALLOCATOR,
     "finalize_dump": _DUMP,
     "get_mm_bmm_format_nd": _FORMATS,
-    "graph_pool_handle": _GRAPHS,
-    "graph_task_group_begin": _GRAPHS,
-    "graph_task_group_end": _GRAPHS,
-    "graph_task_update_begin": _GRAPHS,
-    "graph_task_update_end": _GRAPHS,
     "init_dump": _DUMP,
-    "make_graphed_callables": _GRAPHS,
     "npurt": "CANN's runtime is not simulated",
     "obfuscation_calculate": _OBFUSCATION,
     "obfuscation_finalize": _OBFUSCATION,
     "obfuscation_initialize": _OBFUSCATION,
-    "register_npu_graph_handler": _GRAPHS,
     "set_aoe": "CANN's tuning of operators is not simulated",
     "set_dump": _DUMP,
     "set_mm_bmm_format_nd": _FORMATS,
     "stress_detect": "it has no hardware to put under stress",
-    "super_kernel_scope_begin": _GRAPHS,
-    "super_kernel_scope_end": _GRAPHS,
     "use_compatible_impl": _COMPATIBLE,
-    "use_mem_pool": _POOLS,
 }
 
 _CLASSES = {
@@ -56,12 +44,8 @@ _CLASSES = {
     "HalfStorage": _STORAGE,
     "IntStorage": _STORAGE,
     "LongStorage": _STORAGE,
-    "MemPool": _POOLS,
-    "NPUGraph": _GRAPHS,
     "NPUPluggableAllocator": _ALLOCATOR,
-    "NpuGraphOpHandler": _GRAPHS,
     "ShortStorage": _STORAGE,
-    "graph": _GRAPHS,
 }
 
 _MODULES = {
@@ -81,11 +65,6 @@ class _Module(ModuleType):
             raise AttributeError(name)
         short = self.__name__.removeprefix("torch.npu.")
         raise NotHereError(*not_here(f"{short}.{name}", _MODULES[short]).args)
-
-
-def is_current_stream_capturing() -> bool:
-    """False: nothing is ever captured."""
-    return False
 
 
 def _function(name: str, why: str) -> Callable[..., Any]:

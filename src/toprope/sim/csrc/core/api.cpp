@@ -88,6 +88,13 @@ EXPORT size_t ts_memory_snapshot(int device, int64_t* out, size_t room) {
   return numbers.size();
 }
 
+EXPORT void ts_use_pool(int device, int64_t pool) { use_pool(device, pool); }
+EXPORT int ts_pool_users(int device, int64_t pool) { return pool_users(device, pool); }
+EXPORT void ts_open_pool(int device, int64_t pool, int every_thread) { open_pool(device, pool, every_thread != 0); }
+EXPORT void ts_close_pool(int device, int64_t pool) { close_pool(device, pool); }
+EXPORT void ts_release_pool(int device, int64_t pool) { release_pool(device, pool); }
+EXPORT int64_t ts_pool_of(const void* data) { return pool_of(data); }
+
 // What more there is to say of the failure with which the task that calls this is about to end.
 EXPORT void ts_explain_failure(const char* text) { explain_failure(text); }
 

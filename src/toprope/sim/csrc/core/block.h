@@ -29,6 +29,7 @@ struct Block {
   char* data = nullptr;
   size_t size = 0;
   size_t requested = 0;
+  int64_t pool = 0;  // 0: the ordinary one
   int64_t stream = 0;
   Block* before = nullptr;  // neighbours in the piece
   Block* after = nullptr;
@@ -39,10 +40,12 @@ struct Block {
   bool adopted = false;
   std::atomic<uint64_t> life{0};  // counts releases: tells a block from its successor behind the same address
   std::vector<Use> uses;
+  Context context;  // where it was handed out, while the history is recorded
 };
 
 struct BySize {
   bool operator()(const Block* a, const Block* b) const {
+    if (a->pool != b->pool) return a->pool < b->pool;
     if (a->stream != b->stream) return a->stream < b->stream;
     if (a->size != b->size) return a->size < b->size;
     return a->data < b->data;

@@ -1,9 +1,12 @@
 // The caching allocator of one card.
 #pragma once
 #include <algorithm>
+#include <chrono>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "address_space.h"
@@ -26,15 +29,17 @@ class Heap {
         table_(address_space.blocks + static_cast<size_t>(device) * (address_space.stride / kStep)),
         ledger_(device) {}
 
-  int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage) {
+  int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage, Context context = nullptr) {
     size_t size = block_size(bytes);
     std::unique_lock<std::mutex> lock(mutex_);
     bool refused = watching(kFaults) && fault_of_allocation();
-    Block* block = refused ? nullptr : fitting_block(stream, size);
-    if (block == nullptr && !refused) block = new_piece(stream, size);
-    if (block == nullptr && !refused) block = last_resort(lock, stream, size);
+    Place place{open_.empty() ? 0 : open_pool_here(), stream, context};
+    Block* block = refused ? nullptr : fitting_block(place, size);
+    if (block == nullptr && !refused) block = new_piece(place, size);
+    if (block == nullptr && !refused) block = last_resort(lock, place, size);
     if (block == nullptr) {
       ledger_.failed();
+      note(Happened::kOutOfMemory, nullptr, size, place.pool, stream, context);
       *shortage = {machine().capacity, ledger_.allocated(), reserved_, taken_of_card(physical_),
                    piece_size(size), fraction < 1.0 ? limit() : 0};
       return kOutOfMemory;
@@ -44,15 +49,24 @@ class Heap {
     block->adopted = false;
     block->requested = bytes;
     ledger_.handed_out(*block);
+    if (room_ > 0) [[unlikely]] {
+      note(Happened::kAlloc, block->data, block->size, block->pool, stream, context);
+      block->context = std::move(context);
+    }
     *data = block->data;
     return kOk;
   }
 
-  void release(void* data) {
+  void release(void* data, Context context = nullptr) {
     std::lock_guard<std::mutex> guard(mutex_);
     Block* block = at(data);
     if (block == nullptr || !block->in_use) return;
     ledger_.freed(*block);
+    if (room_ > 0 || block->context) [[unlikely]] {
+      note(Happened::kFreeRequested, *block, context);
+      if (block->uses.empty()) note(Happened::kFreeCompleted, *block, context);
+      block->context = std::move(context);
+    }
     block->in_use = false;
     block->life.fetch_add(1, std::memory_order_relaxed);
     if (block->counted) {
@@ -105,12 +119,13 @@ class Heap {
     std::lock_guard<std::mutex> guard(mutex_);
     std::vector<int64_t> numbers;
     for (const Block* first : firsts_) {
-      numbers.insert(numbers.end(), {reinterpret_cast<int64_t>(first->data), 0, first->stream, !first->small, 0});
+      numbers.insert(numbers.end(),
+                     {reinterpret_cast<int64_t>(first->data), 0, first->stream, !first->small, first->pool, 0});
       size_t end = numbers.size();  // of this piece's own numbers
       for (const Block* block = first; block != nullptr; block = block->after) {
         int64_t state = block->in_use ? 1 : block->free_to_merge ? 0 : 2;
         numbers.insert(numbers.end(), {static_cast<int64_t>(block->size), static_cast<int64_t>(block->requested), state});
-        numbers[end - 4] += static_cast<int64_t>(block->size);
+        numbers[end - 5] += static_cast<int64_t>(block->size);
         numbers[end - 1]++;
       }
     }
@@ -147,6 +162,41 @@ class Heap {
     pieces_.give_back(data, (size + kGrain - 1) / kGrain * kGrain);
   }
 
+  void use_pool(int64_t pool) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    users_[pool]++;
+  }
+  int pool_users(int64_t pool) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = users_.find(pool);
+    return found == users_.end() ? 0 : found->second;
+  }
+  void open_pool(int64_t pool, bool every_thread) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    users_[pool]++;
+    open_.push_back({pool, every_thread ? std::thread::id() : std::this_thread::get_id()});
+  }
+  void close_pool(int64_t pool) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = std::find_if(open_.rbegin(), open_.rend(), [pool](const Open& each) { return each.pool == pool; });
+    if (found != open_.rend()) open_.erase(std::next(found).base());
+  }
+  void release_pool(int64_t pool) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = users_.find(pool);
+    if (found != users_.end() && --found->second == 0) users_.erase(found);
+  }
+
+  void record_history(size_t room) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    room_ = room;
+    events_.clear();
+  }
+  std::vector<HistoryEvent> history() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return {events_.begin(), events_.end()};
+  }
+
   Block* at(const void* data) const { return table_[(static_cast<const char*>(data) - begin_) / kStep]; }
 
   double fraction = 1.0;
@@ -156,20 +206,48 @@ class Heap {
 
   FreeBlocks& free_blocks(bool small) { return small ? free_small_ : free_large_; }
 
-  Block* fitting_block(int64_t stream, size_t size) {
-    if (Block* block = search(stream, size)) return block;
-    if (take_back_waiting()) return search(stream, size);
+  struct Place {
+    int64_t pool, stream;
+    const Context& context;
+  };
+  struct Open {
+    int64_t pool;
+    std::thread::id thread;  // none: for every thread
+  };
+
+  int64_t open_pool_here() const {
+    for (auto each = open_.rbegin(); each != open_.rend(); ++each) {
+      if (each->thread == std::thread::id() || each->thread == std::this_thread::get_id()) return each->pool;
+    }
+    return 0;
+  }
+
+  void note(Happened what, const void* data, size_t size, int64_t pool, int64_t stream, const Context& context) {
+    if (room_ == 0) [[likely]] return;
+    if (events_.size() >= room_) events_.pop_front();
+    auto now = std::chrono::system_clock::now().time_since_epoch();
+    events_.push_back({what, reinterpret_cast<int64_t>(data), static_cast<int64_t>(size), stream, pool,
+                       std::chrono::duration_cast<std::chrono::microseconds>(now).count(), context});
+  }
+  void note(Happened what, const Block& block, const Context& context) {
+    note(what, block.data, block.size, block.pool, block.stream, context);
+  }
+
+  Block* fitting_block(const Place& place, size_t size) {
+    if (Block* block = search(place, size)) return block;
+    if (take_back_waiting()) return search(place, size);
     return nullptr;
   }
 
-  Block* search(int64_t stream, size_t size) {
+  Block* search(const Place& place, size_t size) {
     bool small = size <= kSmallBlock;
     FreeBlocks& blocks = free_blocks(small);
     Block key;
-    key.stream = stream;
+    key.pool = place.pool;
+    key.stream = place.stream;
     key.size = size;
     auto found = blocks.lower_bound(&key);
-    if (found == blocks.end() || (*found)->stream != stream) return nullptr;
+    if (found == blocks.end() || (*found)->stream != place.stream || (*found)->pool != place.pool) return nullptr;
     Block* block = *found;
     blocks.erase(found);
     block->free_to_merge = false;
@@ -178,14 +256,15 @@ class Heap {
     return block;
   }
 
-  Block* new_piece(int64_t stream, size_t size) {
+  Block* new_piece(const Place& where, size_t size) {
     size_t bytes = piece_size(size);
     char* data = take_piece(bytes);
     if (data == nullptr) return nullptr;
     reserved_ += bytes;
     bool small = size <= kSmallBlock;
     ledger_.reserved(small, bytes);
-    Block* block = make_block(data, bytes, stream, small);
+    Block* block = make_block(data, bytes, where.pool, where.stream, small);
+    note(Happened::kSegmentAlloc, *block, where.context);
     place(block);
     firsts_.insert(block);
     split(block, size);
@@ -193,11 +272,11 @@ class Heap {
   }
 
   // The card is full: waits for memory that other streams still use, gives back all that is free, and tries again.
-  Block* last_resort(std::unique_lock<std::mutex>& lock, int64_t stream, size_t size) {
+  Block* last_resort(std::unique_lock<std::mutex>& lock, const Place& place, size_t size) {
     ledger_.retried();
     wait_for_uses(lock);
     drop_free_pieces();
-    return new_piece(stream, size);
+    return new_piece(place, size);
   }
 
   // The lock is open while it waits: the streams' work may need it.
@@ -222,7 +301,7 @@ class Heap {
   }
 
   // Blocks are reused, never deleted: `life` may be read while another thread gives the block up.
-  Block* make_block(char* data, size_t size, int64_t stream, bool small) {
+  Block* make_block(char* data, size_t size, int64_t pool, int64_t stream, bool small) {
     Block* block;
     if (spare_.empty()) {
       block = new Block();
@@ -232,10 +311,12 @@ class Heap {
     }
     block->data = data;
     block->size = size;
+    block->pool = pool;
     block->stream = stream;
     block->small = small;
     block->before = block->after = nullptr;
     block->in_use = block->free_to_merge = false;
+    block->context = nullptr;
     return block;
   }
 
@@ -248,7 +329,7 @@ class Heap {
   void split(Block* block, size_t size) {
     size_t rest = block->size - size;
     if (block->small ? rest < kStep : rest <= kSmallBlock) return;
-    Block* remainder = make_block(block->data + size, rest, block->stream, block->small);
+    Block* remainder = make_block(block->data + size, rest, block->pool, block->stream, block->small);
     remainder->before = block;
     remainder->after = block->after;
     if (block->after != nullptr) block->after->before = remainder;
@@ -297,6 +378,7 @@ class Heap {
     std::erase_if(waiting_, [&](Block* block) {
       if (!is_done(block)) return false;
       block->uses.clear();
+      note(Happened::kFreeCompleted, *block, block->context);
       ledger_.inactive(*block);
       merge(block);
       return true;
@@ -307,7 +389,8 @@ class Heap {
   void drop_free_pieces() {
     for (FreeBlocks* blocks : {&free_small_, &free_large_}) {
       std::erase_if(*blocks, [&](Block* block) {
-        if (block->before != nullptr || block->after != nullptr) return false;
+        if (block->before != nullptr || block->after != nullptr || users_.contains(block->pool)) return false;
+        note(Happened::kSegmentFree, *block, nullptr);
         slot(block->data) = nullptr;
         firsts_.erase(block);
         forget_shared(block->data);
@@ -331,6 +414,10 @@ class Heap {
   std::set<Block*> firsts_;  // of the pieces
   std::vector<Block*> spare_;
   std::vector<Block*> waiting_;  // freed, but another stream still uses them
+  std::map<int64_t, int> users_;  // of the private pools
+  std::vector<Open> open_;        // pools that memory is taken from now, the last one first
+  std::deque<HistoryEvent> events_;
+  size_t room_ = 0;  // for events; 0 while none are recorded
   size_t reserved_ = 0;
   size_t kept_ = 0;  // bytes that host kernels kept for themselves
   Ledger ledger_;

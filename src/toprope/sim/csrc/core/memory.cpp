@@ -28,6 +28,13 @@ struct KernelBlock {
 
 thread_local std::vector<KernelBlock> kernel_blocks;
 
+std::atomic<Context (*)()> gather_context{nullptr};
+
+Context gathered() {
+  auto gather = gather_context.load(std::memory_order_relaxed);
+  return gather == nullptr ? nullptr : gather();
+}
+
 }  // namespace
 
 thread_local int kernel_device = kNoDevice;
@@ -38,7 +45,7 @@ int allocate(int device, int64_t stream, size_t bytes, void** data, Shortage* sh
   if (!is_device(device)) return kInvalidDevice;
   if (bytes == 0) return kOk;
   if (bytes > machine().capacity) bytes = std::min(bytes, SIZE_MAX / 2);  // no overflow while it is rounded up
-  return heap(device).allocate(stream, bytes, data, shortage);
+  return heap(device).allocate(stream, bytes, data, shortage, gathered());
 }
 
 int device_of(const void* data) { return address_space.card_of(data); }
@@ -46,7 +53,7 @@ int device_of(const void* data) { return address_space.card_of(data); }
 void release(void* data) {
   int device = device_of(data);
   if (device < 0 || forked_after_use()) return;  // in a forked child the locks may be held by threads that are gone
-  heap(device).release(data);
+  heap(device).release(data, gathered());
 }
 
 void used_by_stream(void* data, int64_t id) {
@@ -85,6 +92,52 @@ void set_fraction(int device, double value) {
 double fraction(int device) {
   use_cards();
   return is_device(device) ? heap(device).fraction : 0.0;
+}
+
+void use_pool(int device, int64_t pool) {
+  use_cards();
+  if (is_device(device)) heap(device).use_pool(pool);
+}
+
+int pool_users(int device, int64_t pool) {
+  return is_initialised() && is_device(device) ? heap(device).pool_users(pool) : 0;
+}
+
+void open_pool(int device, int64_t pool, bool every_thread) {
+  use_cards();
+  if (is_device(device)) heap(device).open_pool(pool, every_thread);
+}
+
+void close_pool(int device, int64_t pool) {
+  if (is_initialised() && is_device(device)) heap(device).close_pool(pool);
+}
+
+void release_pool(int device, int64_t pool) {
+  if (is_initialised() && is_device(device) && !forked_after_use()) heap(device).release_pool(pool);
+}
+
+int64_t pool_of(const void* data) {
+  int device = device_of(data);
+  if (device < 0) return 0;
+  const Block* block = heap(device).at(data);
+  return block == nullptr ? 0 : block->pool;
+}
+
+void record_history(size_t room, Context (*gather)()) {
+  use_cards();
+  gather_context = room == 0 ? nullptr : gather;
+  for (int i = 0; i < device_count(); i++) heap(i).record_history(room);
+}
+
+std::vector<HistoryEvent> history(int device) {
+  return is_initialised() && is_device(device) ? heap(device).history() : std::vector<HistoryEvent>();
+}
+
+Context context_of(const void* data) {
+  int device = device_of(data);
+  if (device < 0) return nullptr;
+  const Block* block = heap(device).at(data);
+  return block == nullptr ? nullptr : block->context;
 }
 
 void* allocate_for_kernel(size_t bytes, int* status, Shortage* shortage) {

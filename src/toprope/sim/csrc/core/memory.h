@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "device.h"
@@ -59,13 +60,44 @@ TOPROPE_API void used_by_stream(void* data, int64_t stream);
 TOPROPE_API void empty_cache(int device);
 
 TOPROPE_API MemoryStats memory_stats(int device);
-// Every piece and its blocks, as numbers: for each piece address, bytes, stream, whether it is for large blocks, number
-// of blocks; for each of its blocks bytes, bytes asked for, state (0 free, 1 in use, 2 freed but awaited by a stream).
+// Every piece and its blocks, as numbers: for each piece address, bytes, stream, whether it is for large blocks, its pool,
+// number of blocks; for each of its blocks bytes, bytes asked for, state (0 free, 1 in use, 2 freed but awaited by a stream).
 TOPROPE_API std::vector<int64_t> memory_snapshot(int device);
 TOPROPE_API void reset_peaks(int device);
 TOPROPE_API void reset_totals(int device);
 TOPROPE_API void set_fraction(int device, double fraction);
 TOPROPE_API double fraction(int device);
+
+// ---- private pools
+//
+// A pool is used from its opening by a user until the last of them releases it. While it is open on a card, what the card
+// hands out comes from it: to every thread (a graph is captured), or to the thread that opened it. Its free memory is
+// never given back while it is used. Numbers are torch's MempoolId_t, 0 is the ordinary pool.
+
+TOPROPE_API void use_pool(int device, int64_t pool);
+TOPROPE_API int pool_users(int device, int64_t pool);
+TOPROPE_API void open_pool(int device, int64_t pool, bool every_thread);
+TOPROPE_API void close_pool(int device, int64_t pool);
+TOPROPE_API void release_pool(int device, int64_t pool);
+TOPROPE_API int64_t pool_of(const void* data);  // of the block at this address; 0 for memory that is no card's
+
+// ---- history: what the allocator did, and where the program asked for it
+
+using Context = std::shared_ptr<void>;
+
+enum class Happened : int64_t { kAlloc, kFreeRequested, kFreeCompleted, kSegmentAlloc, kSegmentFree, kOutOfMemory, kSnapshot };
+
+struct HistoryEvent {
+  Happened what;
+  int64_t address, size, stream, pool, time_us;
+  Context context;
+};
+
+// Records up to `room` events of every card, none with 0; `gather` gives the place in the program that runs, and may be
+// null. It is called without a lock.
+TOPROPE_API void record_history(size_t room, Context (*gather)());
+TOPROPE_API std::vector<HistoryEvent> history(int device);
+TOPROPE_API Context context_of(const void* data);
 
 // ---- memory that host kernels take on behalf of a card
 //

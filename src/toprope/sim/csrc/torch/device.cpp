@@ -164,11 +164,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override { return to_core(stream).is_idle(); }
   void synchronizeStream(const c10::Stream& stream) const override {
     Wait wait("Stream.synchronize", stream.device_index(), stream.id());
+    if (capturing) raise_status(kStreamCaptured, "synchronize", "aclrtSynchronizeStream(stream)");
     wait_for_stream_slowly(to_core(stream));
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     int index = device_index(npu(device < 0 ? sim::current_device() : device));
     Wait wait("torch.npu.synchronize", index);
+    if (capturing) raise_status(kCaptureNotSupported, "synchronize", "aclrtSynchronizeDevice()");
     check_usable(index);
     int status;
     {
@@ -198,6 +200,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     Wait wait("Event.synchronize", sim::current_device());
     if (event == nullptr) return;
+    if (capturing) raise_status(kEventCaptured, "synchronize", "aclrtSynchronizeEvent(event)");
     int status;
     {
       WithoutInterpreter waiting;

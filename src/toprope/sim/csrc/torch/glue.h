@@ -20,6 +20,12 @@ namespace toprope::glue {
 
 constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 
+// ---- graph.cpp
+
+// A graph is captured: what waits for the card, or seeds a generator anew, fails.
+extern std::atomic<bool> capturing;
+constexpr int kStreamCaptured = 107027, kEventCaptured = 107028, kCaptureNotSupported = 107030;
+
 // ---- errors.cpp: the vendor's texts
 
 // Raises what torch_npu raises when a call of the runtime returns this code.

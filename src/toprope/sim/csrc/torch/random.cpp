@@ -56,6 +56,10 @@ class NpuGenerator final : public c10::GeneratorImpl {
       : c10::GeneratorImpl(npu(device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), state_(std::move(state)) {}
 
   void set_current_seed(uint64_t seed) override {
+    if (capturing && seed != state_->seed) {
+      TORCH_CHECK(false, "NPUGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the "
+                         "same as the original seed.");
+    }
     state_->seed = seed;
     state_->offset = 0;
   }

@@ -1,0 +1,283 @@
+"""Capture of a graph: operators are recorded, and their results allocated, without being computed.
+
+A dispatch mode sees every operator below autograd. Views and changes of a tensor's shape happen at once, since they
+touch no data; all else becomes a node. A node keeps what it reads outside the graph's pool alive; tensors in the pool
+it refers to by address, so that memory freed during the capture is reused in it, as on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from toprope.sim.native import native
+from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
+from toprope.sim.npu._state import vendor_error
+from toprope.sim.npu.random import default_generators
+
+__all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "update_of"]
+
+_DRAW = 12  # what an operator adds to its generator's offset (kDrawn of csrc/torch/random.cpp)
+_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+
+@dataclass
+class Node:
+    """One operator of a graph.
+
+    Attributes:
+        function: what is called at each replay.
+        arguments: of the call.
+        keywords: of the call.
+        results: tensors that receive what it returns; None where it returns one of its arguments, or no tensor.
+        generator: what it draws from.
+        offset: of the generator, from its offset at the beginning of the replay.
+        ready: says whether the replay may go on; None for no wait.
+    """
+
+    function: Callable[..., Any]
+    arguments: Any = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    results: list[torch.Tensor | None] = field(default_factory=list)
+    generator: torch.Generator | None = None
+    offset: int = 0
+    ready: Callable[[], bool] | None = None
+
+    def run(self, begun: dict[torch.Generator, int]) -> None:
+        """Compute, and write the results where the capture allocated them.
+
+        Args:
+            begun: offset of each generator at the beginning of the replay.
+        """
+        if self.generator is not None:
+            self.generator.set_offset(begun[self.generator] + self.offset)
+        found = self.function(*self.arguments, **self.keywords)
+        if any(result is not None for result in self.results):
+            for result, value in zip(self.results, tree_leaves(found), strict=True):
+                if result is not None:
+                    result.copy_(value)
+
+
+@dataclass
+class DispatchRecord:
+    """A captured call whose arguments on the host can be changed; handlers know these names."""
+
+    node: Node
+    op_cache_entry: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class Capture(TorchDispatchMode):
+    """The operators of a program between the begin and the end of a capture.
+
+    Attributes:
+        nodes: in their order.
+        generators: offset of each generator that is drawn from: at the begin of the capture, and now.
+        records: calls that `NPUGraph.update` can change.
+        pool: number of the pool that the capture's memory lies in.
+    """
+
+    def __init__(self, pool: int, with_records: bool = False) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.generators: dict[torch.Generator, int] = {}
+        self.records: list[DispatchRecord] = []
+        self.pool = pool
+        self._with_records = with_records
+        from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
+
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Let torch.compile ignore the mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _on_card(func, args, kwargs):
+            return func(*args, **kwargs)
+        if func.is_view or torch.Tag.inplace_view in func.tags:
+            return func(*args, **kwargs)
+        _refuse_waits(func, args, kwargs)
+        handler = _NPU_GRAPH_OP_HANDLERS.get(func.__name__) if self._with_records else None
+        if handler is None:
+            return self._record(func, args, kwargs)[0]
+        func, args, kwargs = handler.prepare_capture(func, args, kwargs)
+        result, node = self._record(func, args, kwargs)
+        node.arguments = list(node.arguments)
+        self.records.append(DispatchRecord(node, func, node.arguments, node.keywords))
+        return handler.postprocess_result(result, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
+        generator, offset = self._drawn(func, args, kwargs)
+        arguments, keywords = tree_map(self._kept, (tuple(args), kwargs))
+        node = Node(func, arguments, keywords, generator=generator, offset=offset)
+        result, node.results = self._results(func, args, kwargs)
+        self.nodes.append(node)
+        return result, node
+
+    def note(self, function: Callable[[], Any], ready: Callable[[], bool] | None = None) -> None:
+        """Add a call of the host's that is no operator."""
+        self.nodes.append(Node(function, ready=ready))
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[torch.Generator | None, int]:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return None, 0
+        given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator)]
+        generator = given[0] if given else default_generators()[native().current_device()]
+        now = generator.get_offset()
+        self.generators.setdefault(generator, now)
+        generator.set_offset(now + _DRAW)
+        return generator, now - self.generators[generator]
+
+    def _kept(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.device.type != "npu":
+            return leaf.detach() if leaf.is_pinned() else leaf.detach().clone()
+        return _borrowed(leaf) if native().pool_of(leaf.untyped_storage().data_ptr()) == self.pool else leaf.detach()
+
+    def _results(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor | None]]:
+        """What the call returns: arguments that it writes, and new tensors for the rest."""
+        schema = func._schema
+        written = _written(schema, args, kwargs)
+        if schema.returns and all(each.alias_info is not None for each in schema.returns):
+            found = [
+                written[next(iter(each.alias_info.after_set or each.alias_info.before_set))] for each in schema.returns
+            ]
+            return (found[0] if len(found) == 1 else tuple(found)), []
+        if not schema.returns:
+            return None, []
+        from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+        try:
+            with self._fakes:
+                fakes = func(*tree_map(_without_data, tuple(args)), **tree_map(_without_data, kwargs))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise _waits(f"{func} has a result whose shape or value depends on data of the card") from error
+        leaves, shape = tree_flatten(fakes)
+        made: list[Any] = []
+        results: list[torch.Tensor | None] = []
+        with torch.utils._python_dispatch._disable_current_modes():
+            for leaf in leaves:
+                if not isinstance(leaf, torch.Tensor):
+                    made.append(leaf)
+                    results.append(None)
+                    continue
+                pinned = {"pin_memory": True} if leaf.device.type == "cpu" else {}
+                new = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device, **pinned)
+                made.append(new)
+                results.append(_borrowed(new) if leaf.device.type == "npu" else new)
+        return tree_unflatten(made, shape), results
+
+
+_current: list[Capture] = []
+
+
+def current() -> Capture | None:
+    """The capture that is under way in this process."""
+    return _current[-1] if _current else None
+
+
+@contextmanager
+def captured(capture: Capture) -> Iterator[None]:
+    """Context in which operators are recorded."""
+    _current.append(capture)
+    try:
+        with capture:
+            yield
+    finally:
+        _current.remove(capture)
+
+
+@contextmanager
+def update_of(nodes: list[Node], pool: int) -> Iterator[None]:
+    """Context whose operators take the place of captured ones.
+
+    Raises:
+        RuntimeError: 107040, they are other operators than those.
+    """
+    capture = Capture(pool)
+    with capture:
+        yield
+    names, wanted = ([str(node.function) for node in each] for each in (capture.nodes, nodes))
+    if names != wanted:
+        detail = f"The group has {', '.join(wanted) or 'no operator'}; the update has {', '.join(names) or 'none'}."
+        raise vendor_error("graph_task_update_end", "AclmdlRICaptureTaskUpdateEnd(stream)", 107040, detail)
+    for node, new in zip(nodes, capture.nodes, strict=True):
+        node.arguments, node.keywords = new.arguments, new.keywords
+
+
+def _without_data(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+
+
+def _on_card(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu":
+            return True
+        if isinstance(leaf, torch.device) and leaf.type == "npu":
+            return True
+    return False
+
+
+def _refuse_waits(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse copies for which the host waits, which a capture cannot hold."""
+    if func not in _COPIES:
+        return
+    if func is _COPIES[0]:
+        to, source = args[0], args[1]
+        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        kinds = source.device.type, to.device.type
+        host = source if kinds[0] == "cpu" else to
+    else:
+        host = args[0]
+        kinds = host.device.type, torch.device(kwargs.get("device") or host.device).type
+        waits = not kwargs.get("non_blocking", False)
+    if (
+        kinds[0] == kinds[1]
+        or "npu" not in kinds
+        or (host.device.type == "cpu" and host.dim() == 0 and host.numel() == 1)
+    ):
+        return
+    if waits or (kinds[0] == "cpu" and not host.is_pinned()):
+        raise _waits(f"copy from {kinds[0]} to {kinds[1]}: only copies with pinned memory and non_blocking=True")
+
+
+def _waits(detail: str) -> RuntimeError:
+    return vendor_error(
+        "synchronize", "aclrtSynchronizeStream(stream)", 107027, f"A graph is being captured; {detail}."
+    )
+
+
+def _written(schema: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that the operator writes, by the name of their alias in the schema."""
+    found = {}
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        for name in argument.alias_info.before_set:
+            found[name] = value
+    return found
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A second tensor at the same address, which does not keep the memory."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        memory = tensor.untyped_storage()
+        construct: Any = torch._C._construct_storage_from_data_pointer  # its annotation names another class
+        storage = construct(memory.data_ptr(), memory.device, memory.nbytes())
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return made

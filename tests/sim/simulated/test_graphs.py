@@ -1,0 +1,314 @@
+"""NPUGraph: capture, replay with changed inputs, pools, errors, random numbers, callables, torch.accelerator."""
+
+import gc
+import json
+
+import pytest
+import torch
+
+SIM = "910B3x2,refuse=off"
+MIB = 1 << 20
+
+# Torch's advice about backward passes on another stream than the forward pass of before.
+pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+
+
+@pytest.fixture(autouse=True)
+def side_stream():
+    torch.npu.synchronize()
+    yield
+    gc.collect()
+    torch.npu.empty_cache()
+
+
+def captured(function, **options):
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        result = function()
+    return graph, result
+
+
+def test_a_replay_reads_what_the_inputs_hold_now():
+    x = torch.ones(4, device="npu")
+    graph, y = captured(lambda: (x + 1).mul_(3).relu())
+    for value in (1.0, 5.0, -9.0):
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [max(0.0, (value + 1) * 3)] * 4
+
+
+def test_a_capture_computes_nothing():
+    x = torch.zeros(4, device="npu")
+    graph, _ = captured(lambda: x.add_(1))
+    assert x.tolist() == [0.0] * 4
+    graph.replay()
+    graph.replay()
+    assert x.tolist() == [2.0] * 4
+
+
+def test_memory_freed_in_a_capture_is_used_again_in_it_and_stays_reserved():
+    x = torch.ones(MIB, device="npu")
+    before = torch.npu.memory_reserved()
+
+    def chain():
+        y = x
+        for _ in range(20):
+            y = y + 1
+        return y
+
+    graph, y = captured(chain)
+    grown = torch.npu.memory_reserved() - before
+    assert 4 * MIB <= grown <= 3 * 4 * MIB + 8 * MIB  # two of twenty intermediate results at a time
+    assert {each["segment_pool_id"] for each in torch.npu.memory_snapshot()} >= {graph.pool()}
+    del y
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() - before == grown
+    graph.replay()
+    graph.reset()
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() == before
+
+
+def test_graphs_share_a_pool():
+    x = torch.ones(8 * MIB, device="npu")
+    pool = torch.npu.graph_pool_handle()
+    first, y = captured(lambda: x * 2, pool=pool)
+    del y
+    one = torch.npu.memory_reserved()
+    second, z = captured(lambda: x * 3, pool=pool)
+    assert torch.npu.memory_reserved() == one
+    assert first.pool() == second.pool() == pool
+    second.replay()
+    assert z[:3].tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: x.sum().item(), "107027"),
+        (lambda x: x.cpu(), "107027"),
+        (lambda x: x.nonzero(), "107027"),
+        (lambda x: torch.npu.synchronize(), "107030"),
+        (lambda x: torch.npu.current_stream().synchronize(), "107027"),
+        (lambda x: x.copy_(torch.ones(4)), "107027"),
+        (lambda x: torch.npu.manual_seed(torch.npu.initial_seed() + 1), "same as the original seed"),
+    ],
+)
+def test_what_a_capture_cannot_hold_is_an_error_and_ends_it(call, text):
+    x = torch.ones(4, device="npu")
+    with pytest.raises(RuntimeError, match=text):
+        captured(lambda: call(x))
+    assert not torch.npu.is_current_stream_capturing()
+    assert x.sum().item() == 4
+    graph, y = captured(lambda: x + 1)  # the next capture works
+    graph.replay()
+    assert y.tolist() == [2.0] * 4
+
+
+def test_the_order_of_calls_is_checked():
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):
+        graph.capture_begin()
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        graph.replay()
+    with pytest.raises(RuntimeError, match="before capture_begin"):
+        graph.capture_end()
+    with pytest.raises(RuntimeError, match="Unknown capture error mode"):
+        captured(lambda: None, capture_error_mode="strict")
+    x = torch.ones(2, device="npu")
+    graph, _ = captured(lambda: x + 1)
+    with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.npu.graph(graph):
+        pass
+    with pytest.raises(RuntimeError, match="107030"):
+        captured(lambda: captured(lambda: x + 1))
+
+
+def test_an_empty_graph_is_warned_of():
+    with pytest.warns(UserWarning, match="The NPU Graph is empty"):
+        captured(lambda: None)
+
+
+def test_pinned_memory_is_read_at_each_replay():
+    host = torch.ones(4).pin_memory()
+    x = torch.zeros(4, device="npu")
+    graph, _ = captured(lambda: x.copy_(host, non_blocking=True))
+    host.fill_(7)
+    graph.replay()
+    assert x.tolist() == [7.0] * 4
+
+
+def test_random_numbers_go_on_from_replay_to_replay():
+    torch.npu.manual_seed(3)
+    wanted = [torch.rand(4, device="npu").cpu() for _ in range(4)]
+    torch.npu.manual_seed(3)
+    graph, pair = captured(
+        lambda: (torch.rand(4, device="npu"), torch.nn.functional.dropout(torch.ones(2, device="npu")))
+    )
+    graph.replay()
+    assert torch.equal(pair[0].cpu(), wanted[0])
+    graph.replay()
+    assert torch.equal(pair[0].cpu(), wanted[2])
+    assert torch.npu._get_rng_state_offset() == 4 * 12
+
+
+def test_a_training_step_in_a_graph_is_that_of_eager():
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).to("npu")
+        return model, torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
+
+    batches = [torch.randn(4, 8) for _ in range(5)]
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model, optimizer = made()
+    eager = [step(model, optimizer, batch.to("npu")).item() for batch in batches]
+    model, optimizer = made()
+    x = batches[0].to("npu")
+    with torch.npu.stream(torch.npu.Stream()):
+        for _ in range(2):
+            step(model, optimizer, x)
+    model2, _ = made()
+    model.load_state_dict(model2.state_dict())
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+    graph, loss = captured(lambda: step(model, optimizer, x))
+    found = []
+    for batch in batches:
+        x.copy_(batch)
+        graph.replay()
+        found.append(loss.item())
+    assert found == pytest.approx(eager, rel=1e-5)
+
+
+def test_callables_become_graphs_in_both_passes():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).to("npu")
+    x = torch.randn(4, 8, device="npu", requires_grad=True)
+    y = torch.randn(4, 8, device="npu", requires_grad=True)
+    expected = model(y).square().sum()
+    gradients = torch.autograd.grad(expected, [y, *model.parameters()])
+    graphed = torch.npu.make_graphed_callables(model, (x,))
+    found = graphed(y).square().sum()
+    torch.testing.assert_close(found, expected)
+    for got, want in zip(torch.autograd.grad(found, [y, *model.parameters()]), gradients, strict=True):
+        torch.testing.assert_close(got, want)
+    model.eval()
+    assert graphed(y).shape == (4, 8)
+
+
+def test_streams_that_fork_and_join():
+    x, side = torch.full((4,), 2.0, device="npu"), torch.npu.Stream()
+
+    def branches():
+        main = torch.npu.current_stream()
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            b = x * x
+        a = x + 1
+        main.wait_stream(side)
+        return a + b
+
+    graph, y = captured(branches)
+    graph.replay()
+    assert y.tolist() == [7.0] * 4
+
+
+def test_a_group_of_operators_is_updated_and_an_external_event_holds_the_replay_up():
+    x, out = torch.ones(4, device="npu"), torch.empty(4, device="npu")
+    event, update_stream, handles = torch.npu.ExternalEvent(), torch.npu.Stream(), []
+
+    def group():
+        stream = torch.npu.current_stream()
+        event.wait(stream)
+        event.reset(stream)
+        torch.npu.graph_task_group_begin(stream)
+        torch.mul(x, 2.0, out=out)
+        handles.append(torch.npu.graph_task_group_end(stream))
+        return out + 1
+
+    graph, y = captured(group)
+    graph.replay()  # held up until the event is recorded
+    with torch.npu.stream(update_stream):
+        torch.npu.graph_task_update_begin(update_stream, handles[0])
+        torch.mul(x, 5.0, out=out)
+        torch.npu.graph_task_update_end(update_stream)
+        event.record(update_stream)
+    assert y.tolist() == [6.0] * 4
+    with pytest.raises(RuntimeError, match="107040"), torch.npu.stream(update_stream):
+        torch.npu.graph_task_update_begin(update_stream, handles[0])
+        torch.add(x, 5.0, out=out)
+        torch.npu.graph_task_update_end(update_stream)
+    with pytest.raises(RuntimeError, match="107029"):
+        torch.npu.graph_task_group_begin(update_stream)
+
+
+def test_a_graph_of_the_accelerator():
+    x = torch.ones(4, device="npu")
+    graph = torch.accelerator.Graph()
+    with torch.npu.Stream(), graph:
+        y = x * 3
+    x.fill_(2)
+    graph.replay()
+    assert y.tolist() == [6.0] * 4
+    assert graph.pool() != (0, 0)
+    graph.reset()
+    with pytest.raises(RuntimeError, match="without a preceding"):
+        graph.replay()
+
+
+def test_the_operators_are_written_as_json(tmp_path):
+    x = torch.ones(4, device="npu")
+    graph, _ = captured(lambda: x + 1)
+    graph.debug_dump(str(tmp_path / "graph.json"))
+    written = json.loads((tmp_path / "graph.json").read_text())
+    assert [node["name"] for node in written["nodes"]] == ["aten.add.Tensor"]
+
+
+def test_a_stream_that_sleeps_holds_up_its_own_work_only():
+    stream = torch.npu.Stream()
+    with torch.npu.stream(stream):
+        torch.npu._sleep(300_000_000)
+        event = stream.record_event()
+    assert not event.query()
+    assert torch.ones(2, device="npu").tolist() == [1.0, 1.0]
+    event.synchronize()
+    with pytest.raises(RuntimeError, match="at least 0"):
+        torch.npu._sleep(-1)
+
+
+def test_a_pool_of_the_program():
+    pool = torch.npu.MemPool()
+    assert pool.use_count() == 1
+    with torch.npu.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        x = torch.ones(MIB, device="npu")
+    y = torch.ones(MIB, device="npu")
+    inside = pool.snapshot()
+    assert [each["segment_pool_id"] for each in inside] == [pool.id]
+    spans = [(each["address"], each["address"] + each["total_size"]) for each in inside]
+    assert any(begin <= x.data_ptr() < end for begin, end in spans)
+    assert not any(begin <= y.data_ptr() < end for begin, end in spans)
+    del x, pool
+    gc.collect()
+    torch.npu.empty_cache()
+    assert all(each["segment_pool_id"] == (0, 0) for each in torch.npu.memory_snapshot())
+
+
+def test_no_crash_when_a_graph_outlives_its_results_and_inputs():
+    def made():
+        x = torch.ones(4, device="npu")
+        return captured(lambda: x * 2)[0]
+
+    graph = made()
+    gc.collect()
+    for _ in range(3):
+        filler = torch.zeros(4, device="npu")
+        graph.replay()
+        assert filler.sum().item() == 0
