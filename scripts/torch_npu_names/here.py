@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["read_here"]
+__all__ = ["read_here", "read_operators"]
 
 LOOK = """
 import enum, inspect, json, sys, types
@@ -60,14 +60,26 @@ for name in json.load(sys.stdin):
 json.dump(found, sys.stdout)
 """
 
+OPERATORS = "import json; import toprope.compat.torch_npu as torch_npu; print(json.dumps([*torch_npu.OPERATORS]))"
+
 
 def read_here(names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     """What each name is: kind, signature, members; None for one that is not there."""
+    read: dict[str, dict[str, Any] | None] = json.loads(_run(LOOK, json.dumps(list(names))))
+    return read
+
+
+def read_operators() -> set[str]:
+    """Operators of the facade of torch_npu, without their overloads."""
+    return {name.partition(".")[0] for name in json.loads(_run(OPERATORS, ""))}
+
+
+def _run(program: str, given: str) -> str:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TOPROPE_", "ASCEND_"))}
     variables |= {"TOPROPE_SIM": "910B3"} | {k: v for k, v in os.environ.items() if k == "TOPROPE_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        input=json.dumps(list(names)),
+        [sys.executable, "-c", program],
+        input=given,
         env=variables,
         capture_output=True,
         text=True,
@@ -76,5 +88,4 @@ def read_here(names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     )
     if done.returncode != 0:
         raise RuntimeError(f"torch.npu could not be read:\n{done.stderr}")
-    read: dict[str, dict[str, Any] | None] = json.loads(done.stdout)
-    return read
+    return done.stdout

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .compare import Comparison
 
-__all__ = ["BEGIN", "END", "markdown", "renewed"]
+__all__ = ["BEGIN", "END", "Operators", "markdown", "renewed"]
 
 BEGIN = "<!-- begin: written by `python scripts/torch_npu_names docs/compat.md` -->"
 END = "<!-- end -->"
 
 
-def markdown(names: dict[str, Any], version: str, found: dict[str, Comparison], others: Sequence[str]) -> str:
+class Operators(NamedTuple):
+    """Names of operators without their overloads."""
+
+    every: set[str]
+    exported: set[str]
+    here: set[str]
+
+
+def markdown(
+    names: dict[str, Any], version: str, found: dict[str, Comparison], others: Sequence[str], operators: Operators
+) -> str:
     """The page's part between its marks.
 
     Args:
@@ -21,19 +31,31 @@ def markdown(names: dict[str, Any], version: str, found: dict[str, Comparison], 
         version: the wheel's.
         found: the comparison of each grade, and of both together as "all".
         others: names of the wheel that names.toml does not grade.
+        operators: torch_npu's, all of them, those that it exports as its own, and those that are here.
     """
     late = names["name_only"]
-    missing = [name for name in names["could"] if name != "is_current_stream_capturing"]
+    missing = names["could"]
     rows = []
     for grade in ("must", "should", "all"):
         each = found[grade]
         counts = len(each.agree), len(late.keys() & {*each.agree}), len(each.differ), len(each.unread)
         rows.append([grade, f"**{each.share:.1f} %**", *(str(count) for count in counts)])
+    everything = found["all"]
+    exported = len(everything.agree) + len(everything.differ) + len(missing) + len(others)
+    late_ones = len(late.keys() & {*everything.agree})
+    agree = len(everything.agree)
+    share = f"**{100 * (agree - late_ones) / exported:.1f} %**"
+    rows.append(["every exported name", share, str(agree), str(late_ones), str(exported - agree), ""])
     parts = [
         "## The share that agrees",
         f"Compared with torch-npu {version}: names, and the order, kinds and defaults of parameters. A method of a"
         " class counts as a name. By name only: they agree, and raise NotImplementedError so far.",
         _table(["grade", "share", "agree", "of these by name only", "differ", "cannot be compared"], rows),
+        "The grades are toprope's own. The last row counts what is missing, too, and what is there by name only as"
+        " missing.",
+        f"**Operators** (`torch_npu.npu_swiglu` and the like): {len(operators.here)} of {len(operators.every)}; of the"
+        f" {len(operators.exported)} that torch_npu exports as its own,"
+        f" {len(operators.exported & operators.here)}. Missing: {_list(operators.every - operators.here)}.",
         "## What differs",
         _differences(found["all"], names["differences"]),
         "## What cannot be compared",
@@ -48,8 +70,7 @@ def markdown(names: dict[str, Any], version: str, found: dict[str, Comparison], 
         "## There, with less behind it",
         _table(["name", "here"], [[f"`{name}`", note] for name, note in sorted(names["notes"].items(), key=_key)]),
         "## Not there",
-        "These raise NotImplementedError with the name of the API when they are used;"
-        " `is_current_stream_capturing()` is False: " + _list(missing) + "."
+        "These raise NotImplementedError with the name of the API when they are used: " + _list(missing) + "."
         f" {_list(names['gone'])} are modules of older versions: they raise AttributeError, as in {version}.",
     ]
     if others:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from .compare import Comparison, compare
-from .here import read_here
-from .page import markdown
+from toprope.support.npu_operators import npu_operators
+
+from .here import read_here, read_operators
+from .page import Operators, markdown
 from .published import Published
 
 __all__ = ["MINOR", "NAMES", "report"]
@@ -27,4 +29,7 @@ def report(published: Published) -> tuple[str, dict[str, Comparison]]:
     here = read_here(graded["all"])
     found = {grade: compare(names, NAMES["compiled"], published, here) for grade, names in graded.items()}
     others = sorted({*published.all_names()} - {*graded["all"], *NAMES["could"]})
-    return markdown(NAMES, published.version, found, others), found
+    table = npu_operators()
+    every = {name.partition(".")[0] for name in (*table["npu"], *table["atb"])}
+    operators = Operators(every, {*table["exposed"]}, every & read_operators())
+    return markdown(NAMES, published.version, found, others, operators), found
