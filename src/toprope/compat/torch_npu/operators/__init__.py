@@ -1,6 +1,22 @@
 """Operators of torch_npu, composed of torch's own: one module for each family."""
 
-from . import activation, cast, formats, fusion_attention, int4, norm, rotary, storage
+from . import (
+    activation,
+    cast,
+    dynamic_quant,
+    formats,
+    fusion_attention,
+    hans,
+    int4,
+    mx_quant,
+    norm,
+    norm_quant,
+    rope_quant,
+    rotary,
+    static_quant,
+    storage,
+    swiglu_quant,
+)
 from .registry import OPERATORS, Operator, register
 
 __all__ = [
@@ -8,11 +24,18 @@ __all__ = [
     "Operator",
     "activation",
     "cast",
+    "dynamic_quant",
     "formats",
     "fusion_attention",
+    "hans",
     "int4",
+    "mx_quant",
     "norm",
+    "norm_quant",
     "register",
+    "rope_quant",
     "rotary",
+    "static_quant",
     "storage",
+    "swiglu_quant",
 ]
