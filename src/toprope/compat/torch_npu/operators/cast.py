@@ -29,9 +29,9 @@ def npu_dtype_cast(self: torch.Tensor, dtype: int, input_dtype: int | None = Non
 
     Args:
         self: any tensor.
-        dtype: a torch dtype, which torch hands on as its number; on the Ascend 950 also torch_npu.hifloat8, the two of FP4
-            and torch_npu.int4, which come in uint8, those of 4 bits with half of the last axis. HiFloat8 rounds ties away
-            from zero.
+        dtype: a torch dtype, which torch hands on as its number; on the Ascend 950 also torch_npu.hifloat8, the two of
+            FP4 and torch_npu.int4, which come in uint8, those of 4 bits with half of the last axis. HiFloat8 rounds
+            ties away from zero.
         input_dtype: dtype of the values in `self`, if that is torch_npu.hifloat8 or one of FP4 in uint8.
 
     Raises:
@@ -45,16 +45,11 @@ def npu_dtype_cast(self: torch.Tensor, dtype: int, input_dtype: int | None = Non
     source = None if input_dtype is None else card_dtype(input_dtype)
     if input_dtype is not None and (source is None or (source not in _OWN and kept_dtype(source) != self.dtype)):
         refuse(name, f"the values of {self.dtype} cannot be read as {dtype_text(input_dtype)}")
-    if source in _OWN:
-        values = _read(self, source)
-    else:
-        values = self
+    values = self if source is None or source not in _OWN else _read(self, source)
     if wanted not in _OWN:
-        try:
-            kept = kept_dtype(wanted)
-        except KeyError:
+        if wanted.name.startswith("float6") or wanted in (CardDtype.string, CardDtype.uint1):
             refuse(name, f"a cast to {dtype_text(dtype)} is not simulated")
-        return values.to(kept, copy=True) if kept != torch.uint8 or wanted == CardDtype.uint8 else _unknown(dtype)
+        return values.to(kept_dtype(wanted), copy=True)
     only_950(name, self, f"a cast to {wanted.name}")
     if wanted in _PACKED and (not values.dim() or values.shape[-1] % 2):
         text = (
@@ -114,7 +109,3 @@ def _read(codes: torch.Tensor, source: CardDtype) -> torch.Tensor:
     only_950("npu_dtype_cast", codes, f"a cast from {source.name}")
     whole = codes.view(torch.uint8)
     return hifloat8_values(whole) if source == CardDtype.hifloat8 else fp4_values(whole, source)
-
-
-def _unknown(dtype: int) -> torch.Tensor:
-    refuse("npu_dtype_cast", f"a cast to {dtype_text(dtype)} is not simulated")

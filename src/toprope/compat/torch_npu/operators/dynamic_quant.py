@@ -171,7 +171,7 @@ def _factors(
         return wide.unsqueeze(-1)
     if group_index is None:
         if tuple(smooth.shape) != (last,):
-            refuse(operator, f"smooth_scales of shape {list(smooth.shape)} must be [{last}], like the input's last axis")
+            refuse(operator, f"smooth_scales of shape {list(smooth.shape)} must be [{last}], as the input's last axis")
         return wide
     if group_index.dtype != torch.int32 or group_index.dim() != 1:
         refuse(operator, f"group_index is {group_index.dtype} {list(group_index.shape)}; it must be int32 [E]")

@@ -4,8 +4,8 @@ The scale of a block is a byte, float8_e8m0fnu: 2^(byte - 127), and 255 for a bl
 values become 0. Scales lie in uint8 tensors of one more dimension: along the quantised axis there are half as many
 places as blocks, rounded up, and the last axis holds the scales of two neighbouring blocks (0 where there is none).
 
-Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus that of the dtype; 1 (FP8) and 2 (FP4) take the
-smallest power of two by which the largest value still fits, for 2 into `dst_type_max`.
+Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus that of the dtype; 1 (FP8) and 2 (FP4) take
+the smallest power of two by which the largest value still fits, for 2 into `dst_type_max`.
 
 Source: aclnnDynamicMxQuantV3.md and the other documents of ops-nn with their golden code.
 """
@@ -340,8 +340,8 @@ def npu_dynamic_dual_level_mx_quant(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantisation to float4_e2m1fn_x2 in two levels along the last axis.
 
-    Blocks of 512 values are divided by level0_scale = max |x| / 6 and rounded to the dtype of the input; the quotients are
-    quantised as by npu_dynamic_mx_quant.
+    Blocks of 512 values are divided by level0_scale = max |x| / 6 and rounded to the dtype of the input; the quotients
+    are quantised as by npu_dynamic_mx_quant.
 
     Args:
         input: 1 to 7 dimensions, the last axis even; float16 or bfloat16.
@@ -400,8 +400,8 @@ def npu_grouped_dynamic_mx_quant(
         dst_type_max: for algorithm 2: 6 to 12 for float4_e2m1fn_x2, 1.75 to 3.5 for float4_e1m2fn_x2; 0 for the least.
 
     Returns:
-        (y, mxscale): y like x, FP4 in uint8 with half of the last axis; mxscale (M // 64 + G, N, 2) in uint8, as mx_grouped
-        lays it.
+        (y, mxscale): y like x, FP4 in uint8 with half of the last axis; mxscale (M // 64 + G, N, 2) in uint8, as
+        mx_grouped lays it.
 
     Raises:
         RuntimeError: an argument that the kernel does not take, or another chip than the Ascend 950.
@@ -489,4 +489,6 @@ def _check_largest(
 ) -> None:
     low, high = limits
     if largest and (scale_alg != 2 or not low <= largest <= high):
-        refuse(operator, f"dst_type_max is {largest}; for scale_alg 2 and {dtype.name} the kernel takes {low} to {high}")
+        refuse(
+            operator, f"dst_type_max is {largest}; the kernel takes {low} to {high} for scale_alg 2 and {dtype.name}"
+        )

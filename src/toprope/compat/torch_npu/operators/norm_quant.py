@@ -82,9 +82,8 @@ def npu_add_rms_norm_quant(
     total = x1.to(torch.float32) + x2.to(torch.float32)
     y, _ = _normed(total, gamma, beta, epsilon, gamma.dim())
     first = _static(name, y, scales1, zero_points1, dtype, div_mode)
-    if scales2 is None:
-        second = torch.zeros_like(first)
-    else:
+    second = torch.zeros_like(first)
+    if scales2 is not None:
         second = _static(name, y, scales2, zero_points2, dtype, div_mode)
     return first, second, total.to(x1.dtype)
 
@@ -117,8 +116,8 @@ def npu_add_rms_norm_dynamic_quant(
             hifloat8, float8_e5m2 and float8_e4m3fn.
 
     Returns:
-        (y1, y2, x, scale1, scale2): the quantised values, the sum, and the scales in float32 without the last axis. What is
-        not wanted is a tensor without dimensions that holds 0.
+        (y1, y2, x, scale1, scale2): the quantised values, the sum, and the scales in float32 without the last axis.
+        What is not wanted is a tensor without dimensions that holds 0.
 
     Raises:
         RuntimeError: an argument that the kernel does not take.
@@ -269,8 +268,8 @@ def npu_rms_norm_dynamic_mx_quant(
         dst_type: as npu_dynamic_mx_quant.
 
     Returns:
-        (y, mxscale, rstd): as npu_dynamic_mx_quant, and the reciprocal of the root in float32 with size 1 on the last axis
-        if `x` requires a gradient, else an empty tensor.
+        (y, mxscale, rstd): as npu_dynamic_mx_quant, and the reciprocal of the root in float32 with size 1 on the last
+        axis if `x` requires a gradient, else an empty tensor.
 
     Raises:
         RuntimeError: an argument that the kernel does not take, or another chip than the Ascend 950.

@@ -129,8 +129,8 @@ def npu_rope_quant_kvcache(
         cache_mode: "contiguous" or "page".
 
     Returns:
-        (q, k, v, k_cache, v_cache): in the dtype of `cos`; k and v are empty without `kv_output`; the caches are those that
-        were given.
+        (q, k, v, k_cache, v_cache): in the dtype of `cos`; k and v are empty without `kv_output`; the caches are those
+        that were given.
 
     Raises:
         RuntimeError: an argument that the kernel does not take, or a mode that is not simulated.
@@ -167,7 +167,8 @@ def _rope_into_cache(
     if len(size_splits) != 3:
         raise RuntimeError("size_splits's size should be 3" + ops_error(ErrCode.PARAM))
     if quant_mode != 0 or layout != "BSND" or cache_mode not in ("contiguous", "page"):
-        refuse(operator, f'quant_mode {quant_mode}, input_layout "{layout}", cache_mode "{cache_mode}" is not simulated')
+        found = f'quant_mode {quant_mode} with input_layout "{layout}" and cache_mode "{cache_mode}"'
+        refuse(operator, f"{found} is not simulated")
     if k_cache.dtype != torch.int8 or v_cache.dtype != torch.int8 or k_cache.dim() != 4:
         refuse(operator, f"the caches are {k_cache.dtype} and {v_cache.dtype}; the kernel takes int8, 4 dimensions")
     if sum(size_splits) != wide.shape[-1]:

@@ -46,11 +46,11 @@ def npu_quantize(
 
     Args:
         self: 1 to 8 dimensions; float16, bfloat16 or float32.
-        scales: one, or one for each place on `axis`. Without `div_mode` also of as many dimensions as `self`, with size 1
-            on all axes but one.
+        scales: one, or one for each place on `axis`. Without `div_mode` also of as many dimensions as `self`, with size
+            1 on all axes but one.
         zero_points: like `scales`; None for 0.
-        dtype: with `div_mode` int8, uint8 or int32 (or qint8, quint8, qint32); without it int8 or qint8, or quint4x2 for
-            int4, eight values in an int32. The Ascend 950 also gives float8_e4m3fn, float8_e5m2 and hifloat8.
+        dtype: with `div_mode` int8, uint8 or int32 (or qint8, quint8, qint32); without it int8 or qint8, or quint4x2
+            for int4, eight values in an int32. The Ascend 950 also gives float8_e4m3fn, float8_e5m2 and hifloat8.
         axis: of the scales. Without `div_mode` it is -1 or less; others count as -1.
         div_mode: whether the scales divide.
 
@@ -161,9 +161,10 @@ def npu_anti_quant(
     """Values of quantised data: (x + offset) * scale.
 
     Args:
-        x: int8, or int32 with eight int4 each; on the Ascend 950 also uint8 with hifloat8, float8_e5m2 and float8_e4m3fn.
-        scale: float32 or bfloat16: one, or one for each place on the last axis of the result. On the Ascend 950 also for
-            the axis before it, and with all axes, size 1 but on one of the last two.
+        x: int8, or int32 with eight int4 each; on the Ascend 950 also uint8 with hifloat8, float8_e5m2 and
+            float8_e4m3fn.
+        scale: float32 or bfloat16: one, or one for each place on the last axis of the result. On the Ascend 950 also
+            for the axis before it, and with all axes, size 1 but on one of the last two.
         offset: like `scale`.
         dst_dtype: float16 (None) or bfloat16.
         src_dtype: dtype of the values of `x`; it must fit that of `x`.
@@ -185,11 +186,11 @@ def npu_anti_quant(
         text = "Input x must be int8, int32, hifloat8, float8_e5m2 or float8_e4m3fn "
         raise RuntimeError(text + ops_error(ErrCode.TYPE))
     source = sources[x.dtype]
-    if src_dtype is not None and not (source == CardDtype.int4 and src_dtype == _QUINT4X2):
-        if card_dtype(src_dtype) != source:
-            packed = "The datatype of x is int32, src_dtype must be int4 "
-            text = packed if source == CardDtype.int4 else "The datatype of x must match src_dtype "
-            raise RuntimeError(text + ops_error(ErrCode.TYPE))
+    is_packed = source == CardDtype.int4
+    if src_dtype is not None and card_dtype(src_dtype) != source and not (is_packed and src_dtype == _QUINT4X2):
+        packed = "The datatype of x is int32, src_dtype must be int4 "
+        text = packed if is_packed else "The datatype of x must match src_dtype "
+        raise RuntimeError(text + ops_error(ErrCode.TYPE))
     if source not in (CardDtype.int8, CardDtype.int4):
         if scale.dtype != torch.float32 or (offset is not None and offset.dtype != torch.float32):
             text = (
@@ -229,11 +230,12 @@ def _along(operator: str, values: torch.Tensor, factor: torch.Tensor) -> torch.T
     if factor.dim() == 1 and values.dim() > 1 and factor.shape[0] == values.shape[-2]:
         only_950(operator, values, "a scale for each place on the axis before the last")
         return wide.unsqueeze(-1)
-    if factor.dim() == values.dim() and factor.numel() == max(factor.shape[-2:]):
-        only_950(operator, values, "a scale of more than one dimension")
-        if factor.numel() in (last, values.shape[-2]):
-            return wide
-    refuse(operator, f"scale of shape {list(factor.shape)} fits neither of the last two axes of {list(values.shape)}")
+    fits = factor.dim() == values.dim() > 1 and factor.numel() == max(factor.shape[-2:])
+    if not fits or factor.numel() not in (last, values.shape[-2]):
+        shapes = f"{list(factor.shape)} fits neither of the last two axes of {list(values.shape)}"
+        refuse(operator, f"scale of shape {shapes}")
+    only_950(operator, values, "a scale of more than one dimension")
+    return wide
 
 
 @operator("npu_trans_quant_param")
@@ -242,8 +244,8 @@ def npu_trans_quant_param(
 ) -> torch.Tensor:
     """Scales as the matrix unit reads them, in int64.
 
-    Bits 13 to 31 hold the upper 19 bits of the scale as float32, bit 46 is set, and bits 37 to 45 hold the offset, rounded
-    and limited to -256 to 255.
+    Bits 13 to 31 hold the upper 19 bits of the scale as float32, bit 46 is set, and bits 37 to 45 hold the offset,
+    rounded and limited to -256 to 255.
 
     Args:
         scale: float32, (n,) or (1, n).
@@ -350,8 +352,8 @@ def npu_quant_scatter(
 
     Args:
         self: 3 to 8 dimensions; int8; on the Ascend 950 also float8_e4m3fn, float8_e5m2, and uint8 for hifloat8.
-        indices: (n,) where the slice of row i begins on `axis`, or (n, 2) with the row first; int32, on the Ascend 950 also
-            int64.
+        indices: (n,) where the slice of row i begins on `axis`, or (n, 2) with the row first; int32, on the Ascend 950
+            also int64.
         updates: as many dimensions as `self`, n rows; float16 or bfloat16.
         quant_scales: as many values as the last axis has; bfloat16 or float32.
         quant_zero_points: like `quant_scales`; bfloat16 or int32.
@@ -458,8 +460,8 @@ def npu_kronecker_quant(
         dst_type_max: for FP4: 6 to 12, as npu_dynamic_mx_quant with algorithm 2; 0 for algorithm 0.
 
     Returns:
-        (out, quant_scale): int32 (M, N1, N2 / 8) and float32 (M,), max |x| * clip_ratio / 7, or for FP4 uint8 (M, N1 * N2 / 2) and uint8
-        (M, ceil(N1 * N2 / 64), 2).
+        (out, quant_scale): int32 (M, N1, N2 / 8) and float32 (M,), max |x| * clip_ratio / 7, or for FP4 uint8 (M, N1 *
+        N2 / 2) and uint8 (M, ceil(N1 * N2 / 64), 2).
 
     Raises:
         RuntimeError: an argument that the kernel does not take.
@@ -473,7 +475,7 @@ def npu_kronecker_quant(
         refuse(name, f"the inputs are {found}; the kernel takes float16 or bfloat16 for all")
     if x.dim() != 3 or 0 in x.shape or max(x.shape[1:]) > 256:
         refuse(name, f"x of shape {list(x.shape)} must be [M, N1, N2], with N1 and N2 from 1 to 256")
-    tokens, first, second = x.shape
+    _, first, second = x.shape
     if tuple(kronecker_p1.shape) != (first, first) or tuple(kronecker_p2.shape) != (second, second):
         shapes = f"{list(kronecker_p1.shape)} and {list(kronecker_p2.shape)}"
         refuse(name, f"the factors of shape {shapes} must be [{first}, {first}] and [{second}, {second}]")

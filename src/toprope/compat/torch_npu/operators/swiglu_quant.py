@@ -48,8 +48,8 @@ def npu_swiglu_quant(
         dst_type: int8 (None), or quint4x2 for int4, two values in an int8.
 
     Returns:
-        (y, scale): int8 with half of the last axis (a quarter for int4), and float32 without it, which holds 0 for static
-        (the kernel leaves it). Rows after the last group hold 0.
+        (y, scale): int8 with half of the last axis (a quarter for int4), and float32 without it, which holds 0 for
+        static (the kernel leaves it). Rows after the last group hold 0.
 
     Raises:
         RuntimeError: an argument that the kernel does not take.
@@ -132,9 +132,9 @@ def npu_dequant_swiglu_quant(
 
     z = x * weight_scale * activation_scale + bias (an integer bias is added to x). SwiGLU of z by `swiglu_mode`: 0 is
     SiLU of one half times the other; 1 and 2 are
-    g * sigmoid(glu_alpha * g) * (limited l + glu_bias), where g, limited above, and l are the even and the odd places for 1
-    and the two halves for 2. Then static: round(s / quant_scale + quant_offset); dynamic: s * quant_scale with the scale
-    max |s| / largest for each token.
+    g * sigmoid(glu_alpha * g) * (limited l + glu_bias), where g, limited above, and l are the even and the odd places
+    for 1 and the two halves for 2. Then static: round(s / quant_scale + quant_offset); dynamic: s * quant_scale with
+    the scale max |s| / largest for each token.
 
     Args:
         x: (..., 2H) int32; or bfloat16 (on the Ascend 950 also float16), which is not scaled.
