@@ -193,6 +193,21 @@ def test_swiglu_then_blocks(facade):
     assert (y.shape, scale.shape) == ((2, 128), (2, 2, 2))
 
 
+@pytest.mark.parametrize("ends", [None, [10, 80]])
+def test_swiglu_then_blocks_of_both_axes(facade, ends):
+    x = torch.randn(80, 64, dtype=torch.bfloat16)
+    groups = None if ends is None else torch.tensor(ends)
+    found = facade.npu_swiglu_mx_quant_with_dual_axis(x, group_index=groups, dst_type=23)
+    left, right = x.float().chunk(2, -1)
+    out = torch.nn.functional.silu(left) * right
+    first = facade.npu_dynamic_mx_quant(out, dst_type=23, scale_alg=1)
+    second = facade.npu_dynamic_mx_quant(out[10 if ends else 0 :], dst_type=23, scale_alg=1, axis=0)
+    assert torch.equal(found[0].float(), first[0].float())
+    assert torch.equal(found[1], first[1])
+    assert torch.equal(found[2][10 if ends else 0 :].float(), second[0].float())
+    assert torch.equal(found[3][1 if ends else 0 :][: second[1].shape[0]], second[1])
+
+
 REFUSED = [
     ({"axis": 2}, r"Param \(axis\) is out of input dimension range"),
     ({"block_size": 33}, "must be divisible by 32"),

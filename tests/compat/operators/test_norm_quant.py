@@ -108,6 +108,21 @@ def test_then_blocks(facade, dst_type):
     torch.testing.assert_close(rstd, torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6))
 
 
+@pytest.mark.parametrize("div_mode", [True, False])
+def test_gradients(facade, div_mode):
+    x, gamma = torch.randn(3, 4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    dy, scale = torch.randn(3, 4, 8), torch.tensor([0.05])
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * gamma
+    dx, dgamma = torch.autograd.grad(y, (x, gamma), dy)
+    rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
+    found = torch.ops.npu._npu_rms_norm_backward_quant(
+        dy, x, rstd, gamma, scale if div_mode else 1 / scale, offset_x=torch.tensor([2], dtype=torch.int32),
+        div_mode=div_mode,
+    )  # fmt: skip
+    close(found[0], dx / scale + 2)
+    torch.testing.assert_close(found[1], dgamma)
+
+
 X, G, S = torch.randn(2, 16, dtype=HALF), torch.ones(16, dtype=HALF), torch.ones(1)
 I8 = torch.ones(1, dtype=torch.int8)
 REFUSED = [

@@ -154,6 +154,41 @@ def test_quantize_per_tensor(facade):
     np.testing.assert_array_equal(y.numpy(), rounded(expected))
 
 
+@pytest.mark.parametrize("dst_dtype", [None, torch.quint4x2])
+def test_rotate_quant(facade, dst_dtype):
+    x, rotation = torch.randn(3, 128, dtype=HALF), torch.randn(16, 16, dtype=HALF)
+    y, scale = facade.npu_rotate_quant(x, rotation, dst_dtype=dst_dtype)
+    turned = torch.cat([part.double() @ rotation.double() for part in x.split(16, 1)], 1)
+    expected = turned.abs().amax(1) / (127 if dst_dtype is None else 7)
+    torch.testing.assert_close(scale.double(), expected, rtol=1e-5, atol=0)
+    if dst_dtype is not None:
+        y = torch.stack([(y >> 4 * place & 15 ^ 8) - 8 for place in range(8)], -1).flatten(-2)
+    assert (y - turned / expected[:, None]).abs().max() <= 0.51
+
+
+def test_rotate_quant_by_blocks(facade):
+    x, rotation = torch.randn(2, 3, 64, dtype=torch.bfloat16), torch.randn(2, 32, 32, dtype=torch.bfloat16)
+    y, scale = facade.npu_rotate_quant(x, rotation, dst_dtype=292, alpha=torch.full((1,), 0.5, dtype=torch.bfloat16))
+    turned = torch.cat([x.float()[..., :32] @ rotation[0].float(), x.float()[..., 32:] @ rotation[1].float()], -1)
+    limit = turned.reshape(2, 3, 2, 32).abs().amax(-1, keepdim=True) / 2
+    limited = turned.reshape(2, 3, 2, 32).clamp(-limit, limit).reshape(2, 3, 64)
+    expected = facade.npu_dynamic_mx_quant(limited, dst_type=292)
+    assert torch.equal(y.float(), expected[0].float())
+    assert torch.equal(scale.view(torch.uint8), expected[1])
+    with pytest.raises(RuntimeError, match="transpose_y only supports False"):
+        facade.npu_rotate_quant(x, rotation, transpose_y=True)
+
+
+def test_quantize_into_a_tensor(facade):
+    x, scales, points = torch.randn(3, 4), torch.rand(4) + 0.1, torch.arange(4, dtype=torch.int32)
+    result = torch.zeros(3, 4, dtype=torch.uint8)
+    operator = torch.ops.npu._quantize_per_channel_impl
+    assert operator.out(x, scales, points, 1, torch.quint8, result=result) is result
+    np.testing.assert_array_equal(result.numpy(), rounded(x.numpy() / scales.numpy() + points.numpy(), 0, 255))
+    torch.ops.npu._quantize_per_tensor_impl.out(x, scales[:1], points[:1], torch.quint8, result=result)
+    np.testing.assert_array_equal(result.numpy(), rounded(x.numpy() / scales[0].item(), 0, 255))
+
+
 F32, I8, I32 = torch.ones(2, 8), torch.ones(2, 8, dtype=torch.int8), torch.ones(2, 8, dtype=torch.int32)
 ENDS = torch.tensor([2], dtype=torch.int32)
 REFUSED = [

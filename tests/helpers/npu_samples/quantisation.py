@@ -12,7 +12,11 @@ def _given_scales() -> dict[str, Sample]:
     ends, group_scale = torch.tensor([1, 4], dtype=torch.int32), torch.rand(2, 16) + 0.5
     whole = torch.randint(-100, 100, (4, 16), dtype=torch.int32)
     half = torch.randn(2, 3, 16, dtype=torch.float16)
+    long, points = torch.randn(3, 128, dtype=torch.float16), torch.zeros(16, dtype=torch.int32)
     return {
+        "npu_rotate_quant": ((long, torch.randn(32, 32, dtype=torch.float16)), {}),
+        "_quantize_per_channel_impl.out": ((x, scale.half(), points, 1, torch.qint32), {"result": whole.clone()}),
+        "_quantize_per_tensor_impl.out": ((x, scale[:1].half(), points[:1], torch.qint32), {"result": whole.clone()}),
         "npu_quantize": ((x, scale.half(), None, torch.qint8, -1), {}),
         "npu_group_quant": ((x, group_scale.half(), ends), {"dst_dtype": torch.qint8}),
         "npu_anti_quant": ((whole.to(torch.int8), scale), {"dst_dtype": torch.bfloat16}),

@@ -18,7 +18,8 @@ WITHOUT = {
     "npu_add_rms_norm_dynamic_mx_quant", "npu_anti_mx_quant", "npu_dynamic_block_mx_quant",
     "npu_dynamic_dual_level_mx_quant", "npu_dynamic_mx_quant", "npu_dynamic_mx_quant_with_dual_axis", "npu_gelu_quant",
     "npu_grouped_dynamic_block_quant", "npu_grouped_dynamic_mx_quant", "npu_quant_max", "npu_rms_norm_dynamic_mx_quant",
-    "npu_rms_norm_quant_v2", "npu_swiglu_mx_quant",
+    "_npu_rms_norm_backward_quant", "npu_rms_norm_quant_v2", "npu_swiglu_mx_quant",
+    "npu_swiglu_mx_quant_with_dual_axis",
 }  # fmt: skip
 # Their results are drawn, or hold values that are left as they are.
 ONLY_SHAPES: set[str] = set()

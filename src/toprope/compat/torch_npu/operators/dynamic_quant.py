@@ -29,7 +29,7 @@ def dynamic_scale(values: torch.Tensor, largest: float, axes: tuple[int, ...]) -
     """max |values| / largest over the axes, which stay with size 1; float32."""
     if 0 in [values.shape[axis] for axis in axes]:
         return values.new_zeros([1 if at - values.dim() in axes else n for at, n in enumerate(values.shape)])
-    return values.abs().amax(dim=axes, keepdim=True) * (1.0 / largest)
+    return values.abs().amax(dim=axes, keepdim=True) / largest
 
 
 def dynamic_tokens(values: torch.Tensor, dtype: CardDtype = CardDtype.int8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +105,7 @@ def npu_dynamic_quant_asymmetric(
         scale = _without(empty, quant_mode)
         return quantised_to(values, dtype), scale, torch.full_like(scale, largest)
     top, bottom = values.amax(dim=axes, keepdim=True), values.amin(dim=axes, keepdim=True)
-    scale = (top - bottom) * (1.0 / width)
+    scale = (top - bottom) / width
     offset = largest - top / scale
     y = quantised_to(values / scale + offset, dtype)
     return y, _without(scale, quant_mode), _without(offset, quant_mode)
@@ -229,7 +229,7 @@ def npu_dynamic_block_quant(
     clean = _finite(x)
     rows, columns = x.shape[-2:]
     padded = torch.nn.functional.pad(clean, (0, -columns % col_block_size, 0, -rows % row_block_size))
-    blocks = padded.unflatten(-1, (-1, col_block_size)).unflatten(-3, (-1, row_block_size))
+    blocks = torch.unflatten(torch.unflatten(padded, -1, (-1, col_block_size)), -3, (-1, row_block_size))
     scale = _limited(blocks.abs().amax(dim=(-3, -1)), dst_type_max or LARGEST[dtype], min_scale)
     wide = scale.repeat_interleave(row_block_size, -2).repeat_interleave(col_block_size, -1)
     return _divided(x, wide[..., :rows, :columns], dtype, round_mode), scale
@@ -290,7 +290,7 @@ def npu_grouped_dynamic_block_quant(
     rows, columns = x.shape[-2:]
     slot = group_slots(group_list, rows, row_block_size, row_block_size)
     padded = torch.nn.functional.pad(_finite(x).abs(), (0, -columns % col_block_size))
-    parts = padded.unflatten(-1, (-1, col_block_size)).amax(dim=-1)
+    parts = torch.unflatten(padded, -1, (-1, col_block_size)).amax(dim=-1)
     slots = rows // row_block_size + group_list.shape[0]
     largest = parts.new_zeros((*parts.shape[:-2], slots, parts.shape[-1]))
     largest = largest.scatter_reduce(-2, slot.unsqueeze(-1).expand(parts.shape), parts, "amax")

@@ -35,8 +35,8 @@ def pack_int4(values: torch.Tensor) -> torch.Tensor:
     Returns:
         int32, with an eighth of the last axis; value i of eight is in bits 4i to 4i + 3.
     """
-    nibbles = (values.to(torch.int32) & 0xF).unflatten(-1, (-1, _PER_INT32))
-    packed = nibbles[..., 0]
+    nibbles = torch.unflatten(values.to(torch.int32) & 0xF, -1, (-1, _PER_INT32))
+    packed: torch.Tensor = nibbles[..., 0]
     for place in range(1, _PER_INT32):
         packed = packed | nibbles[..., place] << 4 * place
     return packed

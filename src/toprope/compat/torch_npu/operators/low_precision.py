@@ -137,7 +137,7 @@ def hifloat8_values(codes: torch.Tensor) -> torch.Tensor:
 
 def pack_bytes(codes: torch.Tensor) -> torch.Tensor:
     """Two codes of 4 bits in each byte, the first in the low half; the last axis is halved."""
-    pairs = codes.to(torch.uint8).unflatten(-1, (-1, 2))
+    pairs = torch.unflatten(codes.to(torch.uint8), -1, (-1, 2))
     return pairs[..., 0] | pairs[..., 1] << 4
 
 

@@ -120,7 +120,7 @@ def mx_quantised(
     """
     axis %= x.dim()
     count = -(-x.shape[axis] // block)
-    wide = _padded(x.to(torch.float32), axis, count * block).unflatten(axis, (count, block))
+    wide = torch.unflatten(_padded(x.to(torch.float32), axis, count * block), axis, (count, block))
     top = wide.abs().amax(dim=axis + 1, keepdim=True)
     if low_bound:
         top = top.clamp(min=low_bound)
@@ -195,7 +195,7 @@ def _padded(x: torch.Tensor, axis: int, length: int) -> torch.Tensor:
 def _pairs(scale: torch.Tensor, axis: int) -> torch.Tensor:
     """Scales as the kernels lay them: those of two neighbouring blocks in a new last axis."""
     count = scale.shape[axis]
-    even = _padded(scale, axis, count + count % 2).unflatten(axis, (-(-count // 2), 2))
+    even = torch.unflatten(_padded(scale, axis, count + count % 2), axis, (-(-count // 2), 2))
     return even.movedim(axis + 1, -1).to(torch.uint8).contiguous()
 
 
@@ -324,7 +324,7 @@ def npu_dynamic_block_mx_quant(
     rows, columns = input.shape[-2:]
     down, across = -(-rows // _BLOCK), -(-columns // _BLOCK)
     wide = torch.nn.functional.pad(input.to(torch.float32), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
-    blocks = wide.unflatten(-1, (across, _BLOCK)).unflatten(-3, (down, _BLOCK))
+    blocks = torch.unflatten(torch.unflatten(wide, -1, (across, _BLOCK)), -3, (down, _BLOCK))
     scale = _scale_bytes(blocks.abs().amax(dim=(-3, -1)), dtype, scale_alg, dst_type_max)
     values = (blocks * _reciprocal(scale)[..., :, None, :, None]).flatten(-2).flatten(-3, -2)
     by_row = scale.repeat_interleave(_BLOCK, -2)[..., :rows, :]
@@ -370,7 +370,7 @@ def npu_dynamic_dual_level_mx_quant(
             refuse(name, f"smooth_scale is {found}; it must be {input.dtype} [{length}]")
         wide = wide * smooth_scale.to(torch.float32)
     count = -(-length // size)
-    blocks = _padded(wide, input.dim() - 1, count * size).unflatten(-1, (count, size))
+    blocks = torch.unflatten(_padded(wide, input.dim() - 1, count * size), -1, (count, size))
     level0 = blocks.abs().amax(dim=-1, keepdim=True) / LARGEST[_E2M1]
     quotient = torch.where(level0 == 0, 0.0, blocks / level0).flatten(-2)[..., :length].to(input.dtype)
     y, level1 = mx_quantised(quotient, -1, _E2M1, round_mode)

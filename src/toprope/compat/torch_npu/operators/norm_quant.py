@@ -17,6 +17,7 @@ __all__ = [
     "npu_add_rms_norm_dynamic_quant",
     "npu_add_rms_norm_quant",
     "npu_quant_rms_norm",
+    "npu_rms_norm_backward_quant",
     "npu_rms_norm_dynamic_mx_quant",
     "npu_rms_norm_quant",
     "npu_rms_norm_quant_v2",
@@ -349,6 +350,60 @@ def npu_quant_rms_norm(
     _check_norm(name, self, flat_gamma, flat_beta, 1)
     y, _ = _normed(self.to(torch.float32), flat_gamma, flat_beta, eps, 1)
     output.copy_(_static(name, y, scale.reshape(-1), offset.reshape(-1), CardDtype.int8, True))
+
+
+@operator("_npu_rms_norm_backward_quant")
+def npu_rms_norm_backward_quant(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    rstd: torch.Tensor,
+    gamma: torch.Tensor,
+    scale_x: torch.Tensor,
+    *,
+    offset_x: torch.Tensor | None = None,
+    div_mode: bool | None = True,
+    quant_mode: str = "static",
+    dst_type: int | None = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of npu_rms_norm, that of the input quantised.
+
+    With n = x * rstd: dx = (dy * gamma - n * mean(dy * gamma * n)) * rstd and dgamma = sum(dy * n).
+
+    Args:
+        dy: gradient of the result; 2 to 8 dimensions; float16, bfloat16 or float32.
+        x: input of npu_rms_norm, like `dy`.
+        rstd: float32, the reciprocal of the root as npu_rms_norm gave it.
+        gamma: its scale, of the dtype of `dy` or float32.
+        scale_x: one value: divides the gradient, or is a factor if not `div_mode`.
+        offset_x: int32, one value, added after that.
+        div_mode: whether the scale divides.
+        quant_mode: "static".
+        dst_type: int8 or hifloat8.
+
+    Returns:
+        (dx, dgamma): dx in the dtype, dgamma in float32.
+
+    Raises:
+        RuntimeError: an argument that the kernel does not take, or another chip than the Ascend 950.
+
+    Source: aclnnRmsNormGradQuant.md of ops-nn.
+    """
+    name = "_npu_rms_norm_backward_quant"
+    only_950(name, dy)
+    _same(name, dy, x)
+    _check_norm(name, x, gamma, None, gamma.dim(), wide_gamma=True)
+    dtype = wanted_dtype(name, 1 if dst_type is None else dst_type, (CardDtype.int8, CardDtype.hifloat8))
+    if quant_mode != "static" or scale_x.numel() != 1 or (offset_x is not None and offset_x.numel() != 1):
+        refuse(name, f'quant_mode is "{quant_mode}"; the kernel takes "static", and one value of scale_x and offset_x')
+    dims = gamma.dim()
+    lead = x.shape[: x.dim() - dims]
+    root = rstd.to(torch.float32).reshape(*lead, *[1] * dims)
+    wide = x.to(torch.float32) * root
+    scaled = dy.to(torch.float32) * gamma.to(torch.float32)
+    axes = tuple(range(x.dim() - dims, x.dim()))
+    dx = (scaled - wide * (scaled * wide).mean(dim=axes, keepdim=True)) * root
+    dgamma = (dy.to(torch.float32) * wide).reshape(-1, *gamma.shape).sum(dim=0)
+    return _static(name, dx, scale_x.reshape(1), offset_x, dtype, div_mode is not False), dgamma
 
 
 def _mx_normed(

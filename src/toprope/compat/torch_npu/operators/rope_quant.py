@@ -76,11 +76,11 @@ def npu_dequant_rope_quant_kvcache(
     if weight_scale is None or weight_scale.numel() != x.shape[-1]:
         refuse(name, f"weight_scale must have {x.shape[-1]} values")
     with torch.no_grad():
-        early = bias is not None and bias.dtype == torch.int32
-        wide = (x + bias if early else x).to(torch.float32) * weight_scale.to(torch.float32).reshape(-1)
+        whole = x if bias is None or bias.dtype != torch.int32 else x + bias
+        wide = whole.to(torch.float32) * weight_scale.to(torch.float32).reshape(-1)
         if activation_scale is not None:
             wide = wide * activation_scale.to(torch.float32).reshape(*x.shape[:-1], 1)
-        if bias is not None and not early:
+        if bias is not None and bias.dtype != torch.int32:
             wide = wide + bias.to(torch.float32).reshape(-1)
         caches, quant = (k_cache, v_cache, indices), (scale_k, scale_v, offset_k, offset_v)
         mode = (quant_mode, input_layout, kv_output, cache_mode)
@@ -175,7 +175,7 @@ def _rope_into_cache(
         refuse(operator, f"size_splits {list(size_splits)} do not add up to {wide.shape[-1]}")
     cos, sin = tables
     width, lead = v_cache.shape[3], wide.shape[:-1]
-    q, k, v = (part.reshape(*lead, -1, width) for part in wide.split(list(size_splits), dim=-1))
+    q, k, v = (part.reshape(*lead, -1, width) for part in torch.split(wide, list(size_splits), dim=-1))
     if wide.dim() == 2 and cos.dim() == 4:
         cos, sin = cos.reshape(-1, 1, width), sin.reshape(-1, 1, width)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)

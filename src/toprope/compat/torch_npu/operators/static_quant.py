@@ -10,7 +10,7 @@ from .checks import floating, refuse
 from .dynamic_quant import dynamic_tokens
 from .int4 import unpack_int4
 from .low_precision import FP4, FP8, group_rows, hifloat8_values, only_950, quantised_to, wanted_dtype
-from .mx_quant import mx_quantised
+from .mx_quant import check_mx, mx_quantised
 from .registry import operator
 
 __all__ = [
@@ -24,7 +24,10 @@ __all__ = [
     "npu_quant_scatter_",
     "npu_quantize",
     "npu_quantize_per_tensor",
+    "npu_rotate_quant",
     "npu_trans_quant_param",
+    "quantize_per_channel_impl",
+    "quantize_per_tensor_impl",
 ]
 
 _QINT8, _QUINT8, _QINT32, _QUINT4X2 = 12, 13, 14, 16
@@ -599,6 +602,123 @@ def npu_quant_max(
     amax = row_top.new_zeros(count).scatter_reduce(0, group, row_top, "amax")
     factor = scale.reshape(-1)[group].reshape(-1, *[1] * (x.dim() - 1))
     return quantised_to(wide / factor, dtype), amax.to(x.dtype)
+
+
+@operator("npu_rotate_quant")
+def npu_rotate_quant(
+    x: torch.Tensor,
+    rotation: torch.Tensor,
+    *,
+    alpha: torch.Tensor | None = None,
+    dst_dtype: int | None = None,
+    axis: int | None = -1,
+    round_mode: str | None = "rint",
+    scale_alg: int | None = 0,
+    dst_type_max: float | None = 0.0,
+    transpose_y: bool | None = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply pieces of K values by a K x K matrix, then quantise: by tokens, or by blocks on the Ascend 950.
+
+    Args:
+        x: (M, N), N divisible by K and from 128 to 16000, or on the Ascend 950 (..., N); float16 or bfloat16.
+        rotation: (K, K) of the dtype of `x`, K from 16 to 1024; on the Ascend 950 K is 32, 64 or 128, and (N / K, K, K)
+            is one matrix for each piece.
+        alpha: on the Ascend 950: (1,) bfloat16 between 0 and 1, part of the largest value of 32 at which they are
+            limited.
+        dst_dtype: int8 (None), or quint4x2 for int4, eight values in an int32; on the Ascend 950 float4_e2m1fn_x2 and
+            FP8.
+        axis: the last one.
+        round_mode: "rint"; for FP4 also "round" and "floor".
+        scale_alg: 0; on the Ascend 950 also 1 and 2 as npu_dynamic_mx_quant.
+        dst_type_max: 0; 6 to 12 for algorithm 2.
+        transpose_y: False.
+
+    Returns:
+        (y, scale): int8 (M, N) or int32 (M, N / 8), and float32 (M,); or as npu_dynamic_mx_quant, with the scale as
+        float8_e8m0fnu.
+
+    Raises:
+        RuntimeError: an argument that the kernel does not take.
+
+    Source: aclnnRotateQuant.md of ops-nn, RotateQuantKernelNpuOpApi.cpp.
+    """
+    name, largest, algorithm = "npu_rotate_quant", dst_type_max or 0.0, scale_alg or 0
+    if transpose_y:
+        text = (
+            "In the current CANN version, for aclnnRotateQuant, the parameter transpose_y only supports False. "
+            "Please set transpose_y=False."
+        )
+        raise RuntimeError(text + ops_error(ErrCode.PARAM))
+    place = -1 if axis is None else axis
+    if not -x.dim() <= place < x.dim():
+        raise RuntimeError("Param (axis) is out of input dimension range" + ops_error(ErrCode.PARAM))
+    if place % x.dim() != x.dim() - 1:
+        refuse(name, f"axis is {axis}; the kernel takes the last one")
+    if x.dtype not in _HALF or rotation.dtype != x.dtype or not x.numel():
+        refuse(name, f"x is {x.dtype} {list(x.shape)} and rotation {rotation.dtype}; both must be half of one dtype")
+    length, size = x.shape[-1], rotation.shape[-1]
+    if rotation.dim() not in (2, 3) or rotation.shape[-2] != size or length % size:
+        refuse(name, f"rotation of shape {list(rotation.shape)} must be [K, K] with K a divisor of {length}")
+    is_int4 = dst_dtype == _QUINT4X2
+    if is_int4 and length % 8:
+        text = "Input shape last dim must be divisible by 8 when int4 quantization"
+        raise RuntimeError(text + ops_error(ErrCode.PARAM))
+    pieces = torch.unflatten(x.to(torch.float32), -1, (length // size, 1, size))
+    turned = torch.matmul(pieces, rotation.to(torch.float32)).flatten(-3)
+    if is_int4 or dst_dtype is None or card_dtype(dst_dtype) == CardDtype.int8:
+        if x.dim() != 2 or rotation.dim() != 2 or alpha is not None or algorithm or largest or round_mode != "rint":
+            refuse(name, "int8 and int4 take x [M, N], rotation [K, K], no alpha, scale_alg 0 and round_mode rint")
+        if length % 8 or not 128 <= length <= 16000 or not 16 <= size <= 1024:
+            refuse(name, f"x has {length} columns and rotation {size}; N is 128 to 16000 in steps of 8, K 16 to 1024")
+        return dynamic_tokens(turned, CardDtype.int4 if is_int4 else CardDtype.int8)
+    kinds: dict[CardDtype, tuple[int, ...]] = {FP4[0]: (0, 2), FP4[1]: (), FP8[0]: (0, 1), FP8[1]: (0, 1)}
+    dtype = check_mx(name, x, dst_dtype, round_mode or "rint", algorithm, kinds)
+    if size not in (32, 64, 128) or (rotation.dim() == 3 and rotation.shape[0] != length // size):
+        refuse(name, f"rotation of shape {list(rotation.shape)} must be [K, K] or [N / K, K, K] with K 32, 64 or 128")
+    if (algorithm == 2) != (6.0 <= largest <= 12.0) or (algorithm != 2 and largest):
+        refuse(name, f"dst_type_max is {largest}; the kernel takes 6 to 12 for scale_alg 2, else 0")
+    if alpha is not None:
+        groups = torch.unflatten(turned, -1, (length // 32, 32))
+        top = groups.abs().amax(dim=-1, keepdim=True)
+        part = alpha.to(torch.float32).reshape(())
+        limit = torch.where((part > 0) & (part < 1), part * top, top)
+        turned = groups.clamp(-limit, limit).flatten(-2)
+    y, scale = mx_quantised(turned, -1, dtype, round_mode or "rint", algorithm, largest=largest)
+    return y, scale.view(torch.float8_e8m0fnu)
+
+
+@operator("_quantize_per_channel_impl.out")
+def quantize_per_channel_impl(
+    inputs: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    axis: int,
+    dtype: torch.dtype,
+    *,
+    result: torch.Tensor,
+) -> torch.Tensor:
+    """npu_quantize on an axis, into `result`: round(inputs / scales + zero_points).
+
+    Args:
+        inputs: as npu_quantize.
+        scales: as npu_quantize.
+        zero_points: as npu_quantize.
+        axis: of the scales.
+        dtype: qint8, quint8 or qint32.
+        result: int8, uint8 or int32, of the shape of the input.
+
+    Source: QuantizePerChannelKernelNpuOpApi.cpp of op-plugin.
+    """
+    numbers = {torch.qint8: _QINT8, torch.quint8: _QUINT8}
+    return result.copy_(npu_quantize(inputs, scales, zero_points, numbers.get(dtype, _QINT32), axis))
+
+
+@operator("_quantize_per_tensor_impl.out")
+def quantize_per_tensor_impl(
+    inputs: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, dtype: torch.dtype, *, result: torch.Tensor
+) -> torch.Tensor:
+    """_quantize_per_channel_impl with one scale."""
+    return quantize_per_channel_impl(inputs, scales, zero_points, 0, dtype, result=result)
 
 
 @operator("_npu_quantize_per_tensor")

@@ -14,7 +14,12 @@ from .low_precision import FP4, FP8, LARGEST, group_rows, only_950, quantised_sh
 from .mx_quant import check_mx, mx_grouped, mx_quantised
 from .registry import operator
 
-__all__ = ["npu_dequant_swiglu_quant", "npu_swiglu_mx_quant", "npu_swiglu_quant"]
+__all__ = [
+    "npu_dequant_swiglu_quant",
+    "npu_swiglu_mx_quant",
+    "npu_swiglu_mx_quant_with_dual_axis",
+    "npu_swiglu_quant",
+]
 
 _HALF = (torch.float16, torch.bfloat16)
 _ROUND_MODES = ("rint", "round", "floor", "ceil", "trunc")
@@ -104,7 +109,7 @@ def npu_swiglu_quant(
 def _nibbles(values: torch.Tensor) -> torch.Tensor:
     """int4 values, two in an int8, the first in the low half."""
     whole = torch.where(torch.isnan(values), 0.0, values).round().clamp(-8, 7).to(torch.int32) & 15
-    pairs = whole.unflatten(-1, (-1, 2))
+    pairs = torch.unflatten(whole, -1, (-1, 2))
     return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).view(torch.int8)
 
 
@@ -301,6 +306,58 @@ def npu_swiglu_mx_quant(
     if dims != 2:
         refuse(name, "groups along the rows are of a matrix")
     return mx_grouped(out, ends, dtype, round_mode, scale_alg)
+
+
+@operator("npu_swiglu_mx_quant_with_dual_axis")
+def npu_swiglu_mx_quant_with_dual_axis(
+    x: torch.Tensor,
+    *,
+    group_index: torch.Tensor | None = None,
+    activate_left: bool = True,
+    round_mode: str = "rint",
+    scale_alg: int = 1,
+    dst_type: int = 24,
+    dst_type_max: float = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """SwiGLU over the last axis, then npu_dynamic_mx_quant_with_dual_axis.
+
+    Args:
+        x: (M, 2N); float16 or bfloat16.
+        group_index: (G,) int64, the row after each group; the last is M. Blocks of rows do not cross the end of a
+            group.
+        activate_left: whether SiLU is for the left half, else for the right one.
+        round_mode: as npu_dynamic_mx_quant.
+        scale_alg: 0; 1 for FP8.
+        dst_type: as npu_dynamic_mx_quant.
+        dst_type_max: 0.
+
+    Returns:
+        (y1, mxscale1, y2, mxscale2): of the last axis, then of the rows; the last as npu_grouped_dynamic_mx_quant lays
+        it if there are groups.
+
+    Raises:
+        RuntimeError: an argument that the kernel does not take, or another chip than the Ascend 950.
+
+    Source: aclnnSwigluMxQuantWithDualAxis.md of ops-nn, SwigluMxQuantWithDualAxisOpApi.cpp.
+    """
+    name = "npu_swiglu_mx_quant_with_dual_axis"
+    if x.dim() < 2:
+        raise RuntimeError("The input x should be at least 2D" + ops_error(ErrCode.PARAM))
+    if x.shape[-1] % 2:
+        raise RuntimeError("The last dim of input must be divisible by 2" + ops_error(ErrCode.PARAM))
+    algorithms: dict[CardDtype, tuple[int, ...]] = {FP4[0]: (0,), FP4[1]: (0,), FP8[0]: (0, 1), FP8[1]: (0, 1)}
+    half = torch.Size((*x.shape[:-1], x.shape[-1] // 2))
+    dtype = check_mx(name, x, dst_type, round_mode, scale_alg, algorithms)
+    quantised_shape(half, dtype)
+    if x.dim() != 2 or x.dtype not in _HALF or not x.numel() or dst_type_max:
+        refuse(name, f"x is {x.dtype} {list(x.shape)} with dst_type_max {dst_type_max}; it must be half [M, 2N] with 0")
+    out = _swiglu(x.to(torch.float32), activate_left)
+    first = mx_quantised(out, -1, dtype, round_mode, scale_alg)
+    if group_index is None:
+        return (*first, *mx_quantised(out, 0, dtype, round_mode, scale_alg))
+    if group_index.dtype != torch.int64 or group_index.dim() != 1:
+        refuse(name, f"group_index is {group_index.dtype} {list(group_index.shape)}; it must be int64 [G]")
+    return (*first, *mx_grouped(out, group_index, dtype, round_mode, scale_alg))
 
 
 def _swiglu(wide: torch.Tensor, activate_left: bool) -> torch.Tensor:
