@@ -103,6 +103,8 @@ def test_then_blocks(facade, dst_type):
     y, total, scale, rstd = facade.npu_add_rms_norm_dynamic_mx_quant(x, x, gamma, beta=gamma, dst_type=dst_type)
     assert torch.equal(total, x + x)
     assert scale.shape == (3, 2, 2)
+    zeros = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
+    assert facade.npu_rms_norm_dynamic_mx_quant(zeros, gamma[:4], dst_type=dst_type)[2].item() == 1000.0
     grad = x.clone().requires_grad_()
     rstd = facade.npu_rms_norm_dynamic_mx_quant(grad, gamma, dst_type=dst_type)[2]
     torch.testing.assert_close(rstd, torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6))

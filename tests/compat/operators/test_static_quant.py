@@ -127,6 +127,7 @@ def test_kronecker_quant(facade, clip):
     assert (values - wanted).abs().max() < 0.6
     y, scale = facade.npu_kronecker_quant(x, left, right, dst_dtype=296)
     assert (y.shape, scale.shape) == ((3, 20), (3, 1, 2))
+    assert (y.dtype, scale.dtype) == (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
 
 
 def test_gelu_quant(facade):

@@ -495,7 +495,8 @@ def npu_kronecker_quant(
     product = torch.matmul(kronecker_p1.to(torch.float32), right)
     if wanted != CardDtype.int32:
         only_950(name, x, "dst_dtype float4_e2m1fn_x2")
-        return mx_quantised(product.flatten(1), -1, FP4[0], "rint", 2 if largest else 0, largest=largest)
+        y, block_scale = mx_quantised(product.flatten(1), -1, FP4[0], "rint", 2 if largest else 0, largest=largest)
+        return y.view(torch.float4_e2m1fn_x2), block_scale.view(torch.float8_e8m0fnu)
     product = product.to(torch.float16).to(torch.float32)  # as the kernel does before it looks for the largest value
     largest_of = product.abs().amax(dim=(1, 2))
     factor = torch.where(largest_of == 0, 7.0, 7.0 / ratio / largest_of)
