@@ -51,7 +51,7 @@ class CardDtype(IntEnum):
 
 
 EXPORTED = {dtype.name: _OFFSET + dtype.value for dtype in CardDtype}
-"""What `torch_npu` exports: "hifloat8" is 290."""
+"""Names that `torch_npu` exports, with their numbers: "hifloat8" is 290."""
 
 _TORCH = {
     0: CardDtype.uint8,

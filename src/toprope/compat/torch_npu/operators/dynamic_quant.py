@@ -300,7 +300,7 @@ def npu_grouped_dynamic_block_quant(
 
 
 def group_slots(ends: torch.Tensor, rows: int, block: int, unit: int) -> torch.Tensor:
-    """Where the scale of each row lies, if each group begins at a new place.
+    """Place of the scale of each row, if each group begins at a new place.
 
     Args:
         ends: (G,) the row after each group.

@@ -18,7 +18,7 @@ _FP4_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def on_ascend_950(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a simulated Ascend 950."""
+    """Return True for a tensor on a simulated Ascend 950."""
     if tensor.device.type != "npu":
         return False
     from toprope.sim.npu._state import chip

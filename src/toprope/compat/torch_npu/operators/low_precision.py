@@ -164,7 +164,7 @@ def _rounded(values: torch.Tensor, round_mode: str) -> torch.Tensor:
 def _fp4_codes(values: torch.Tensor, dtype: CardDtype, round_mode: str) -> torch.Tensor:
     wide = dtype == CardDtype.float4_e2m1fn_x2
     bits = 1 if wide else 2  # of the mantissa
-    # exponent of each value; the smallest one, 0, is also that of the subnormal values
+    # exponent of each value; the smallest one, 0, is also the subnormal values'
     exponent = torch.frexp(values).exponent.to(torch.int32).sub(1).clamp(min=0)
     unit = power_of_two(exponent - bits)
     rounded = _rounded(values / unit, round_mode) * unit

@@ -4,7 +4,7 @@ The scale of a block is a byte, float8_e8m0fnu: 2^(byte - 127), and 255 for a bl
 values become 0. Scales lie in uint8 tensors of one more dimension: along the quantised axis there are half as many
 places as blocks, rounded up, and the last axis holds the scales of two neighbouring blocks (0 where there is none).
 
-Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus that of the dtype; 1 (FP8) and 2 (FP4) take
+Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus the dtype's own; 1 (FP8) and 2 (FP4) take
 the smallest power of two by which the largest value still fits, for 2 into `dst_type_max`.
 
 Source: aclnnDynamicMxQuantV3.md and the other documents of ops-nn with their golden code.

@@ -49,7 +49,7 @@ def npu_add_rms_norm_quant(
     Args:
         x1: first addend; 1 to 8 dimensions; float16 or bfloat16, on the Ascend 950 also float32.
         x2: second addend, of the same shape and dtype.
-        gamma: scale of the normalisation; its shape is the last part of that of `x1`, its dtype that of `x1`.
+        gamma: scale of the normalisation; its shape is the last part of the shape of `x1`; of the dtype of `x1`.
         scales1: divisors (factors if not `div_mode`), of the shape of `gamma` or one for all.
         zero_points1: added after that; None for 0.
         beta: added to the normalised values.
@@ -61,12 +61,12 @@ def npu_add_rms_norm_quant(
         dst_type: int8 (None); on the Ascend 950 also hifloat8, float8_e5m2 and float8_e4m3fn.
 
     Returns:
-        (y1, y2, x): the results, where y2 holds 0 without `scales2` (the kernel leaves it), and the sum.
+        (y1, y2, x): the results, where `scales2` is 1 if it is left out, and the sum.
 
     Raises:
         RuntimeError: an argument that the kernel does not take.
 
-    Source: aclnnAddRmsNormQuantV2.md of ops-nn, AddRmsNormQuantKernelOpApi.cpp.
+    Source: aclnnAddRmsNormQuantV2.md of ops-nn, AddRmsNormQuantKernelOpApi.cpp and test_npu_add_rms_norm_quant.py.
     """
     name = "npu_add_rms_norm_quant"
     if axis != -1:
@@ -83,9 +83,7 @@ def npu_add_rms_norm_quant(
     total = x1.to(torch.float32) + x2.to(torch.float32)
     y, _ = _normed(total, gamma, beta, epsilon, gamma.dim())
     first = _static(name, y, scales1, zero_points1, dtype, div_mode)
-    second = torch.zeros_like(first)
-    if scales2 is not None:
-        second = _static(name, y, scales2, zero_points2, dtype, div_mode)
+    second = _static(name, y, y.new_ones(1) if scales2 is None else scales2, zero_points2, dtype, div_mode)
     return first, second, total.to(x1.dtype)
 
 
@@ -365,7 +363,7 @@ def npu_rms_norm_backward_quant(
     quant_mode: str = "static",
     dst_type: int | None = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of npu_rms_norm, that of the input quantised.
+    """Gradients of npu_rms_norm; the input's is quantised.
 
     With n = x * rstd: dx = (dy * gamma - n * mean(dy * gamma * n)) * rstd and dgamma = sum(dy * n).
 

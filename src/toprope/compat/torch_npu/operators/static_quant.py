@@ -170,7 +170,7 @@ def npu_anti_quant(
             for the axis before it, and with all axes, size 1 but on one of the last two.
         offset: like `scale`.
         dst_dtype: float16 (None) or bfloat16.
-        src_dtype: dtype of the values of `x`; it must fit that of `x`.
+        src_dtype: dtype of the values of `x`; it must fit the dtype of `x`.
 
     Raises:
         RuntimeError: an argument that the kernel does not take.
@@ -513,7 +513,7 @@ def npu_gelu_quant(
     quant_mode: str = "dynamic",
     dst_type: int | None = None,
     round_mode: str = "rint",
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """GELU, quantised: gelu(x) * input_scale + input_offset rounded, or by a scale for each token.
 
     Args:
@@ -526,7 +526,7 @@ def npu_gelu_quant(
         round_mode: "rint"; "round" for hifloat8.
 
     Returns:
-        (y, scale): of the shape of the input; the scales in float32 without the last axis, empty for "static".
+        (y, scale): of the shape of the input; the scales in float32 without the last axis, None for "static".
 
     Raises:
         RuntimeError: an argument that the kernel does not take, or another chip than the Ascend 950.
@@ -556,7 +556,7 @@ def npu_gelu_quant(
         refuse(name, "static needs input_scale")
     if input_offset is not None:
         wide = wide + _on_axis(name, self, input_offset, -1, "input_offset")
-    return quantised_to(wide, dtype), wide.new_empty(0)
+    return quantised_to(wide, dtype), None  # torch makes an undefined tensor of it, as torch_npu returns
 
 
 @operator("npu_quant_max")
