@@ -107,8 +107,9 @@ def quantised_to(values: torch.Tensor, dtype: CardDtype, round_mode: str = "rint
     """
     values = torch.where(torch.isnan(values), 0.0, values)
     if dtype == CardDtype.int32:
-        whole = _rounded(values, round_mode).to(torch.float64)
-        return whole.clamp(-(2.0**31), 2.0**31 - 1).to(torch.int32)
+        whole = _rounded(values, round_mode)
+        inside = whole.clamp(-(2.0**31), 2.0**31 - 128).to(torch.int32)  # the largest float32 below 2^31
+        return torch.where(whole >= 2.0**31, 2**31 - 1, inside)
     if dtype in _RANGES:
         low, high = _RANGES[dtype]
         whole = _rounded(values, round_mode).clamp(low, high)

@@ -428,8 +428,10 @@ def _normed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised values over the last axes, and the reciprocal of the root; float32."""
     axes = tuple(range(wide.dim() - dims, wide.dim()))
-    # float64 for the root: the kernel's is the float32 nearest to it, torch's may be the one next to that
-    rstd = torch.rsqrt(wide.square().mean(dim=axes, keepdim=True).to(torch.float64) + epsilon).to(torch.float32)
+    mean = wide.square().mean(dim=axes, keepdim=True) + epsilon
+    rough = torch.rsqrt(mean)
+    rstd = rough + rough * (0.5 * (1 - mean * rough * rough))  # a Newton step: the kernel's root is the nearest float32
+    rstd = torch.where(torch.isfinite(rstd), rstd, rough)
     y = wide * rstd * gamma.to(torch.float32)
     return (y if beta is None else y + beta.to(torch.float32)), rstd
 
