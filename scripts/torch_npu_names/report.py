@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .compare import Comparison, compare
 from toprope.support.npu_operators import npu_operators
 
+from .compare import Comparison, compare
 from .here import read_here, read_operators
 from .page import Operators, markdown
 from .published import Published
