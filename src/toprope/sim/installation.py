@@ -192,12 +192,14 @@ def _register(torch: ModuleType) -> None:
     from toprope.imports import after_import
     from toprope.sim import at_exit, distributed, dlpack, inductor
     from toprope.sim.graph import registration
+    from toprope.sim.npu.graphs import accelerator_graphs
 
     distributed.register(torch)
     dlpack.register()
     at_exit.register()
     inductor.register()
     registration.register()
+    accelerator_graphs(True)
     after_import("torch.multiprocessing.reductions", _register_sharing)
 
 

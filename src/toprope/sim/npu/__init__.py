@@ -58,7 +58,6 @@ from toprope.sim.npu.devices import (
 from toprope.sim.npu.events import sleep as _sleep
 from toprope.sim.npu.graphs import (
     NPUGraph,
-    accelerator_graphs,
     graph,
     graph_task_group_begin,
     graph_task_group_end,
@@ -309,7 +308,6 @@ __all__ += sorted((*_NAMES, *_MODULES))
 
 globals().update(_NAMES)
 globals().update(_MODULES)
-accelerator_graphs(True)
 
 # Under its other name, too, each module is one module: `import torch.npu.streams` must not load it again.
 for _name, _module in {**sys.modules}.items():

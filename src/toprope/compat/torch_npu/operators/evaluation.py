@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from toprope.sim.npu._state import chip
-
 __all__ = ["gradients", "has_values", "on_950", "scalar_name"]
 
 _FIRST_950 = 260
@@ -37,6 +35,8 @@ def has_values(*tensors: torch.Tensor) -> bool:
 
 def on_950(tensor: torch.Tensor) -> bool:
     """Return True if the tensor is on a simulated Ascend 950 or a later chip."""
+    from toprope.sim.npu._state import chip  # only where there is a simulated card
+
     return tensor.device.type == "npu" and (chip().soc_version or 0) >= _FIRST_950
 
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from toprope.sim.npu._state import chip
 from toprope.support.npu_operators import npu_operators
 
 from .checks import refuse
@@ -89,6 +88,12 @@ def register() -> None:
     _libraries.extend(libraries.values())
 
 
+def _family() -> str:
+    from toprope.sim.npu._state import chip  # only where there is a simulated card
+
+    return chip().family
+
+
 def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as the dispatcher calls it: refused on chips that lack the operator, and with autocast off.
 
@@ -100,7 +105,7 @@ def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"
-        if lacking and kind == "npu" and (family := chip().family) in lacking:
+        if lacking and kind == "npu" and (family := _family()) in lacking:
             page = f"{table['pages_at']}/{table['pages'][packet]} of Ascend/op-plugin"
             refuse(packet, f"the vendor does not list {family} among the products that have it ({page})")
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
