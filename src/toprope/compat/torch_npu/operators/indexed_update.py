@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from toprope.sim.npu._state import chip
+
 from .checks import refuse
 from .registry import operator
 from .sequence_attention import is_fake
@@ -177,8 +179,8 @@ def npu_advance_step_flashattn(
 ) -> None:
     """Prepare the inputs of the next decoding step, in place.
 
-    Without spec_token each of the first num_queries sequences takes its sampled token, one position further; the other
-    sequences get token 0, position 0 and slot -1. With it, a sequence has 1 + n tokens: the last accepted one and n
+    Without spec_token each of the first num_queries sequences takes its sampled token, one position further; the first
+    of the other sequences gets token 0, position 0 and slot -1. With it, a sequence has 1 + n tokens: the last accepted one and n
     drafted ones, 1 + accepted_num positions further.
 
     Args:
@@ -216,9 +218,11 @@ def npu_advance_step_flashattn(
     if spec_token is not None and accepted_num is not None:
         _advance_drafted(given, num_seqs, block_size, spec_token, accepted_num)
         return
-    input_tokens[num_queries:] = 0
-    input_positions[num_queries:] = 0
-    slot_mapping[num_queries:] = -1
+    # The kernel's first core alone does so, and steps by the number of cores (advance_step.h of ops-nn).
+    step = chip().vector_cores or num_seqs
+    input_tokens[num_queries::step] = 0
+    input_positions[num_queries::step] = 0
+    slot_mapping[num_queries::step] = -1
     positions = seq_lens[:num_queries].clone()
     input_tokens[:num_queries] = sampled_token_ids[:num_queries, 0]
     input_positions[:num_queries] = positions
