@@ -703,8 +703,8 @@ def _call_v2(given: dict[str, Any]) -> InferenceCall:
             refuse(_V2, f"learnable_sink is {sink.dtype}; the kernel takes bfloat16")
         if given["pse_shift"] is not None or given["quant_scale_out"] is not None:
             refuse(_V2, "learnable_sink takes neither pse_shift nor quant_scale_out")
-    names = ("query", "key", "value", "query_rope", "key_rope", "pse_shift", "atten_mask", "block_table", "block_size")
-    names += ("num_key_value_heads", "pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise")
+    names = ["query", "key", "value", "query_rope", "key_rope", "pse_shift", "atten_mask", "block_table", "block_size"]
+    names += ["num_key_value_heads", "pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise"]
     return InferenceCall(
         operator=_V2,
         num_heads=given["num_query_heads"],

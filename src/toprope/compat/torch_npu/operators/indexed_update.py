@@ -180,8 +180,8 @@ def npu_advance_step_flashattn(
     """Prepare the inputs of the next decoding step, in place.
 
     Without spec_token each of the first num_queries sequences takes its sampled token, one position further; the first
-    of the other sequences gets token 0, position 0 and slot -1. With it, a sequence has 1 + n tokens: the last accepted one and n
-    drafted ones, 1 + accepted_num positions further.
+    of the other sequences gets token 0, position 0 and slot -1. With it, a sequence has 1 + n tokens: the last accepted
+    one and n drafted ones, 1 + accepted_num positions further.
 
     Args:
         input_tokens: [num_seqs], or [num_seqs * (1 + n)]; int64, as all of them.
@@ -219,7 +219,7 @@ def npu_advance_step_flashattn(
         _advance_drafted(given, num_seqs, block_size, spec_token, accepted_num)
         return
     # The kernel's first core alone does so, and steps by the number of cores (advance_step.h of ops-nn).
-    step = chip().vector_cores or num_seqs
+    step = (chip().vector_cores if input_tokens.device.type == "npu" else None) or num_seqs
     input_tokens[num_queries::step] = 0
     input_positions[num_queries::step] = 0
     slot_mapping[num_queries::step] = -1

@@ -117,12 +117,15 @@ class InferenceCall:
         logarithm = query.new_full((batches, heads, length, 1), torch.inf, dtype=wide)
         for segment in self._segments(layout, batches, length):
             rows = slice(segment.query_start, segment.query_start + segment.queries)
+            bias, masked, zero = self._left_out(layout, segment, length)
             part = attend(
                 query[segment.query_batch, :, rows],
                 self._keys(layout, segment),
                 self._values(layout, segment),
                 self.scale,
-                **self._left_out(layout, segment, length),
+                bias=bias,
+                masked=masked,
+                zero_empty_rows=zero,
                 sink=self.sink,
                 scales=self.integer_scales,
             )
@@ -318,7 +321,9 @@ class InferenceCall:
             shared = self._dequantise(shared, scales, 0, 0, None)
         return torch.cat((shared, tensor), 1)
 
-    def _left_out(self, layout: InferLayout, segment: Segment, length: int) -> dict[str, torch.Tensor | bool | None]:
+    def _left_out(
+        self, layout: InferLayout, segment: Segment, length: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
         """Bias, mask and treatment of empty rows of one sequence."""
         keys = segment.keys + self._prefix_tokens(layout)
         row = 0 if layout.packed else segment.query_start
@@ -339,7 +344,7 @@ class InferenceCall:
             else:
                 mask = self._mask_of(segment, single, (row, segment.queries), (column, keys))
             masked = masked_scores(mask, sparse, segment.queries, keys)
-        return {"bias": bias, "masked": masked, "zero_empty_rows": zero}
+        return bias, masked, zero
 
     def _prefix_tokens(self, layout: InferLayout) -> int:
         if self.key_prefix is None:
@@ -408,7 +413,7 @@ def attention_result(
         query: of the call.
         layout: of the call.
         heads: of the query.
-        head: size of a head of the value; 0 takes that of the query.
+        head: size of a head of the value; 0 takes the query's.
         quantised: whether the result is int8.
         lse: whether softmax_lse is asked for.
         query_rope: of the call.

@@ -29,8 +29,8 @@ class InferLayout:
     """The layout of a call.
 
     Attributes:
-        inputs: that of query, key and value.
-        result: that of the result; NBSD is among them.
+        inputs: layout of query, key and value.
+        result: layout of the result; NBSD is among them.
     """
 
     inputs: str
@@ -38,7 +38,7 @@ class InferLayout:
 
     @property
     def packed(self) -> bool:
-        """Whether the sequences lie one after the other, without a batch axis."""
+        """True for sequences one after the other, without a batch axis."""
         return self.inputs in ("TND", "NTD")
 
     def to_bnsd(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -81,7 +81,8 @@ def infer_layout(query: torch.Tensor, name: str, heads: int) -> InferLayout:
         )
     inputs, _, result = name.partition("_")
     if query.dim() != _DIMS[inputs]:
-        raise RuntimeError("query's dim should be consistent with that of Layout" + ops_error(ErrCode.VALUE))
+        text = "query's dim should be consistent with that"
+        raise RuntimeError(f"{text} of Layout" + ops_error(ErrCode.VALUE))
     return InferLayout(inputs, result or inputs)
 
 

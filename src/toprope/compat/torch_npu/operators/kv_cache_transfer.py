@@ -257,7 +257,7 @@ def _reshape_and_cache_siso(
 
 
 def _lies_as_nz(tokens: torch.Tensor, cache: torch.Tensor) -> bool:
-    """Whether a cache lies as FRACTAL_NZ: by its format, and by its shape where the card grants no such format."""
+    """True for a cache as FRACTAL_NZ: by its format, and by its shape where the card grants no such format."""
     if cache.dim() != 4:
         return False
     if cache.device.type == "npu" and not is_fake(cache) and format_of(cache) is Format.FRACTAL_NZ:

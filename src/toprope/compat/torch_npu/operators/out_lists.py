@@ -14,7 +14,7 @@ from .registry import OPERATORS
 __all__ = ["take_out_lists"]
 
 
-class _TakesList(torch._ops.OpOverload):  # type: ignore[type-arg]
+class _TakesList(torch._ops.OpOverload):
     """An overload whose results may be given as one list."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

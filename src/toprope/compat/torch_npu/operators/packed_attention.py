@@ -198,7 +198,7 @@ def _bias(
     queries: int,
     keys: int,
 ) -> torch.Tensor:
-    """What a mask adds to the scores of one sequence; its diagonal ends at the last query and key."""
+    """Numbers that a mask adds to the scores of one sequence; its diagonal ends at the last query and key."""
     if mask_type == NORM:
         return hiding(_part(name, mask, index, queries, keys, False), dtype)
     if mask_type == ALIBI:

@@ -37,7 +37,7 @@ class IntegerScales:
 
 
 def is_fake(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of the tensors has a shape and no values, as while torch.compile traces."""
+    """True if one of the tensors has a shape and no values, as while torch.compile traces."""
     return any(tensor is not None and (tensor.is_meta or isinstance(tensor, FakeTensor)) for tensor in tensors)
 
 
