@@ -11,15 +11,17 @@ import torch
 from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
-from . import _C, contrib, distributed, dynamo, optim, profiler, utils
+from . import _C, atb, contrib, distributed, dynamo, optim, profiler, utils
 from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, register
 from .operators.formats import Format, named_format
+from .operators.out_lists import take_out_lists
 from .version import __version__
 
 _autoload()
 register()
+take_out_lists()
 alias_npu(__name__)
 
 _EXPORTED = {
@@ -34,6 +36,7 @@ __all__ = [
     "Format",
     "_C",
     "__version__",
+    "atb",
     "contrib",
     "distributed",
     "dynamo",

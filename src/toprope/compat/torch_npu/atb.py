@@ -1,0 +1,39 @@
+"""`torch_npu.atb`: operators of the library ATB that torch_npu has under this name.
+
+Source of the names: torch_npu/op_plugin/atb/_atb_ops.py of Ascend/op-plugin; the other operators of ATB are at the top
+of torch_npu.
+"""
+
+from typing import Any
+
+import torch
+
+from toprope.compat.missing import missing_from
+
+_NAMES = (
+    "npu_paged_cache_load",
+    "npu_multi_head_latent_attention",
+    "_npu_multi_head_latent_attention_get_workspace",
+    "_npu_paged_attention_v2",
+    "_npu_paged_attention_v2_get_workspace",
+    "_npu_flash_attention_v2",
+    "_npu_flash_attention_prefix_v2",
+    "npu_fused_add_topk_div",
+    "npu_ring_mla",
+    "npu_self_attention_prefix_encoder",
+    "npu_mla_preprocess",
+)
+
+__all__: list[str] = []
+
+_missing = missing_from(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES and hasattr(torch.ops.atb, name):
+        return getattr(torch.ops.atb, name)
+    return _missing(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name for name in _NAMES if hasattr(torch.ops.atb, name))})
