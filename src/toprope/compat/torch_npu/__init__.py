@@ -13,6 +13,7 @@ from toprope.sim import _autoload
 
 from . import _C, contrib, distributed, dynamo, optim, profiler, utils
 from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
+from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, register
 from .operators.formats import Format, named_format
 from .version import __version__
@@ -25,6 +26,7 @@ _EXPORTED = {
     name: getattr(getattr(torch.ops, made.namespace), name)
     for name, made in ((full.partition(".")[0], made) for full, made in OPERATORS.items())
 }
+globals().update(_DTYPES)  # torch_npu.hifloat8 and the others are numbers
 globals().update(_EXPORTED)
 get_npu_format = named_format  # the enumeration in place of the number
 

@@ -1,6 +1,6 @@
 """Operators of torch_npu, composed of torch's own: one module for each family."""
 
-from . import activation, cast, formats, fusion_attention, norm, rotary, storage
+from . import activation, cast, formats, fusion_attention, int4, norm, rotary, storage
 from .registry import OPERATORS, Operator, register
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "cast",
     "formats",
     "fusion_attention",
+    "int4",
     "norm",
     "register",
     "rotary",
