@@ -36,6 +36,7 @@ __all__ = ["msd_product", "npu_grouped_matmul", "npu_grouped_matmul_add", "npu_g
 
 _NAME = "npu_grouped_matmul"
 _Tensors = Sequence[torch.Tensor] | None
+_QUANTISED = ((torch.int8, torch.int8), (torch.int32, torch.int32), (torch.int8, torch.int32))
 _MOST = 128
 """Tensors that the lists may have."""
 
@@ -124,7 +125,8 @@ class _Lists:
             rows: its rows in `x`, or None for all.
             source: position of its `x` in the list.
         """
-        found = {name: self._of_weight(tensors, number) for name, tensors in self.parameters.items()}
+        by_weight = {name: tensors for name, tensors in self.parameters.items() if name != "per_token_scale"}
+        found = {name: self._of_weight(tensors, number) for name, tensors in by_weight.items()}
         scales = self.parameters.get("per_token_scale")
         per_token = None
         if scales:
@@ -195,6 +197,10 @@ def _product(x: torch.Tensor, weight: torch.Tensor, given: _Arguments, lists: _L
 
 
 def _result_dtype(x: torch.Tensor, weight: torch.Tensor, number: int | None) -> torch.dtype:
+    plain = x.dtype in FLOATING and x.dtype == weight.dtype
+    anti = x.dtype in (torch.float16, torch.bfloat16) and weight.dtype in (torch.int8, torch.int32)
+    if not (plain or anti or (x.dtype, weight.dtype) in _QUANTISED):
+        refuse(_NAME, f"x is {x.dtype} and weight {weight.dtype}; the kernel does not take them together")
     if x.dtype in FLOATING:
         return torch_dtype(_NAME, number, x.dtype, (x.dtype,))
     if x.dtype == torch.int8 and weight.dtype == torch.int8:
@@ -206,11 +212,8 @@ def _check_mode(lists: _Lists, x: torch.Tensor) -> None:
     """Refuse dtypes that the kernel does not take together, and parameters that are missing."""
     weight, given = lists.weight[0], lists.parameters
     pair = (x.dtype, weight.dtype)
-    plain = x.dtype in FLOATING and x.dtype == weight.dtype
-    anti = x.dtype in (torch.float16, torch.bfloat16) and weight.dtype in (torch.int8, torch.int32)
-    quantised = pair in ((torch.int8, torch.int8), (torch.int32, torch.int32), (torch.int8, torch.int32))
-    if not (plain or anti or quantised):
-        refuse(_NAME, f"x is {x.dtype} and weight {weight.dtype}; the kernel does not take them together")
+    anti = x.dtype in FLOATING and x.dtype != weight.dtype
+    quantised = x.dtype not in FLOATING
     if anti and not given.get("antiquant_scale"):
         refuse(_NAME, f"a weight of {weight.dtype} with x of {x.dtype} needs antiquant_scale")
     if quantised and not given.get("scale") and lists.dtype != torch.int32:

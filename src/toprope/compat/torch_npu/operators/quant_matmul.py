@@ -176,7 +176,7 @@ def dequantised(
 def _by_blocks(
     x1: torch.Tensor, x2: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Sum over blocks of 128 of k: the product of a block times the scale of its row and the scale of its 128 columns."""
+    """Sum over blocks of 128 of k: the product of a block times the scales of its row and of its 128 columns."""
     depth, columns = x1.shape[-1], x2.shape[-1]
     blocks = (-(-depth // _BLOCK), -(-columns // _BLOCK))
     rows = x1.shape[-2]
