@@ -336,6 +336,6 @@ def npu_grouped_matmul_finalize_routing(
         begin, end = shared_input_offset or 0, (shared_input_offset or 0) + shared_input.shape[0]
         if end > rows or shared_input.shape[1] != columns:
             refuse(name, f"shared_input {list(shared_input.shape)} from row {begin} does not fit {[rows, columns]}")
-        factor = 1.0 if shared_input_weight is None else shared_input_weight
-        result[begin:end] += shared_input.to(torch.float32) * factor
+        share = 1.0 if shared_input_weight is None else shared_input_weight
+        result[begin:end] += shared_input.to(torch.float32) * share
     return result
