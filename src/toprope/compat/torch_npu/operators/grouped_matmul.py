@@ -69,7 +69,7 @@ def msd_product(
     if assist is not None:
         total = total + assist.to(torch.float32)
     if offset is not None:
-        sums = x.to(torch.float32).reshape(x.shape[0], factor.shape[0], -1).sum(-1)
+        sums = x.to(torch.float32).reshape(x.shape[0], factor.shape[0], x.shape[1] // factor.shape[0]).sum(-1)
         total = total + sums @ offset.reshape(factor.shape).to(torch.float32)
     return total
 
