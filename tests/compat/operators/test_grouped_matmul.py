@@ -168,6 +168,32 @@ def test_four_bits_on_both_sides_with_transposed_weight(facade):
         torch.testing.assert_close(y.double(), torch.from_numpy(want), rtol=1e-3, atol=1e-2)
 
 
+def test_awkward_inputs(facade):
+    kept = {"group_type": 0, "split_item": 2}
+    (empty,) = facade.npu_grouped_matmul([X[:0]], [W], group_list=torch.zeros(3, dtype=torch.int64), **kept)
+    assert empty.shape == (0, 8)
+    strided = torch.randn(24, 14).T[::2]
+    for groups in (torch.tensor(ENDS), torch.tensor([[3, 0], [3, 0], [7, 0]])[:, 0]):
+        (y,) = facade.npu_grouped_matmul([strided], [W], group_list=groups, **kept)
+        want = np.concatenate(by_rows(strided, W, ENDS))
+        torch.testing.assert_close(y.double(), torch.from_numpy(want), rtol=1e-4, atol=1e-4)
+    single = torch.tensor([7])
+    for bias in (torch.ones(8), torch.ones(1, 8)):
+        (y,) = facade.npu_grouped_matmul([X], [W[:1]], bias=[bias], group_list=single, **kept)
+        torch.testing.assert_close(y, X @ W[0] + 1, rtol=1e-4, atol=1e-4)
+    (y,) = facade.npu_grouped_matmul([X], [W[:1]], bias=[], scale=[], group_list=single, **kept)
+    torch.testing.assert_close(y, X @ W[0], rtol=1e-4, atol=1e-4)
+    assert (
+        facade.npu_quant_matmul(
+            torch.zeros(3, 0, dtype=torch.int8),
+            torch.zeros(0, 4, dtype=torch.int8),
+            torch.ones(1),
+            output_dtype=torch.int32,
+        ).tolist()
+        == [[0] * 4] * 3
+    )
+
+
 REFUSED = [
     ({}, "Requires manual passing group_type"),
     ({"group_type": 1}, "The group type must be -1, 0 or 2"),
