@@ -56,9 +56,9 @@ def test_as_on_the_cpu(name):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_compiler_sees_the_same_shapes(name):
     expected = called(name, *moved(SAMPLES[name], "npu"))
-    given = moved(SAMPLES[name], "npu")
+    real = moved(SAMPLES[name], "npu")  # before the mode begins, which refuses real tensors
     with FakeTensorMode() as mode:
-        fakes = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, given)
+        fakes = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, real)
         found = called(name, *fakes)
     for got, want in zip(found, expected, strict=True):
         if isinstance(want, torch.Tensor):
