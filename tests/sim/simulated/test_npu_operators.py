@@ -29,6 +29,10 @@ WITHOUT |= {
     "npu_grouped_dynamic_block_quant", "npu_grouped_dynamic_mx_quant", "npu_quant_max", "npu_rms_norm_dynamic_mx_quant",
     "_npu_rms_norm_backward_quant", "npu_rms_norm_quant_v2", "npu_swiglu_mx_quant",
     "npu_swiglu_mx_quant_with_dual_axis",
+    # for the Ascend 950 or the 310P alone, or with a storage format
+    "npu_add_quant_matmul", "npu_add_quant_matmul_", "npu_dual_level_quant_matmul", "npu_fused_matmul",
+    "npu_quant_grouped_matmul_dequant", "npu_quant_matmul_dequant", "npu_quant_matmul_reduce_sum",
+    "npu_transpose_quant_batchmatmul",
 }  # fmt: skip
 # Their results are drawn, or hold values that are left as they are.
 ONLY_SHAPES: set[str] = set()

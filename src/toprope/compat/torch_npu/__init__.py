@@ -15,6 +15,7 @@ from . import _C, atb, contrib, distributed, dynamo, optim, profiler, utils
 from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, register
+from .operators.checksum import matmul_checksum
 from .operators.formats import Format, named_format
 from .operators.out_lists import take_out_lists
 from .version import __version__
@@ -40,6 +41,7 @@ __all__ = [
     "contrib",
     "distributed",
     "dynamo",
+    "matmul_checksum",
     "npu",
     "optim",
     "profiler",
