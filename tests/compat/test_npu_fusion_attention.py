@@ -222,7 +222,7 @@ def test_bias_is_added_before_the_scale(attend, shape):
 def test_dropout(attend):
     query, value = normal(2, 4, 64, 8), torch.ones(2, 4, 64, 8)
     torch.manual_seed(5)
-    out, _, _, _, seed, offset, numels = attend(query, query, value, 4, "BNSD", scale=0.1, keep_prob=0.75)
+    out, _, _, _, seed, _, numels = attend(query, query, value, 4, "BNSD", scale=0.1, keep_prob=0.75)
     assert (seed, numels) == (5, 2 * 4 * 64 * 64)
     # With values of one, an element is the kept part of the weights over keep_prob: one on average.
     assert out.mean().item() == pytest.approx(1.0, abs=0.02)

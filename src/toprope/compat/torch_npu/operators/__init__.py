@@ -2,6 +2,7 @@
 
 from . import (
     activation,
+    attention_legacy,
     block_sparse_attention,
     cast,
     causal_conv1d,
@@ -22,6 +23,7 @@ __all__ = [
     "OPERATORS",
     "Operator",
     "activation",
+    "attention_legacy",
     "block_sparse_attention",
     "cast",
     "causal_conv1d",

@@ -253,8 +253,8 @@ def _check_floyd(
     if not first or first % 16 or not last or last % 128 or not between or between % 128 or head not in (32, 64, 128):
         refuse(
             name,
-            f"N is {first}, M {last}, K {between} and D {head}; the kernel takes multiples of 16, 128 and 128, and a head "
-            "of 32, 64 or 128",
+            f"N is {first}, M {last}, K {between} and D {head}; the kernel takes multiples of 16, 128 and 128, and a "
+            "head of 32, 64 or 128",
         )
     if mask is not None and (
         mask.dtype not in (torch.bool, torch.uint8) or list(mask.shape) != [batch, 1, first, 1, between]

@@ -1,6 +1,8 @@
-"""Causal convolution along a sequence, of every channel on its own: with a mask, or with a cache of what came before."""
+"""Causal convolution along a sequence, of every channel on its own: with a mask, or continued from a cache."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 
@@ -128,7 +130,8 @@ def npu_fused_causal_conv1d(
     return _fused(
         "npu_fused_causal_conv1d", x, weight, conv_states, query_start_loc, cache_indices, num_accepted_tokens,
         -1 if pad_slot_id is None else pad_slot_id, bool(residual_connection), num_computed_tokens,
-        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, block_size or 128, conv_mode,
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, block_size or 128,
+        conv_mode,
     )  # fmt: skip
 
 
@@ -161,8 +164,8 @@ def npu_fused_causal_conv1d_v2(
     out = _fused(
         "npu_fused_causal_conv1d_v2", x, weight, conv_states, query_start_loc, cache_indices, num_accepted_tokens,
         -1 if pad_slot_id is None else pad_slot_id, bool(residual_connection), num_computed_tokens,
-        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, block_size or 128, conv_mode,
-        x,
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, block_size or 128,
+        conv_mode, x,
     )  # fmt: skip
     x.copy_(out)
 
@@ -203,7 +206,7 @@ def _fused(
     lines = None if cache_indices is None else cache_indices.tolist()
     accepted, computed = list_of(num_accepted_tokens), list_of(num_computed_tokens)
     out = (torch.zeros_like(flat) if left_out is None else left_out.reshape(flat.shape).clone()).float()
-    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (start, end) in enumerate(pairwise(starts)):
         own = flat[start:end]
         if prefixes is not None and lines is not None:
             read, write = lines[row][prefixes[2][row]], lines[row][prefixes[1][row]]

@@ -161,10 +161,10 @@ def npu_chunk_gated_delta_rule(
         raise RuntimeError("value cannot be empty" + ops_error(ErrCode.PARAM))
     if value.dim() != 3:
         raise RuntimeError("value dim should be 3" + ops_error(ErrCode.PARAM))
-    for what, given in (("beta", beta), ("initial_state", initial_state), ("actual_seq_lengths", actual_seq_lengths)):
-        if given is None:
-            raise RuntimeError(f"{what} cannot be empty" + ops_error(ErrCode.PARAM))
-    assert initial_state is not None and actual_seq_lengths is not None
+    if beta is None or initial_state is None or actual_seq_lengths is None:
+        given = {"beta": beta, "initial_state": initial_state, "actual_seq_lengths": actual_seq_lengths}
+        missing = next(what for what, tensor in given.items() if tensor is None)
+        raise RuntimeError(f"{missing} cannot be empty" + ops_error(ErrCode.PARAM))
     steps = _Steps(name, query, key, value, beta, scale, g, None)
     if max(value.shape[1], query.shape[1]) > 64 or max(value.shape[2], query.shape[2]) > 128:
         sizes = f"{query.shape[1]} and {value.shape[1]} heads of {query.shape[2]} and {value.shape[2]} elements"

@@ -1,4 +1,4 @@
-"""What one call of npu_fusion_attention computes: its checked arguments, cut into batches, and their results put together.
+"""One call of npu_fusion_attention: its checked arguments, cut into batches, and their results put together.
 
 The forward and the backward operators read their arguments in the same way. A call of layout TND is cut into its
 batches; every other call is one part.

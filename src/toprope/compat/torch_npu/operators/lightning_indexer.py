@@ -55,7 +55,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor) -> to
 
 
 def _best(scores: torch.Tensor, count: int, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys of the largest scores, largest first, [Sq, 1, count]: their numbers, then -1; their scores, then -inf."""
+    """Numbers and scores of the best keys, largest first, [Sq, 1, count]; -1 and -inf where there are fewer."""
     queries, keys = scores.shape
     if causal:
         scores = scores.masked_fill(future(queries, keys, scores.device), float("-inf"))
@@ -149,7 +149,8 @@ def npu_lightning_indexer_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the values of npu_lightning_indexer.
 
-    With S = query key^T at the selected keys: dW = sum of dy * relu(S), dS = dy * W where S > 0, dQ = dS K, dK = dS^T Q.
+    With S = query key^T at the selected keys: dW = sum of dy * relu(S), dS = dy * W where S > 0, dQ = dS K and
+    dK = dS^T Q.
 
     Args:
         query: as for npu_lightning_indexer.

@@ -215,30 +215,11 @@ def npu_nsa_compress_attention(
         refuse(name, f"select_block_count {select_block_count}: the kernel takes 1 to 32")
     if actual_seq_qlen is None or actual_cmp_seq_kvlen is None or actual_sel_seq_kvlen is None:
         refuse(name, "actual_seq_qlen, actual_cmp_seq_kvlen and actual_sel_seq_kvlen must be given")
-    call = prepare(
-        Arguments(
-            name,
-            query,
-            key,
-            value,
-            head_num,
-            "TND",
-            None,
-            None,
-            atten_mask,
-            scale_value,
-            1.0,
-            _NO_LIMIT,
-            _NO_LIMIT,
-            0,
-            None,
-            actual_seq_qlen,
-            actual_cmp_seq_kvlen,
-            1,
-            "",
-            None,
-        )  # fmt: skip
-    )
+    arguments = Arguments(
+        name, query, key, value, head_num, "TND", None, None, atten_mask, scale_value, 1.0, _NO_LIMIT, _NO_LIMIT, 0,
+        None, actual_seq_qlen, actual_cmp_seq_kvlen, 1, "", None,
+    )  # fmt: skip
+    call = prepare(arguments)
     out, largest, total = call.attend(Dropout(), None)
     with torch.no_grad():
         blocks = _important_blocks(

@@ -133,6 +133,6 @@ def selected(indices: torch.Tensor, block: int, queries: int, keys: int, causal:
 
 
 def future(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Keys beyond keys - queries + i for query i, [queries, keys]: what the causal mask from the lower right leaves out."""
+    """Scores that the causal mask from the lower right leaves out, [queries, keys]: keys beyond keys - queries + i."""
     columns, rows = torch.arange(keys, device=device), torch.arange(queries, device=device)
     return columns > rows[:, None] + (keys - queries)

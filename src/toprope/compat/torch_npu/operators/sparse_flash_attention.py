@@ -313,9 +313,8 @@ def npu_kv_quant_sparse_flash_attention(
     name = "npu_kv_quant_sparse_flash_attention"
     _check_query(query, key, sparse_indices, layout_query)
     _check_modes(name, sparse_mode, pre_tokens, next_tokens, attention_mode, sparse_block_size)
-    _check_quantised(
-        name, query, key, key_quant_mode, value_quant_mode, quant_scale_repo_mode, tile_size, rope_head_dim
-    )
+    modes = (key_quant_mode, value_quant_mode, quant_scale_repo_mode, tile_size, rope_head_dim)
+    _check_quantised(name, query, key, modes)
     if key_dequant_scale is not None or value_dequant_scale is not None:
         refuse(name, "key_dequant_scale and value_dequant_scale must be None: the scales lie with the keys")
     for argument, given in (("key_dtype", key_dtype), ("value_dtype", value_dtype)):
@@ -401,14 +400,12 @@ def _check_modes(
         refuse(name, f"sparse_block_size {sparse_block_size}: the kernel takes powers of two up to 128")
 
 
-def _check_quantised(
-    name: str, query: torch.Tensor, key: torch.Tensor, key_mode: int, value_mode: int, repo: int, tile: int, rope: int
-) -> None:
+def _check_quantised(name: str, query: torch.Tensor, key: torch.Tensor, modes: tuple[int, int, int, int, int]) -> None:
     if query.dtype not in (torch.float16, torch.bfloat16) or key.dtype != torch.int8:
         refuse(name, f"query is {query.dtype} and key {key.dtype}; the kernel takes float16 or bfloat16, and int8")
-    modes = {"key_quant_mode": (key_mode, _PER_TILE), "value_quant_mode": (value_mode, _PER_TILE)}
-    modes |= {"quant_scale_repo_mode": (repo, 1), "tile_size": (tile, _TILE), "rope_head_dim": (rope, _ROPE)}
-    for argument, (given, wanted) in modes.items():
+    names = ("key_quant_mode", "value_quant_mode", "quant_scale_repo_mode", "tile_size", "rope_head_dim")
+    taken = (_PER_TILE, _PER_TILE, 1, _TILE, _ROPE)
+    for argument, given, wanted in zip(names, modes, taken, strict=True):
         if given != wanted:
             refuse(name, f"{argument} {given}: the kernel takes {wanted}")
     packed = _HEAD + 2 * _ROPE + _SCALE_BYTES * _HEAD // _TILE
