@@ -114,6 +114,7 @@ def attention(
     sink: torch.Tensor | None = None,
     kept: torch.Tensor | None = None,
     keep: float = 1.0,
+    rounded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """softmax(mask(scale * (query key^T + bias))) value, with dropout of the weights.
 
@@ -129,6 +130,7 @@ def attention(
         sink: [N]: a further score of every row, which takes weight but has no value.
         kept: True for weights that dropout keeps, [B, N, Sq, Skv].
         keep: probability that dropout keeps a weight, by whose reciprocal the kept ones grow.
+        rounded: the weights are rounded to the dtype of `query` before they meet the values.
 
     Returns:
         the result [B, N, Sq, Dv] in the dtype of `query`, and the maximum and the sum of the softmax [B, N, Sq] in
@@ -153,6 +155,8 @@ def attention(
         total = total.masked_fill(empty, torch.finfo(dtype).max)
     if kept is not None:
         weights = weights * kept / keep
+    if rounded:
+        weights = weights.to(query.dtype).to(dtype)
     return _grouped(weights, value.to(dtype)).to(query.dtype), largest.squeeze(-1), total.squeeze(-1)
 
 

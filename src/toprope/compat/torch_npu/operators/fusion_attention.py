@@ -347,8 +347,9 @@ def _shapes_of_tnd(
     """Results without values, for a compiler that propagates shapes."""
     if get_proxy_mode() is not None:
         refuse(name, "toprope's facade does not have it in compiled graphs with lengths in tensors")
-    results = _empty_results(name, query, key, value, head_num, input_layout.upper())
-    return *results, query.new_empty(0), *(torch.empty(1, dtype=torch.int64) for _ in range(2))
+    out, largest, total = _empty_results(name, query, key, value, head_num, input_layout.upper())
+    seed, offset = torch.empty(1, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    return out, largest, total, query.new_empty(0), seed, offset
 
 
 def _empty_results(

@@ -186,8 +186,7 @@ class Call:
         rest = self.found.queries - sum(batch.queries for batch in self.batches)
         if rest or not ordered:
             ordered.append(self._zeros(rest))
-        outs, largest, total = zip(*ordered, strict=True)
-        return list(outs), list(largest), list(total)
+        return [one for one, _, _ in ordered], [one for _, one, _ in ordered], [one for _, _, one in ordered]
 
     def _zeros(self, rows: int) -> _Three:
         query = self.tensors[0]
@@ -406,7 +405,7 @@ def without_rope(gradients: Gradients, rope: int) -> tuple[Gradients, torch.Tens
     """Gradients of query and key, and those of their rotated parts, which are the last `rope` of a head."""
     if not rope:
         return gradients, None, None
-    (query, query_rope), (key, key_rope) = (
-        tensor.split([tensor.shape[-1] - rope, rope], dim=-1) for tensor in (gradients.query, gradients.key)
+    found = replace(
+        gradients, query=gradients.query[..., :-rope].contiguous(), key=gradients.key[..., :-rope].contiguous()
     )
-    return replace(gradients, query=query.contiguous(), key=key.contiguous()), query_rope, key_rope
+    return found, gradients.query[..., -rope:].contiguous(), gradients.key[..., -rope:].contiguous()

@@ -367,14 +367,15 @@ def npu_nsa_select_attention(
             continue
         left_out = _left_out(topk_indices[first:end], select_block_size, head_num, q, k, atten_mask)
         out, *statistics = attention(
-            per_head(q), per_head(k), per_head(v), scale_value, masked=left_out, zero_empty_rows=True
+            per_head(q), per_head(k), per_head(v), scale_value, masked=left_out, zero_empty_rows=True, rounded=True
         )
         results.append((out[0].transpose(0, 1), *(part[0].T for part in statistics)))
     rest = query.shape[0] - queries[-1][1]
     zeros = query.new_zeros((rest, head_num), dtype=torch.float32)
     results.append((query.new_zeros((rest, head_num, value.shape[2])), zeros, zeros))
     out, largest, total = (torch.cat(column) for column in zip(*results, strict=True))
-    return out, *(part.float().unsqueeze(-1).repeat(1, 1, _COPIES) for part in (largest, total))
+    largest, total = (part.float().unsqueeze(-1).repeat(1, 1, _COPIES) for part in (largest, total))
+    return out, largest, total
 
 
 @operator("npu_nsa_select_attention_grad")
@@ -485,10 +486,11 @@ def npu_nsa_select_attention_infer(
     indices = topk_indices.reshape(batch, 1, key_value_head_num, -1)
     outs = []
     for row, k, v, index in zip(query.reshape(batch, head_num, -1), keys, values, indices, strict=True):
-        heads = [per_head(part.reshape(part.shape[0], key_value_head_num, -1)) for part in (k, v)]
+        own_key, own_value = (per_head(part.reshape(part.shape[0], key_value_head_num, -1)) for part in (k, v))
         one = row.unsqueeze(0)
         left_out = _left_out(index, select_block_size, head_num, one, k, None)
-        outs.append(attention(per_head(one), *heads, scale_value, masked=left_out, zero_empty_rows=True)[0])
+        out = attention(per_head(one), own_key, own_value, scale_value, masked=left_out, zero_empty_rows=True)[0]
+        outs.append(out)
     return torch.cat(outs).reshape(shape)
 
 
@@ -506,8 +508,8 @@ def _weights(query: torch.Tensor, key: torch.Tensor, scale: float, masked: torch
 
 def _importance(weights: torch.Tensor, blocks: int, counts: tuple[int, int], shared: int) -> torch.Tensor:
     """Importance of every block, [1, N2, Sq, blocks], from the weights [1, N1, Sq, Sk]."""
-    grouped = weights.unflatten(1, (shared, -1)).sum(dim=2)
-    keys = grouped.shape[-1]
+    batch, heads, queries, keys = weights.shape
+    grouped = weights.reshape(batch, shared, heads // shared, queries, keys).sum(dim=2)
     ends = (torch.arange(blocks, device=weights.device) + 1) * counts[0]
     found = grouped.new_zeros((*grouped.shape[:-1], blocks))
     for step in range(counts[0]):

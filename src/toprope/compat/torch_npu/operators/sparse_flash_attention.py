@@ -229,8 +229,8 @@ def npu_sparse_flash_attention_grad(
             *(part.flatten(1).T.unsqueeze(0) for part in (largest, total)),
             masked=_left_out(index, sparse_block_size, q, k, mode),
         )
-        three = (gradients.query, gradients.key, gradients.value)
-        parts.append(tuple(tensor[0].transpose(0, 1) for tensor in three))
+        one, two, three = (part[0].transpose(0, 1) for part in (gradients.query, gradients.key, gradients.value))
+        parts.append((one, two, three))
     of_query, of_key, of_value = zip(*parts, strict=True)
     d_query = joined(list(of_query), kind, found.queries, query.shape[:-2])
     d_key = joined(list(of_key), kind, found.keys, key.shape[:-2])
