@@ -17,7 +17,7 @@ from .checks import compute_dtype, refuse
 __all__ = ["Dropout", "Gradients", "attention", "attention_grad", "drawn_seed", "kept_weights", "list_of", "traced"]
 
 _PHILOX_STEP = 12
-"""How far one call moves the card's generator: 10 numbers, rounded up to a multiple of 4."""
+"""Numbers that one call takes from the card's generator: 10, rounded up to a multiple of 4."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Gradients:
 
 
 def traced(tensor: torch.Tensor) -> bool:
-    """Whether a compiler looks at shapes alone, so that the tensor has no values."""
+    """True if a compiler looks at shapes alone, so that the tensor has no values."""
     return type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta"
 
 
@@ -74,7 +74,7 @@ def drawn_seed(device: torch.device) -> tuple[int, int]:
 def kept_weights(
     operator: str, count: int, dropout: Dropout, mask: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Which weights dropout keeps, one after the other as the scores lie.
+    """Mask of the weights that dropout keeps, one after the other as the scores lie.
 
     Args:
         operator: its name, for errors.

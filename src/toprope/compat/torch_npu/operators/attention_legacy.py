@@ -507,7 +507,7 @@ def npu_fused_attention_qkv_grad(
 
 
 def _drawn(name: str, weights: torch.Tensor, keep: float) -> torch.Tensor:
-    """Which weights dropout keeps, of their shape."""
+    """Mask of the weights that dropout keeps, of their shape."""
     if keep == 1.0:
         return torch.ones_like(weights, dtype=torch.bool)
     dropout = Dropout(keep) if traced(weights) else Dropout(keep, *drawn_seed(weights.device))

@@ -300,7 +300,7 @@ def _block_pairs(
     query_lengths: Sequence[int] | None,
     key_lengths: Sequence[int] | None,
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where the queries and the keys of every sequence lie."""
+    """Rows of the queries and of the keys of every sequence."""
     if layout == "TND":
         for what, lengths, kind in (("", query_lengths, "q"), ("_kv", key_lengths, "kv")):
             if not lengths:

@@ -239,7 +239,7 @@ def _fused(
 
 
 def _boundaries(length: int, computed: int, block: int, count: int) -> list[int]:
-    """Where in the sequence the blocks end that this step fills."""
+    """Ends, in the sequence, of the blocks that this step fills."""
     rest = (length - (block - computed % block)) % block
     last = length - rest - (block if rest == 0 else 0)
     return [last - (count - chunk - 1) * block for chunk in range(count)]

@@ -27,7 +27,7 @@ _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments that the operators of all versions share. Their meaning is that of npu_fusion_attention_v2."""
+    """Arguments that the operators of all versions share. npu_fusion_attention_v2 explains them."""
 
     operator: str
     query: torch.Tensor
@@ -253,7 +253,7 @@ class _Part:
         return query[:, :, self.rows], key[:, :, self.columns], value[:, :, self.columns]
 
     def masked(self, call: Call) -> tuple[torch.Tensor | None, bool]:
-        """Which scores are left out, and whether rows without a score give zeros."""
+        """Mask of the scores to leave out, and whether rows without a score give zeros."""
         zero = call.arguments.inner_precise == _ZERO_EMPTY_ROWS
         if self.mask is None:
             return None, zero

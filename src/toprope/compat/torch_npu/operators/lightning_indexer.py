@@ -94,7 +94,7 @@ def npu_lightning_indexer(
         actual_seq_lengths_key: the same for the keys; for PA_BSND lengths.
         block_table: blocks of every sequence, [B, n] in int32, for PA_BSND.
         layout_query: BSND or TND.
-        layout_key: that of the query, or PA_BSND.
+        layout_key: the query's, or PA_BSND.
         sparse_count: number of keys, 1 to 2048, or a multiple of 1024 up to 8192.
         sparse_mode: 0 all keys, 3 those up to the query's own position from the lower right.
         pre_tokens: its default alone.
@@ -293,7 +293,7 @@ def npu_dense_lightning_indexer_grad_kl_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Loss of the indexer over all keys up to the query's own position, and its gradients.
 
-    The formula is that of npu_sparse_lightning_indexer_grad_kl_loss, and so are the arguments but for two:
+    Formula: npu_sparse_lightning_indexer_grad_kl_loss. Two arguments are new:
 
     Args:
         query: of the attention.
@@ -424,7 +424,7 @@ def npu_quant_lightning_indexer(
         actual_seq_lengths_key: the same for the keys; for PA_BSND lengths.
         block_table: blocks of every sequence, for PA_BSND.
         layout_query: BSND or TND.
-        layout_key: that of the query, or PA_BSND.
+        layout_key: the query's, or PA_BSND.
         sparse_count: number of keys, 1 to 2048.
         sparse_mode: 0 or 3.
         pre_tokens: its default alone.

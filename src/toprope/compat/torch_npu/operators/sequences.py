@@ -29,7 +29,7 @@ Lengths = Sequence[int] | torch.Tensor | None
 
 
 def spans(operator: str, name: str, layout: str, shape: torch.Size, lengths: Lengths) -> list[tuple[int, int]]:
-    """Where each sequence starts and ends: in its row for BSND and PA_BSND, in all rows for TND.
+    """Start and end of each sequence: in its row for BSND and PA_BSND, in all rows for TND.
 
     Raises:
         RuntimeError: the lengths are missing, or do not fit the tensor.
@@ -111,7 +111,7 @@ def split_statistic(statistic: torch.Tensor, layout: str, where: list[tuple[int,
 
 
 def selected(indices: torch.Tensor, block: int, queries: int, keys: int, causal: bool) -> torch.Tensor:
-    """Which keys every query is to see.
+    """Mask of the keys that every query sees.
 
     Args:
         indices: numbers of blocks, [Sq, N2, K]; negative ones take no part.

@@ -91,7 +91,7 @@ def npu_sparse_flash_attention(
         key_rope: rotated part of the keys.
         sparse_block_size: number of keys in a block, a power of two up to 128.
         layout_query: BSND or TND.
-        layout_kv: that of the query, or PA_BSND.
+        layout_kv: the query's, or PA_BSND.
         sparse_mode: 0 the selected keys, 3 those up to the query's own position from the lower right.
         pre_tokens: its default alone.
         next_tokens: its default alone.
@@ -291,7 +291,7 @@ def npu_kv_quant_sparse_flash_attention(
         actual_seq_lengths_kv: lengths of the keys.
         sparse_block_size: number of keys in a block.
         layout_query: BSND or TND.
-        layout_kv: that of the query, or PA_BSND.
+        layout_kv: the query's, or PA_BSND.
         sparse_mode: 0 or 3.
         pre_tokens: its default alone.
         next_tokens: its default alone.
