@@ -162,8 +162,8 @@ def npu_lightning_indexer_grad(
         actual_seq_lengths_key: the same for the keys.
         layout: BSND or TND.
         sparse_mode: 0 or 3; it has been applied to the indices.
-        pre_tokens: its default alone.
-        next_tokens: its default alone.
+        pre_tokens: without effect.
+        next_tokens: without effect.
 
     Returns:
         gradients of query, key and weights.
@@ -174,7 +174,7 @@ def npu_lightning_indexer_grad(
     Source: LightningIndexerGradKernelNpuOpApi.cpp and test_npu_lightning_indexer_grad.py of op-plugin.
     """
     name, kind = "npu_lightning_indexer_grad", "BSND" if layout is None else layout
-    _check_index(name, query, key, weights, sparse_mode or 0, pre_tokens or _NO_LIMIT, next_tokens or _NO_LIMIT)
+    _check_index(name, query, key, weights, sparse_mode or 0, _NO_LIMIT, _NO_LIMIT)
     if traced(query):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(weights)
     found = _pairs(name, query, key, kind, kind, actual_seq_lengths_query, actual_seq_lengths_key, None)
@@ -237,8 +237,8 @@ def npu_sparse_lightning_indexer_grad_kl_loss(
         actual_seq_klen: the same for the keys.
         layout: BSND or TND.
         sparse_mode: 3.
-        pre_tokens: its default alone.
-        next_tokens: its default alone.
+        pre_tokens: without effect.
+        next_tokens: without effect.
         sinks: not in this facade.
 
     Returns:
@@ -313,8 +313,8 @@ def npu_dense_lightning_indexer_grad_kl_loss(
         actual_seq_klen: the same for the keys.
         layout: BSND or TND.
         sparse_mode: 3.
-        pre_tokens: its default alone.
-        next_tokens: its default alone.
+        pre_tokens: without effect.
+        next_tokens: without effect.
 
     Returns:
         gradients of query_index, key_index and weights, and the loss, [1] in float32.
@@ -356,8 +356,8 @@ def npu_dense_lightning_indexer_softmax_lse(
         actual_seq_klen: the same for the keys.
         layout: BSND or TND.
         sparse_mode: 3.
-        pre_tokens: its default alone.
-        next_tokens: its default alone.
+        pre_tokens: without effect.
+        next_tokens: without effect.
 
     Returns:
         (maximum, sum) in float32, [B, 1, S1] or [1, T1].
@@ -652,13 +652,11 @@ def _check_training(
     weights: torch.Tensor,
     modes: tuple[int | None, int | None, int | None],
 ) -> None:
-    sparse_mode, before, after = (
-        default if given is None else given
-        for given, default in zip(modes, (_CAUSAL, _NO_LIMIT, _NO_LIMIT), strict=True)
-    )
+    # Mode 3 has no use for the other two, pre_tokens and next_tokens.
+    sparse_mode = _CAUSAL if modes[0] is None else modes[0]
     if sparse_mode != _CAUSAL:
         refuse(name, f"sparse_mode {sparse_mode}: the kernel takes 3")
-    _check_index(name, query, key, weights, sparse_mode, before, after)
+    _check_index(name, query, key, weights, sparse_mode, _NO_LIMIT, _NO_LIMIT)
 
 
 def _check_index(
