@@ -222,8 +222,8 @@ def test_bias_is_added_before_the_scale(attend, shape):
 def test_dropout(attend):
     query, value = normal(2, 4, 64, 8), torch.ones(2, 4, 64, 8)
     torch.manual_seed(5)
-    out, _, _, _, seed, offset, numels = attend(query, query, value, 4, "BNSD", scale=0.1, keep_prob=0.75)
-    assert (seed, offset, numels) == (5, 0, 2 * 4 * 64 * 64)
+    out, _, _, _, seed, _, numels = attend(query, query, value, 4, "BNSD", scale=0.1, keep_prob=0.75)
+    assert (seed, numels) == (5, 2 * 4 * 64 * 64)
     # With values of one, an element is the kept part of the weights over keep_prob: one on average.
     assert out.mean().item() == pytest.approx(1.0, abs=0.02)
     assert out.std() > 0.01
@@ -383,8 +383,10 @@ MASK = torch.zeros(3, 3, dtype=torch.bool)
         ({"sparse_mode": 6}, "facade does not have sparse_mode 6"),
         ({"padding_mask": MASK}, "padding_mask"),
         ({"prefix": [1, 1]}, "prefix"),
-        ({"sink": torch.zeros(4)}, "sink"),
-        ({"dropout_mask": MASK}, "dropout_mask"),
+        ({"sink": torch.zeros(3)}, "sink has shape"),
+        ({"sink": torch.zeros(4).half()}, "sink has shape"),
+        ({"dropout_mask": MASK, "keep_prob": 0.5}, "dropout_mask holds"),
+        ({"dropout_mask": torch.zeros(8, dtype=torch.uint8), "keep_prob": 0.5}, "dropout_mask holds"),
         ({"atten_mask": MASK.float()}, "bool and uint8"),
         ({"atten_mask": MASK[:2]}, "shape"),
         ({"atten_mask": MASK[None]}, "shape"),
