@@ -1,17 +1,47 @@
 """Operators of torch_npu, composed of torch's own: one module for each family."""
 
-from . import activation, cast, formats, fusion_attention, norm, rotary, storage
+from . import (
+    activation,
+    activation_backward,
+    cast,
+    dropout,
+    formats,
+    fused_matmul,
+    fusion_attention,
+    hyper_connections,
+    kv_rope_cache,
+    layer_norm,
+    memory_hints,
+    mla_prolog,
+    norm,
+    rope,
+    rotary,
+    softmax,
+    storage,
+    torch_backward,
+)
 from .registry import OPERATORS, Operator, register
 
 __all__ = [
     "OPERATORS",
     "Operator",
     "activation",
+    "activation_backward",
     "cast",
+    "dropout",
     "formats",
+    "fused_matmul",
     "fusion_attention",
+    "hyper_connections",
+    "kv_rope_cache",
+    "layer_norm",
+    "memory_hints",
+    "mla_prolog",
     "norm",
     "register",
+    "rope",
     "rotary",
+    "softmax",
     "storage",
+    "torch_backward",
 ]
