@@ -115,9 +115,9 @@ def npu_gelu_backward(grad_output: torch.Tensor, self: torch.Tensor, *, approxim
     if approximate not in _APPROXIMATE:
         refuse(name, f"approximate is {approximate!r}; the kernel takes 'none' and 'tanh'")
     wide, dtype = compute_dtype(self), torch.result_type(grad_output, self)
-    grad, x = torch.broadcast_tensors(grad_output.to(wide), self.to(wide))
-    result: torch.Tensor = torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
-    return result.to(dtype)
+    x = self.to(wide)
+    slope: torch.Tensor = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+    return (grad_output.to(wide) * slope).to(dtype)
 
 
 @operator("npu_fast_gelu_backward")

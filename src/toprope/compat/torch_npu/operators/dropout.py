@@ -274,7 +274,7 @@ def npu_dropout_with_add_softmax(
 
     Args:
         self: [N, C, H, W], H and W out of 128, 256, 384, 512 and N * C a multiple of 32; floating point.
-        x1: like `self`. Its gradient is that of the result, as on the card, whose operator returns it unchanged.
+        x1: like `self`. Its gradient is the gradient of the result: the card's operator returns it unchanged.
         alpha: factor of `self`.
         prob: probability that an element is dropped, below 1.
         dim: -1.

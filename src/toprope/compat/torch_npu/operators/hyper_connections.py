@@ -111,7 +111,7 @@ def npu_mhc_post_backward(
         x, h_res, h_out, h_post: as for npu_mhc_post.
 
     Returns:
-        the gradients of x, h_res, h_out and h_post. That of h_res is zero without it (unwritten memory on the card).
+        the gradients of x, h_res, h_out and h_post. Without h_res its gradient is zero (unwritten memory on the card).
 
     Raises:
         RuntimeError: the kernel would not take the input.
@@ -203,9 +203,9 @@ def npu_mhc_pre(
         inner_precise: 1 to round what is multiplied by `phi`, and `phi`, to HF32 (10 bits of mantissa).
 
     Returns:
-        (h_in, h_post, h_res, inv_rms, h_mix, h_pre): h_in [..., D] in the dtype of `x`, the others in float32: [..., n],
-        [..., n, n] (one zero without it), then, for out_flag 1, the reciprocal of the root mean square [...], the
-        product before normalisation [..., rows] and h_pre [..., n], without gradients; else None.
+        (h_in, h_post, h_res, inv_rms, h_mix, h_pre): h_in [..., D] in the dtype of `x`, the others in float32. h_post
+        is [..., n] and h_res [..., n, n], or one zero. For out_flag 1 the reciprocal of the root mean square [...],
+        the product before normalisation [..., rows] and h_pre [..., n], without gradients; else None.
 
     Raises:
         RuntimeError: the kernel would not take the input.
@@ -226,7 +226,7 @@ def npu_mhc_pre(
     post = 2 * torch.sigmoid(weights[..., streams : 2 * streams] * alpha[1] + bias[streams : 2 * streams])
     if alpha.numel() == 3:
         res = weights[..., 2 * streams :] * alpha[2] + bias[2 * streams :]
-        res = res.unflatten(-1, (streams, streams))
+        res = res.reshape(*res.shape[:-1], streams, streams)
     else:
         res = torch.zeros(1, dtype=torch.float32, device=x.device)
     h_in = (pre.unsqueeze(-1) * wide).sum(-2).to(x.dtype)
@@ -258,7 +258,7 @@ def npu_mhc_pre_backward(
         x, phi, alpha, gamma, hc_eps: as for npu_mhc_pre.
         grad_h_in, grad_h_post, grad_h_res: gradients of its first three results.
         inv_rms, h_mix, h_pre, h_post: its other results, and the second.
-        grad_x_post: a gradient of `x` from elsewhere, added to that of here; None for zero.
+        grad_x_post: a gradient of `x` from elsewhere, which is added; None for zero.
         inner_precise: as for npu_mhc_pre; only 0 is simulated.
 
     Returns:
@@ -293,8 +293,8 @@ def npu_mhc_pre_backward(
     to_res = grad_h_res.float().reshape(tokens, streams * streams)
     parts = (streams, streams, streams * streams)
     before = torch.cat((to_pre, to_post, to_res), -1)
-    to_alpha = torch.stack([part.sum() for part in (before * mix * inverse).split(parts, -1)])
-    scaled = torch.cat([part * alpha[i] for i, part in enumerate(before.split(parts, -1))], -1)
+    to_alpha = torch.stack([part.sum() for part in (before * mix * inverse).split_with_sizes(parts, -1)])
+    scaled = torch.cat([part * alpha[i] for i, part in enumerate(before.split_with_sizes(parts, -1))], -1)
 
     to_mix = scaled * inverse
     factor = None if gamma is None else gamma.float().reshape(1, -1)

@@ -85,7 +85,7 @@ class _Request(NamedTuple):
     gamma: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    index: torch.Tensor
+    slots: torch.Tensor
     k_scale: torch.Tensor | None
     ckv_scale: torch.Tensor | None
     v: torch.Tensor | None
@@ -95,7 +95,7 @@ class _Request(NamedTuple):
 
     @property
     def second(self) -> bool:
-        """Whether `v` comes apart, so that the whole of `kv` is normalised and becomes the key."""
+        """True if `v` comes apart, so that the whole of `kv` is normalised and becomes the key."""
         return self.v is not None and self.v.dim() == 4 and self.v.shape[3] == _VALUE
 
 
@@ -147,7 +147,7 @@ def _check(request: _Request, k_cache: torch.Tensor, ckv_cache: torch.Tensor, of
 
 
 def _check_index(request: _Request, k_cache: torch.Tensor, ckv_cache: torch.Tensor) -> None:
-    name, index, (batch, _, length, _) = request.name, request.index, request.kv.shape
+    name, index, (batch, _, length, _) = request.name, request.slots, request.kv.shape
     if index.dtype != torch.int64:
         refuse(name, f"index is {index.dtype}; the kernel takes int64")
     if k_cache.shape[:3] != ckv_cache.shape[:3]:
@@ -166,14 +166,14 @@ def _check_index(request: _Request, k_cache: torch.Tensor, ckv_cache: torch.Tens
 def _places(request: _Request, size: int) -> Pair:
     """Block and place in it of each token, [batch * length]; the block is negative for tokens to skip."""
     batch, _, length, _ = request.kv.shape
-    token = torch.arange(length, device=request.index.device)
+    token = torch.arange(length, device=request.slots.device)
     if request.mode == "Norm":
         batches = torch.arange(batch, device=token.device).unsqueeze(1).expand(batch, length).flatten()
-        places = request.index.flatten()
+        places = request.slots.flatten()
         return torch.where(places >= 0, batches, -1), places
     if "BLK" not in request.mode:
-        return request.index.div(size, rounding_mode="floor"), request.index % size
-    starts = request.index.reshape(batch, -1)[:, token // size]
+        return request.slots.div(size, rounding_mode="floor"), request.slots % size
+    starts = request.slots.reshape(batch, -1)[:, token // size]
     return starts.flatten().div(size, rounding_mode="floor"), (token % size).expand(batch, length).flatten()
 
 
@@ -344,7 +344,7 @@ class _Fused(NamedTuple):
     k_gamma: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    index: torch.Tensor
+    slots: torch.Tensor
     qkv_size: list[int]
     head_nums: list[int]
     k_scale: torch.Tensor | None
@@ -371,8 +371,8 @@ def _check_fused(fused: _Fused, q_out: torch.Tensor, k_cache: torch.Tensor, v_ca
     if heads != sum(fused.head_nums) or list(qkv.shape) != [batch * length, heads * head]:
         sizes = f"qkv_size {fused.qkv_size} and head_nums {fused.head_nums}"
         refuse(name, f"qkv has shape {list(qkv.shape)}, which does not fit {sizes}")
-    if fused.index.dtype != torch.int64 or list(fused.index.shape) != [batch * length]:
-        refuse(name, f"index is {list(fused.index.shape)} {fused.index.dtype}; [{batch * length}] int64 is expected")
+    if fused.slots.dtype != torch.int64 or list(fused.slots.shape) != [batch * length]:
+        refuse(name, f"index is {list(fused.slots.shape)} {fused.slots.dtype}; [{batch * length}] int64 is expected")
     if list(q_out.shape) != [batch * length, fused.head_nums[0] * head]:
         refuse(name, f"q_out has shape {list(q_out.shape)}; {[batch * length, fused.head_nums[0] * head]} is expected")
     for what, cache, count in (("k_cache", k_cache, fused.head_nums[1]), ("v_cache", v_cache, fused.head_nums[2])):
@@ -399,7 +399,7 @@ def _qkv_rms_norm_rope_cache(
         return normal * cosine + turned(normal, "half") * sine
 
     wide = fused.qkv.float().reshape(rows, sum(fused.head_nums), head)
-    query, key, value = wide.split(fused.head_nums, dim=1)
+    query, key, value = wide.split_with_sizes(fused.head_nums, dim=1)
     query, key = rotated(query, fused.q_gamma), rotated(key, fused.k_gamma)
     q_out.copy_(query.reshape(q_out.shape))
     for cache, values, scale, offset in (
@@ -410,7 +410,7 @@ def _qkv_rms_norm_rope_cache(
         if scale is not None:
             values = values / scale.float()
             values = torch.round(values if offset is None else values + offset.float()).clamp(-128, 127)
-        where = fused.index.div(size, rounding_mode="floor"), fused.index % size
+        where = fused.slots.div(size, rounding_mode="floor"), fused.slots % size
         write_rows(cache.transpose(1, 2), where, values.reshape(rows, -1, part).to(cache.dtype))
     dtype = fused.qkv.dtype
     return query.reshape(rows, -1).to(dtype), key.reshape(rows, -1).to(dtype), value.reshape(rows, -1).to(dtype)
@@ -594,7 +594,7 @@ def npu_rope_quant_kvcache(
         refuse(name, f"indices must have shape [{places}] and the scales {heads * head} elements")
     with torch.no_grad():
         wide = x.float().reshape(batch * length, sum(size_splits) // head, head)
-        query, key, value = wide.split([size // head for size in size_splits], dim=1)
+        query, key, value = wide.split_with_sizes([size // head for size in size_splits], dim=1)
         cosine, sine = cos.float().reshape(-1, 1, head), sin.float().reshape(-1, 1, head)
         query = (query * cosine + turned(query, "half") * sine).to(x.dtype)
         key = (key * cosine + turned(key, "half") * sine).to(x.dtype)

@@ -54,7 +54,7 @@ class _Request(NamedTuple):
     gamma_ckv: torch.Tensor
     sin: torch.Tensor
     cos: torch.Tensor
-    index: torch.Tensor | None
+    slots: torch.Tensor | None
     scale_x: torch.Tensor | None
     scale_dq: torch.Tensor | None
     scale_uq_qr: torch.Tensor | None
@@ -158,7 +158,7 @@ def _check(request: _Request, kv_cache: torch.Tensor, kr_cache: torch.Tensor) ->
 
 
 def _check_scales(request: _Request, kv_cache: torch.Tensor, kr_cache: torch.Tensor) -> None:
-    """Which tensors are int8: none, the second weight of the query alone, or the input and all weights."""
+    """Refuse int8 tensors other than the second weight of the query alone, or the input and all weights."""
     name = request.name
     outer = {request.x.dtype, request.weight_dq.dtype, request.weight_dkv_kr.dtype}
     found = f"token_x, weight_dq and weight_dkv_kr are {', '.join(sorted(map(str, outer)))}"
@@ -208,7 +208,7 @@ def _check_caches(request: _Request, kv_cache: torch.Tensor, kr_cache: torch.Ten
             refuse(name, f"{what} has shape {list(cache.shape)}, which does not fit mode {mode} with {width} elements")
     if not mode.startswith("PA"):
         return
-    if request.index is None:
+    if request.slots is None:
         refuse(name, f"cache_index is needed in mode {mode}")
     if "BLK" in mode and len(lead) == 1:
         if request.lengths is None:
@@ -216,13 +216,13 @@ def _check_caches(request: _Request, kv_cache: torch.Tensor, kr_cache: torch.Ten
         return
     size = max(kv_cache.shape[1], 1)
     expected = [lead[0], -(-lead[1] // size)] if "BLK" in mode else lead
-    if list(request.index.shape) != expected:
-        refuse(name, f"cache_index has shape {list(request.index.shape)}; {expected} is expected in mode {mode}")
+    if list(request.slots.shape) != expected:
+        refuse(name, f"cache_index has shape {list(request.slots.shape)}; {expected} is expected in mode {mode}")
 
 
 def _places(request: _Request, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Block and place in it of each token."""
-    index = cast(torch.Tensor, request.index)
+    index = cast(torch.Tensor, request.slots)
     if "BLK" not in request.mode:
         flat = index.flatten()
         return flat.div(size, rounding_mode="floor"), flat % size

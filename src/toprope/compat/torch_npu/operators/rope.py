@@ -30,7 +30,7 @@ _ROTARY_MODES = ("half", "quarter", "interleave")
 
 
 def on_950(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies on a simulated Ascend 950, whose kernels take more than those of the others."""
+    """True for a tensor on a simulated Ascend 950, whose kernels take more than the others'."""
     return tensor.device.type == "npu" and "950" in chip().family
 
 
@@ -89,7 +89,7 @@ def npu_interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -
     if cos.shape != sin.shape:
         refuse(name, f"cos {list(cos.shape)} and sin {list(sin.shape)} must have one shape")
     if x.shape[-1] != 64 or cos.shape[-1] != 64:
-        refuse(name, f"the last axis of x has {x.shape[-1]} elements and that of cos {cos.shape[-1]}; both must be 64")
+        refuse(name, f"the last axis has {x.shape[-1]} elements in x and {cos.shape[-1]} in cos; both must be 64")
     if cos.shape[0] != x.shape[0] or cos.shape[1] != 1 or cos.shape[2] not in (1, x.shape[2]):
         expected = f"[{x.shape[0]}, 1, {x.shape[2]} or 1, 64]"
         refuse(name, f"cos has shape {list(cos.shape)}; {expected} is expected for x {list(x.shape)}")
@@ -214,7 +214,7 @@ def npu_rotary_mul_backward(
 def _positions_of_sections(values: torch.Tensor, sections: list[int], interleave: bool) -> torch.Tensor:
     """For each frequency, cosine or sine of the position it belongs to: [sections, tokens, D] to [tokens, D]."""
     if not interleave:
-        parts = values.split(sections, dim=-1)
+        parts = values.split_with_sizes(sections, dim=-1)
         return torch.cat([part[i] for i, part in enumerate(parts)], dim=-1)
     result = values[0].clone()
     for i in (1, 2):

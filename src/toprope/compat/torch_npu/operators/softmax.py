@@ -99,7 +99,7 @@ def npu_softmax_cross_entropy_with_logits(self: torch.Tensor, labels: torch.Tens
         labels: probabilities, like `self`; without a gradient.
 
     Returns:
-        [rows]. Its gradient is softmax - labels, as on the card, which is that of the formula where the labels of a
+        [rows]. Its gradient is softmax - labels, as on the card: the derivative of the formula where the labels of a
         row sum to 1.
 
     Raises:

@@ -58,7 +58,7 @@ def fft_c2r_backward(grad: torch.Tensor, dim: list[int], normalization: int) -> 
     if doubled <= 0:
         return result
     parts = (1, doubled, result.shape[dim[-1]] - 1 - doubled)
-    first, middle, last = result.split(parts, dim[-1])
+    first, middle, last = result.split_with_sizes(parts, dim[-1])
     return torch.cat((first, middle * 2, last), dim[-1])
 
 
@@ -141,10 +141,9 @@ def stft_backward(
     if not self.is_complex() and frames.is_complex():
         frames = torch.real(frames)
     rows = self if self.dim() == 2 else self.unsqueeze(0)
-    count = frames.shape[1]
-    places = torch.arange(count, device=self.device).unsqueeze(1) * hop + torch.arange(n_fft, device=self.device)
     result = torch.zeros(rows.shape, dtype=frames.dtype, device=self.device)
-    result = result.index_add(1, places.flatten(), frames.reshape(rows.shape[0], count * n_fft))
+    for i in range(frames.shape[1]):  # the card adds at an index in few dtypes, slices in all
+        result[:, i * hop : i * hop + n_fft] += frames[:, i]
     return result.reshape(self.shape).to(self.dtype)
 
 
@@ -380,25 +379,27 @@ def matmul_double_backward(
             to_grad = to_grad + torch.matmul(grad_self, other)
         if grad_other is not None:
             to_grad = to_grad + torch.matmul(self, grad_other)
-    to_self = _product_gradient(grad_out, self, grad_other, first=True) if mask[1] and grad_other is not None else None
-    to_other = _product_gradient(grad_out, grad_self, other, first=False) if mask[2] and grad_self is not None else None
+    to_self: torch.Tensor | None = None
+    if mask[1] and grad_other is not None:
+        to_self = _product_gradients(grad_out, self, grad_other)[0]
+    to_other: torch.Tensor | None = None
+    if mask[2] and grad_self is not None:
+        to_other = _product_gradients(grad_out, grad_self, other)[1]
     return _absent(to_grad), _absent(to_self), _absent(to_other)
 
 
-def _product_gradient(
-    grad: torch.Tensor, left: torch.Tensor | None, right: torch.Tensor | None, *, first: bool
-) -> torch.Tensor:
-    """Gradient of matmul(left, right) with respect to its first or second factor, in the shape of that factor."""
-    assert left is not None and right is not None
+def _product_gradients(
+    grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of matmul(left, right) with respect to its factors, in their shapes."""
     a = left.unsqueeze(0) if left.dim() == 1 else left
     b = right.unsqueeze(1) if right.dim() == 1 else right
     if right.dim() == 1:
         grad = grad.unsqueeze(-1)
     if left.dim() == 1:
         grad = grad.unsqueeze(-2)
-    result = torch.matmul(grad, b.mT) if first else torch.matmul(a.mT, grad)
-    target = left if first else right
-    return result.sum_to_size((a if first else b).shape).reshape(target.shape)
+    to_left, to_right = torch.matmul(grad, b.mT), torch.matmul(a.mT, grad)
+    return to_left.sum_to_size(a.shape).reshape(left.shape), to_right.sum_to_size(b.shape).reshape(right.shape)
 
 
 def _convolution(
