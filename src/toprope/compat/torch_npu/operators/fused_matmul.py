@@ -66,6 +66,7 @@ def npu_fused_matmul(
     if bias is not None:
         y = y + bias.to(wide)
     if x3 is not None:
+        y = y.to(x1.dtype).to(wide)  # the second operator sees the rounded product
         y = y + x3.to(wide) if fused_op_type == "add" else y * x3.to(wide)
     if fused_op_type == "relu":
         y = torch.relu(y)

@@ -89,10 +89,24 @@ def _check_post_backward(
     for what, tensor in (("grad_y", grad_y), ("x", x), ("h_out", h_out), ("h_post", h_post), ("h_res", h_res)):
         if tensor is not None and not tensor.numel():
             _fail(f"Tensor {what} is empty.")
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        _fail(f"x dtype must be FLOAT16 or BFLOAT16, but got {x.dtype}")
+    for what, tensor in (("grad_y", grad_y), ("h_out", h_out)):
+        if tensor.dtype != x.dtype:
+            _fail(f"{what} dtype must be the same as x, but got {tensor.dtype}")
+    for what, mix in (("h_post", h_post), ("h_res", h_res)):
+        if mix is not None and mix.dtype != torch.float32:
+            _fail(f"{what} dtype must be FLOAT32, but got {mix.dtype}")
+    if x.dim() not in (3, 4):
+        _fail(f"x dim must be 3 or 4, but got {x.dim()}")
     if grad_y.shape != x.shape:
         _fail("grad_y shape must be the same as x shape.")
-    if grad_y.dtype != x.dtype:
-        refuse("npu_mhc_post_backward", f"grad_y is {grad_y.dtype} and x {x.dtype}; both must have one dtype")
+    for what, tensor in (("h_out", h_out), ("h_post", h_post)):
+        if tensor.dim() != x.dim() - 1:
+            _fail(f"{what} dim must be {x.dim() - 1}, but got {tensor.dim()}")
+    square = [*x.shape[:-1], x.shape[-2]]
+    if h_res is not None and list(h_res.shape) != square:
+        _fail(f"h_res shape must be {square}, but got {list(h_res.shape)}")
     _check_post("npu_mhc_post_backward", x, h_res, h_out, h_post)
 
 
