@@ -122,7 +122,7 @@ def test_compression_loses_nothing(facade, dtype, room):
     pdf = torch.zeros(1, 256, dtype=torch.int32)
     mantissa = torch.zeros(x.numel() * (size - 1) // size, dtype=dtype)
     fixed, var = torch.zeros(int(x.numel() * room), dtype=dtype), torch.zeros(x.numel(), dtype=dtype)
-    facade.npu_hans_encode(x, True, pdf=pdf, mantissa=mantissa, fixed=fixed, var=var)
+    facade.npu_hans_encode(x, True, out=[pdf, mantissa, fixed, var])
     back = facade.npu_hans_decode(mantissa, fixed, var, pdf, out=torch.zeros_like(x))
     integer = torch.int32 if size == 4 else torch.int16
     assert torch.equal(back.view(integer), x.view(integer))
@@ -130,4 +130,4 @@ def test_compression_loses_nothing(facade, dtype, room):
     if dtype == torch.float32:
         assert pdf[0, 127].item() == ((x.abs() >= 1) & (x.abs() < 2)).sum()
     with pytest.raises(RuntimeError, match="multiples of 64 from 32768"):
-        facade.npu_hans_encode(x[:2], True, pdf=pdf, mantissa=mantissa, fixed=fixed, var=var)
+        facade.npu_hans_encode(x[:2], True, out=[pdf, mantissa, fixed, var])

@@ -13,10 +13,8 @@ def samples() -> dict[str, Sample]:
     ends = {"actual_seq_qlen": [2, 5], "actual_seq_kvlen": [2, 5]}
     rows = torch.rand(5, 3, 8) + 1
     saved_rows = {"softmax_max": rows, "softmax_sum": rows * 8, "attention_in": flat, "scale_value": 0.25}
-    outs = {"attention_score": query.clone(), "softmax_max": statistic.clone(), "softmax_sum": statistic.clone()}
-    outs |= {"softmax_out": query.new_empty(0), "seed": numbers.clone(), "offset": numbers.clone()}
-    grads = {"dq": query.clone(), "dk": query.clone(), "dv": query.clone(), "dpse": query.new_empty(0)}
-    grads |= {"dsink": torch.zeros(3)}
+    outs = [query.clone(), statistic.clone(), statistic.clone(), query.new_empty(0), numbers.clone(), numbers.clone()]
+    grads = [query.clone(), query.clone(), query.clone(), query.new_empty(0), torch.zeros(3)]
     backward = (query, query, query, query, 3, "BNSD")
     return {
         "npu_fusion_attention": (call, {**scale, "sink": sink}),
@@ -24,7 +22,7 @@ def samples() -> dict[str, Sample]:
             (flat, flat, flat, 3, "TND"),
             {**scale, **ends, "query_rope": flat, "key_rope": flat},
         ),
-        "npu_fusion_attention_v3.out": (call, {**scale, **outs}),
+        "npu_fusion_attention_v3.out": (call, {**scale, "out": outs}),
         "_npu_fusion_attention_v3_infer_output": (call, {}),
         "npu_fusion_attention_grad": (backward, {**saved, "sink": sink}),
         "npu_fusion_attention_grad_v2": (
@@ -32,6 +30,6 @@ def samples() -> dict[str, Sample]:
             {**saved_rows, **ends, "query_rope": flat, "key_rope": flat},
         ),
         "npu_fusion_attention_grad_v3": (backward, {**saved, "sink": sink}),
-        "npu_fusion_attention_grad_v3.out": (backward, {**saved, "sink": sink, **grads}),
+        "npu_fusion_attention_grad_v3.out": (backward, {**saved, "sink": sink, "out": grads}),
         "_npu_fusion_attention_grad_v3_infer_output": ((query, query, query), {"sink": sink}),
     }

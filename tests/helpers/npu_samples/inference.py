@@ -15,8 +15,7 @@ def fused() -> dict[str, Sample]:
     first = heads | {"num_heads": 4, "scale": 0.25, "softmax_lse_flag": True}
     second = heads | {"num_query_heads": 4, "softmax_scale": 0.25, "return_softmax_lse": True}
     out = {
-        "attention_out": torch.zeros(2, 8, 4, 16, dtype=HALF),
-        "softmax_lse": torch.zeros(2, 4, 8, 1),
+        "out": [torch.zeros(2, 8, 4, 16, dtype=HALF), torch.zeros(2, 4, 8, 1)],
         "workspace": torch.zeros(1, dtype=HALF),
     }
     names = {"input_layout": "BNSD", "num_key_value_heads": 2}

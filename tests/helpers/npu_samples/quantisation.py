@@ -78,14 +78,13 @@ def _caches() -> dict[str, Sample]:
 
 def _casts() -> dict[str, Sample]:
     x, long = torch.randn(4, 16, dtype=torch.float16), torch.randn(32768)
-    parts = {"pdf": torch.zeros(256, dtype=torch.int32), "mantissa": torch.zeros(24576)}
-    parts |= {"fixed": torch.zeros(4096), "var": torch.zeros(4096)}
-    split = (parts["mantissa"], parts["fixed"], parts["var"], parts["pdf"])
+    pdf, mantissa, fixed, var = torch.zeros(256, dtype=torch.int32), *map(torch.zeros, (24576, 4096, 4096))
+    split = (mantissa, fixed, var, pdf)
     return {
         "npu_dtype_cast_": ((torch.zeros(4, 16), x), {}),
         "npu_dtype_cast_backward": ((x, torch.float32), {}),
         "_npu_dtype_cast": ((x, torch.bfloat16), {}),
         "_npu_dtype_cast_backward": ((x, torch.float32), {}),
-        "npu_hans_encode.out": ((long, True), parts),
+        "npu_hans_encode.out": ((long, True), {"out": [pdf, mantissa, fixed, var]}),
         "npu_hans_decode.out": (split, {"out": long}),
     }

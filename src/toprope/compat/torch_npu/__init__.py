@@ -17,12 +17,10 @@ from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, register
 from .operators.checksum import matmul_checksum
 from .operators.formats import Format, named_format
-from .operators.out_lists import take_out_lists
 from .version import __version__
 
 _autoload()
 register()
-take_out_lists()
 alias_npu(__name__)
 
 _EXPORTED = {

@@ -66,8 +66,11 @@ def npu_dtype_cast(self: torch.Tensor, dtype: int, input_dtype: int | None = Non
 
 @operator("npu_dtype_cast_")
 def npu_dtype_cast_(self: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor's values into this one, cast to its dtype."""
-    return self.copy_(src)
+    """Cast a tensor into another one of another dtype; of the same dtype, nothing is copied, as on the card.
+
+    Source: CastKernelNpu.cpp of op-plugin.
+    """
+    return self if self.dtype == src.dtype else self.copy_(src)
 
 
 @operator("npu_dtype_cast_backward")

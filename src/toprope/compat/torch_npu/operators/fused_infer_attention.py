@@ -172,13 +172,12 @@ def _score_out(
     value_antiquant_mode: int = 0,
     softmax_lse_flag: bool = False,
     workspace: torch.Tensor | None = None,
-    attention_out: torch.Tensor,
-    softmax_lse: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """npu_fused_infer_attention_score into tensors that are there; `workspace` is left alone."""
     given = dict(locals())
-    del given["workspace"], given["attention_out"], given["softmax_lse"]
-    return _written(_V1, _call_v1(given), attention_out, softmax_lse)
+    del given["workspace"], given["out"]
+    return _written(_V1, _call_v1(given), out)
 
 
 @operator("_npu_fused_infer_attention_score_get_max_workspace")
@@ -406,13 +405,12 @@ def _score_v2_out(
     dequant_scale_key_rope_dtype: int | None = None,
     out_dtype: int | None = None,
     workspace: torch.Tensor | None = None,
-    attention_out: torch.Tensor,
-    softmax_lse: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """npu_fused_infer_attention_score_v2 into tensors that are there; `workspace` is left alone."""
     given = dict(locals())
-    del given["workspace"], given["attention_out"], given["softmax_lse"]
-    return _written(_V2, _call_v2(given), attention_out, softmax_lse)
+    del given["workspace"], given["out"]
+    return _written(_V2, _call_v2(given), out)
 
 
 @operator("_npu_fused_infer_attention_score_v2_get_max_workspace")
@@ -756,10 +754,11 @@ def _float_bits(scale: torch.Tensor) -> torch.Tensor:
     return scale.float()
 
 
-def _written(
-    operator: str, call: InferenceCall, out: torch.Tensor, lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _written(operator: str, call: InferenceCall, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the results of a call into tensors of as many elements."""
+    if len(targets) != 2:
+        refuse(operator, f"out must be (attention_out, softmax_lse), but got {len(targets)} tensors")
+    out, lse = targets
     found, logarithm = call.run()
     if out.numel() != found.numel() or out.dtype != found.dtype:
         refuse(

@@ -282,12 +282,7 @@ def npu_fusion_attention_v3_out(
     sink: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     *,
-    attention_score: torch.Tensor,
-    softmax_max: torch.Tensor,
-    softmax_sum: torch.Tensor,
-    softmax_out: torch.Tensor,
-    seed: torch.Tensor,
-    offset: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> _Six:
     """npu_fusion_attention_v3 into tensors that are there; `workspace` has no effect here.
 
@@ -298,11 +293,13 @@ def npu_fusion_attention_v3_out(
         next_tockens, inner_precise, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, gen_mask_parallel, sync,
         softmax_layout, sink,
     )  # fmt: skip
-    targets = (attention_score, softmax_max, softmax_sum, softmax_out, seed, offset)
-    for target, result in zip(targets, results, strict=True):
+    if len(out) != 6:
+        refuse("npu_fusion_attention_v3", f"out must have the 6 tensors of the results, but has {len(out)}")
+    for target, result in zip(out, results, strict=True):
         if target.numel() == result.numel():
             target.copy_(result.reshape(target.shape))
-    return targets
+    first, second, third, fourth, fifth, sixth = out
+    return first, second, third, fourth, fifth, sixth
 
 
 @operator("_npu_fusion_attention_v3_infer_output")

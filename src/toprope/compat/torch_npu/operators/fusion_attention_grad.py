@@ -256,11 +256,7 @@ def npu_fusion_attention_grad_v3_out(
     softmax_layout: str = "",
     sink: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    dpse: torch.Tensor,
-    dsink: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> _Five:
     """npu_fusion_attention_grad_v3 into tensors that are there; `workspace` has no effect here.
 
@@ -274,11 +270,13 @@ def npu_fusion_attention_grad_v3_out(
         actual_seq_kvlen=actual_seq_kvlen, sparse_mode=sparse_mode, gen_mask_parallel=gen_mask_parallel, sync=sync,
         softmax_layout=softmax_layout, sink=sink,
     )  # fmt: skip
-    targets = (dq, dk, dv, dpse, dsink)
-    for target, result in zip(targets, results, strict=True):
+    if len(out) != 5:
+        refuse("npu_fusion_attention_grad_v3", f"out must have 5 tensors (dq, dk, dv, dpse, dsink), but has {len(out)}")
+    for target, result in zip(out, results, strict=True):
         if target.numel() == result.numel():
             target.copy_(result.reshape(target.shape))
-    return targets
+    first, second, third, fourth, fifth = out
+    return first, second, third, fourth, fifth
 
 
 @operator("_npu_fusion_attention_grad_v3_infer_output")

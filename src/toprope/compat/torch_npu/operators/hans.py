@@ -6,6 +6,8 @@ kept as they are, so the parts have the documented sizes and decoding gives the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .checks import FLOATING, refuse
@@ -20,10 +22,7 @@ def npu_hans_encode(
     statistic: bool = False,
     reshuff: bool = False,
     *,
-    pdf: torch.Tensor,
-    mantissa: torch.Tensor,
-    fixed: torch.Tensor,
-    var: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split a tensor into the bytes with the exponents and the others.
 
@@ -31,10 +30,8 @@ def npu_hans_encode(
         input: float16, bfloat16 or float32; a multiple of 64 elements, at least 32768.
         statistic: whether the frequencies of the exponent bytes go into `pdf`.
         reshuff: how the card lays the parts of its cores; no matter here.
-        pdf: 256 values, int32.
-        mantissa: of the dtype of the input, for all bytes but one of each element.
-        fixed: of the dtype of the input, for the exponent bytes as far as they fit.
-        var: of the dtype of the input, for the rest of them.
+        out: (pdf, mantissa, fixed, var). pdf has 256 values, int32. The others are of the dtype of the input: mantissa
+            for all bytes but one of each element, fixed for the exponent bytes as far as they fit, var for the rest.
 
     Returns:
         (pdf, mantissa, fixed, var), as given, with the parts written into them.
@@ -45,6 +42,9 @@ def npu_hans_encode(
     Source: aclnnHansEncode.md of ops-math.
     """
     name, count = "npu_hans_encode", input.numel()
+    if len(out) != 4:
+        refuse(name, f"out must be (pdf, mantissa, fixed, var), but got {len(out)} tensors")
+    pdf, mantissa, fixed, var = out
     if input.dtype not in FLOATING or any(part.dtype != input.dtype for part in (mantissa, fixed, var)):
         refuse(name, f"the input is {input.dtype}; it must be float16, bfloat16 or float32, as mantissa, fixed and var")
     if count % 64 or count < 32768:

@@ -9,8 +9,6 @@ optim/apply_adam_d, apply_adam_w and apply_adam_v2 of ops-nn.
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -19,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .._error_codes import ErrCode, ops_error
 from .checks import compute_dtype, floating, refuse
-from .registry import OPERATORS, operator
+from .registry import operator
 
 __all__ = [
     "_amp_foreach_non_finite_check",
@@ -33,19 +31,6 @@ __all__ = [
 
 _Number = bool | int | float
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _one_list_of_outputs(name: str) -> None:
-    """Give an operator with several outputs the one argument `out` that torch_npu registers for them.
-
-    Source: RegisterCustomSchema in torchnpugen/custom_functions.py of Ascend/pytorch.
-    """
-    made = OPERATORS[name]
-    arguments, _, results = made.schema.rpartition(" -> ")
-    kept, outputs = arguments[:-1].split(", *, ", 1)
-    count = len(re.findall(r"Tensor\(\w!\)", outputs))
-    schema = f"{kept}, *, Tensor[] out) -> ({', '.join(['Tensor'] * count)})" if results else made.schema
-    OPERATORS[name] = dataclasses.replace(made, schema=schema)
 
 
 def _needs_out(operator_name: str) -> NoReturn:
@@ -313,7 +298,3 @@ def npu_bert_apply_adam_out(
     else:
         after = before - (rate if step_size is None else _scalar(step_size, var)) * update - rate * decay
     return _written((var, m, v), (after, m_new, v_new))
-
-
-for _name in ("npu_apply_adam.out", "npu_apply_adam_w.out", "npu_bert_apply_adam.out"):
-    _one_list_of_outputs(_name)

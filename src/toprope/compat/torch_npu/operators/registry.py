@@ -57,12 +57,14 @@ def operator(name: str, *, composite: bool | None = None) -> Callable[[_Function
             for those that may return their argument.
 
     Raises:
-        KeyError: torch_npu has no operator of this name.
+        KeyError: torch_npu has no operator of this name, or it is there already.
     """
     table = npu_operators()
     namespace, schemas = ("npu", table["npu"]) if name in table["npu"] else ("atb", table["atb"])
     if name not in schemas:
         raise KeyError(f"torch_npu has no operator {name} ({table['source']})")
+    if name in OPERATORS:
+        raise KeyError(f"{name} is already computed by {OPERATORS[name].function}")
     visible = name in table["differentiable"] if composite is None else composite
 
     def keep(function: _Function) -> _Function:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .._error_codes import ErrCode, ops_error
 from .checks import compute_dtype, floating, refuse
 from .registry import operator
 
@@ -35,7 +36,8 @@ def turned(x: torch.Tensor, mode: str) -> torch.Tensor:
 def _check(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, mode: str) -> None:
     floating(_OPERATOR, input=x, r1=r1, r2=r2)
     if mode not in ("half", "interleave"):
-        refuse(_OPERATOR, f"rotary_mode should be half or interleave, but got {mode!r}")
+        reason = f"The rotary_mode of npu_rotary_mul should be half or interleave, but got {mode}"
+        raise RuntimeError(reason + ops_error(ErrCode.PARAM))
     if x.dim() not in (3, 4) or r1.dim() != x.dim():
         refuse(_OPERATOR, f"the input has {x.dim()} dimensions and r1 {r1.dim()}; both must have 4 (or 3, for TND)")
     if r1.shape != r2.shape:
