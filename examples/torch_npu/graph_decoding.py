@@ -13,9 +13,8 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.feed = nn.Sequential(
-            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        inner = 4 * WIDTH
+        self.feed = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, inner), nn.GELU(), nn.Linear(inner, WIDTH))
 
     def forward(self, x, position, cache, mask):
         q, k, v = self.qkv(self.norm(x)).view(3, HEADS, WIDTH // HEADS).unbind(0)
@@ -37,7 +36,7 @@ class Decoder(nn.Module):
     def forward(self, token, position, caches):
         x = (self.tokens(token) + self.places(position)).squeeze(0)
         mask = torch.where(torch.arange(LONGEST, device=x.device) <= position, 0.0, float("-inf"))
-        for layer, cache in zip(self.layers, caches):
+        for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, position, cache, mask)
         return self.head(x).argmax(-1, keepdim=True)
 

@@ -104,10 +104,9 @@ def test_v3_takes_lengths_in_tensors(facade):
 def test_v3_into_tensors_that_are_there(facade):
     query = normal(2, 3, 8)
     expected = torch.ops.npu.npu_fusion_attention_v3(query, query, query, 2, "BSH", scale=0.5)
-    names = ("attention_score", "softmax_max", "softmax_sum", "softmax_out", "seed", "offset")
-    targets = {name: torch.full_like(part, 7) for name, part in zip(names, expected, strict=True)}
-    results = torch.ops.npu.npu_fusion_attention_v3.out(query, query, query, 2, "BSH", scale=0.5, **targets)
-    for result, target, want in zip(results, targets.values(), expected, strict=True):
+    targets = [torch.full_like(part, 7) for part in expected]
+    results = torch.ops.npu.npu_fusion_attention_v3.out(query, query, query, 2, "BSH", scale=0.5, out=targets)
+    for result, target, want in zip(results, targets, expected, strict=True):
         assert result is target
         assert torch.equal(target, want)
 
@@ -303,9 +302,9 @@ def test_grad_v3_into_tensors_that_are_there(facade):
     out, largest, total, _, seed, offset = facade.npu_fusion_attention_v3(query, query, query, 2, "BSH")
     saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": out, "seed": seed, "offset": offset}
     expected = torch.ops.npu.npu_fusion_attention_grad_v3(query, query, query, dy, 2, "BSH", **saved)
-    targets = dict(zip(("dq", "dk", "dv", "dpse", "dsink"), (torch.ones_like(part) for part in expected), strict=True))
-    torch.ops.npu.npu_fusion_attention_grad_v3.out(query, query, query, dy, 2, "BSH", **saved, **targets)
-    for target, want in zip(targets.values(), expected, strict=True):
+    targets = [torch.ones_like(part) for part in expected]
+    torch.ops.npu.npu_fusion_attention_grad_v3.out(query, query, query, dy, 2, "BSH", **saved, out=targets)
+    for target, want in zip(targets, expected, strict=True):
         assert torch.equal(target, want)
     inferred = torch.ops.npu._npu_fusion_attention_grad_v3_infer_output(query, query, query)
     assert [part.shape for part in inferred] == [part.shape for part in expected]

@@ -380,5 +380,5 @@ def test_rope_quant_kvcache(facade, mode, flat):
             )
     with pytest.raises(RuntimeError, match="4D tensor expected for input cache"):
         facade.npu_rope_quant_kvcache(x, cos, sin, caches[0], caches[1][0], index, *scales, [32, 16, 16])
-    with pytest.raises(RuntimeError, match="do not fit each other"):
+    with pytest.raises(RuntimeError, match="do not add up"):
         facade.npu_rope_quant_kvcache(x, cos, sin, *caches, index, *scales, [32, 16, 32])

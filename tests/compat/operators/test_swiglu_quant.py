@@ -144,7 +144,7 @@ def test_keys_and_values_go_into_caches(facade, mode):
     cos, sin = torch.randn(2, 3, 1, 4), torch.randn(2, 3, 1, 4)
     caches = [torch.zeros(2, 8, 1, 4, dtype=torch.int8) for _ in range(2)]
     where = torch.tensor([1, 5] if mode == "contiguous" else [15, 0, 3, 7, 9, 2], dtype=torch.int32)
-    scales, offset = (torch.rand(4) * 20, torch.rand(4) * 20), torch.randn(4)
+    scales, offset = (torch.rand(4) / 20 + 0.01, torch.rand(4) / 20 + 0.01), torch.randn(4)
     half = (x.half(), cos.half(), sin.half())
     q, k, v, k_cache, _ = facade.npu_rope_quant_kvcache(
         *half, *caches, where, *scales, [16, 4, 4], offset_k=offset, kv_output=True, cache_mode=mode
@@ -157,9 +157,9 @@ def test_keys_and_values_go_into_caches(facade, mode):
             row, angles = half[0][batch, token].tolist(), [part[batch, token, 0].tolist() for part in half[1:]]
             key, value = rope(row[16:20], *angles), row[20:]
             place = 8 * batch + where[batch] + token if mode == "contiguous" else where[3 * batch + token]
-            wide = (torch.tensor(key) * scales[0] + offset).clamp(-128, 127)
+            wide = (torch.tensor(key) / scales[0] + offset).clamp(-128, 127)
             assert (flat[0][place] - wide).abs().max() <= 0.51
-            wide = (torch.tensor(value) * scales[1]).clamp(-128, 127)
+            wide = (torch.tensor(value) / scales[1]).clamp(-128, 127)
             assert (flat[1][place] - wide).abs().max() <= 0.51
             turned = torch.tensor(rope(row[4:8], *angles))
             torch.testing.assert_close(q[batch, token, 1].float(), turned, rtol=1e-2, atol=1e-2)
@@ -174,7 +174,7 @@ def test_integers_go_into_caches(facade):
     where, scale = torch.tensor([0, 7], dtype=torch.int32), torch.ones(4)
     weight, rows = torch.rand(24), torch.rand(2)
     results = facade.npu_dequant_rope_quant_kvcache(
-        whole, table, table * 0, *caches, where, scale * 9, scale * 9, [16, 4, 4],
+        whole, table, table * 0, *caches, where, scale / 9, scale / 9, [16, 4, 4],
         weight_scale=weight, activation_scale=rows, bias=torch.ones(24, dtype=torch.int32),
     )  # fmt: skip
     wide = (whole + 1) * weight * rows[:, None]

@@ -241,9 +241,9 @@ def test_a_group_of_operators_is_updated_and_an_external_event_holds_the_replay_
         torch.npu.graph_task_update_end(update_stream)
         event.record(update_stream)
     assert y.tolist() == [6.0] * 4
-    with pytest.raises(RuntimeError, match="107040"), torch.npu.stream(update_stream):
-        torch.npu.graph_task_update_begin(update_stream, handles[0])
-        torch.add(x, 5.0, out=out)
+    torch.npu.graph_task_update_begin(update_stream, handles[0])
+    torch.add(x, 5.0, out=out)
+    with pytest.raises(RuntimeError, match="107040"):
         torch.npu.graph_task_update_end(update_stream)
     with pytest.raises(RuntimeError, match="107029"):
         torch.npu.graph_task_group_begin(update_stream)

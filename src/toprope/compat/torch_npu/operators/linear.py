@@ -20,7 +20,6 @@ __all__ = [
     "npu_bmmV2",
     "npu_bmm_v2_mat1_backward",
     "npu_bmm_v2_mat2_backward",
-    "npu_fused_matmul",
     "npu_linear",
     "npu_linear_backward",
     "npu_transpose_batchmatmul",
@@ -297,65 +296,6 @@ def npu_transpose_quant_batchmatmul(
         refuse(name, f"x2_scale is {x2_scale.dtype} {list(x2_scale.shape)}; the kernel takes float32 [{columns}]")
     product = first.to(torch.float32) @ second.to(torch.float32)
     return (product * x2_scale * x1_scale.unsqueeze(-1)).to(result_dtype).transpose(0, 1).contiguous()
-
-
-@operator("npu_fused_matmul")
-def npu_fused_matmul(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    x3: torch.Tensor | None = None,
-    fused_op_type: str = "",
-) -> torch.Tensor:
-    """Matrix product, followed by one element-wise operation.
-
-    Args:
-        x1: (..., m, k), float16, bfloat16 or float32.
-        x2: (..., k, n), of the same dtype; batches are broadcast.
-        bias: (n,) or (..., n), added to the product.
-        x3: second operand of "add" and "mul", of the shape of the result.
-        fused_op_type: "" for none, "add", "mul", "relu", "gelu_erf", "gelu_tanh", or "16cast32" for a float32 result.
-
-    Returns:
-        (..., m, n), in the dtype of x1.
-
-    Raises:
-        RuntimeError: the kernel would not take the input.
-
-    Source: aclnnFusedMatmul.md of ops-nn.
-    """
-    name = "npu_fused_matmul"
-    only_on(name, x1, "Ascend 950")
-    floating(name, x1=x1, x2=x2)
-    if x1.dtype != x2.dtype:
-        text = f"x and x2 type not same. x.dtype is {x1.dtype}, x2.dtype is {x2.dtype}"
-        raise RuntimeError(text + ops_error(ErrCode.TYPE))
-    for label, matrix in (("x1", x1), ("x2", x2)):
-        if matrix.dim() < 2:
-            raise RuntimeError(f"{label} shape dim num cannot be less than 2, but it is {matrix.dim()}")
-    if x1.shape[-1] != x2.shape[-2]:
-        raise RuntimeError(
-            f"The k of x1 and x2 should be equal. but x1_k_dim is {x1.shape[-1]}, x2_k_dim is {x2.shape[-2]}"
-        )
-    if fused_op_type not in ("", "add", "mul", "relu", "gelu_erf", "gelu_tanh", "16cast32"):
-        refuse(name, f"fused_op_type {fused_op_type!r} is unknown")
-    if (x3 is not None) != (fused_op_type in ("add", "mul")):
-        refuse(name, f"x3 goes with 'add' and 'mul', and with no other fused_op_type, not with {fused_op_type!r}")
-    if fused_op_type == "16cast32" and x1.dtype == torch.float32:
-        refuse(name, "fused_op_type '16cast32' takes float16 and bfloat16")
-    result = _product(x1, x2)
-    if bias is not None:
-        result = result + bias.to(torch.float32)
-    if x3 is not None:
-        # the matrix unit rounds the product first
-        result = result.to(x1.dtype).to(torch.float32)
-        result = result + x3.to(torch.float32) if fused_op_type == "add" else result * x3.to(torch.float32)
-    elif fused_op_type == "relu":
-        result = result.relu()
-    elif fused_op_type.startswith("gelu"):
-        result = torch.nn.functional.gelu(result, approximate="tanh" if fused_op_type == "gelu_tanh" else "none")
-    return result if fused_op_type == "16cast32" else result.to(x1.dtype)
 
 
 @operator("_npu_matmul_add_fp32")

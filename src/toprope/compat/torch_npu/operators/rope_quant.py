@@ -109,7 +109,7 @@ def npu_rope_quant_kvcache(
     """Rotary embedding of queries and keys; keys and values go as int8 into caches, which change in place.
 
     With rotate(k) = (-second half, first half): k' = k * cos + rotate(k) * sin, and the cache gets
-    round(k' * scale + offset), for values without the embedding.
+    round(k' / scale + offset), for values without the embedding.
 
     Args:
         x: (B, S, H) or (B, H): queries, keys and values next to each other; float16 or bfloat16.
@@ -135,7 +135,8 @@ def npu_rope_quant_kvcache(
     Raises:
         RuntimeError: an argument that the kernel does not take, or a mode that is not simulated.
 
-    Source: RopeQuantKVCacheKernelNpuOpApi.cpp and test_npu_rope_quant_kvcache.py of op-plugin.
+    Source: RopeQuantKVCacheKernelNpuOpApi.cpp of op-plugin; op_kernel/rope_quant_kvcache.h of ops-transformer, which
+    divides by the scale, where a test of op-plugin that is skipped multiplies.
     """
     name = "npu_rope_quant_kvcache"
     if x.dtype not in _HALF:
@@ -176,13 +177,13 @@ def _rope_into_cache(
     cos, sin = tables
     width, lead = v_cache.shape[3], wide.shape[:-1]
     q, k, v = (part.reshape(*lead, -1, width) for part in torch.split(wide, list(size_splits), dim=-1))
-    if wide.dim() == 2 and cos.dim() == 4:
-        cos, sin = cos.reshape(-1, 1, width), sin.reshape(-1, 1, width)
+    if cos.numel() == lead.numel() * width:
+        cos, sin = cos.reshape(*lead, 1, width), sin.reshape(*lead, 1, width)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     for cache, part, scale, offset in ((k_cache, k, scale_k, offset_k), (v_cache, v, scale_v, offset_v)):
-        scaled = part * scale.to(torch.float32)
+        scaled = part / scale.to(torch.float32).reshape(-1, width)
         if offset is not None:
-            scaled = scaled + offset.to(torch.float32)
+            scaled = scaled + offset.to(torch.float32).reshape(-1, width)
         _write(cache, quantised_to(scaled, CardDtype.int8), indices, cache_mode)
     dtype = cos.dtype
     none = torch.empty(0, dtype=dtype, device=wide.device)

@@ -26,8 +26,6 @@ __all__ = [
     "npu_quantize_per_tensor",
     "npu_rotate_quant",
     "npu_trans_quant_param",
-    "quantize_per_channel_impl",
-    "quantize_per_tensor_impl",
 ]
 
 _QINT8, _QUINT8, _QINT32, _QUINT4X2 = 12, 13, 14, 16
@@ -686,40 +684,6 @@ def npu_rotate_quant(
         turned = groups.clamp(-limit, limit).flatten(-2)
     y, scale = mx_quantised(turned, -1, dtype, round_mode or "rint", algorithm, largest=largest)
     return y, scale.view(torch.float8_e8m0fnu)
-
-
-@operator("_quantize_per_channel_impl.out")
-def quantize_per_channel_impl(
-    inputs: torch.Tensor,
-    scales: torch.Tensor,
-    zero_points: torch.Tensor,
-    axis: int,
-    dtype: torch.dtype,
-    *,
-    result: torch.Tensor,
-) -> torch.Tensor:
-    """npu_quantize on an axis, into `result`: round(inputs / scales + zero_points).
-
-    Args:
-        inputs: as npu_quantize.
-        scales: as npu_quantize.
-        zero_points: as npu_quantize.
-        axis: of the scales.
-        dtype: qint8, quint8 or qint32.
-        result: int8, uint8 or int32, of the shape of the input.
-
-    Source: QuantizePerChannelKernelNpuOpApi.cpp of op-plugin.
-    """
-    numbers = {torch.qint8: _QINT8, torch.quint8: _QUINT8}
-    return result.copy_(npu_quantize(inputs, scales, zero_points, numbers.get(dtype, _QINT32), axis))
-
-
-@operator("_quantize_per_tensor_impl.out")
-def quantize_per_tensor_impl(
-    inputs: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, dtype: torch.dtype, *, result: torch.Tensor
-) -> torch.Tensor:
-    """_quantize_per_channel_impl with one scale."""
-    return quantize_per_channel_impl(inputs, scales, zero_points, 0, dtype, result=result)
 
 
 @operator("_npu_quantize_per_tensor")
