@@ -66,11 +66,12 @@ def test_schema_and_function_agree(facade):
     for name, made in facade.OPERATORS.items():
         packet, _, overload = name.partition(".")
         schema = getattr(getattr(getattr(torch.ops, made.namespace), packet), overload or "default")._schema
-        own = inspect.signature(made.function).parameters
-        parameters = {"input" if parameter == "self" else parameter: own[parameter] for parameter in own}
-        assert list(parameters) == [argument.name for argument in schema.arguments], name
-        for argument in schema.arguments:
-            given = parameters[argument.name]
+        parameters = list(inspect.signature(made.function).parameters.values())
+        named = [argument.name for argument in schema.arguments]  # torch_npu's `input` may be our `self`
+        assert ["input" if each.name == "self" else each.name for each in parameters] == [
+            "input" if each == "self" else each for each in named
+        ], name
+        for given, argument in zip(parameters, schema.arguments, strict=True):
             if argument.has_default_value():
                 assert given.default == argument.default_value, name
             else:
