@@ -4,16 +4,22 @@ An operator is one function, decorated with its name. The vendor's table decides
 the card is composed of torch operators (CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated
 card see the operators that it consists of. The others compute without a gradient (CompositeExplicitAutograd), so that a
 backward pass ends there with torch's warning, "an autograd kernel was not registered", as it does on the card.
+
+The modules of this folder are read for their decorators, and imported when one of their operators is first called: all
+of them take half a second.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from toprope.support.npu_operators import npu_operators
 
@@ -23,55 +29,72 @@ __all__ = ["OPERATORS", "Operator", "operator", "register"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+_DECORATOR = re.compile(r'^@operator\("([\w.]+)"(?:, composite=(True|False))?\)$', re.MULTILINE)
+_LIBRARY: Any = torch.library.Library  # it has no annotations
+_libraries: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def operator(name: str, *, composite: bool | None = None) -> Callable[[_Function], _Function]:
+    """Decorate the function that computes an operator. The line must be as `_DECORATOR` reads it.
+
+    Args:
+        name: of the operator in torch_npu, with its overload where it has one. Its parameters are those of the schema.
+        composite: whether autograd sees what it consists of; None if it does so for operators with a gradient. True is
+            for those that may return their argument.
+    """
+
+    def keep(function: _Function) -> _Function:
+        _functions[name] = function
+        return function
+
+    return keep
+
 
 @dataclass(frozen=True)
 class Operator:
     """One overload of an operator.
 
     Attributes:
+        name: with the overload.
         namespace: "npu" or "atb".
         schema: what follows the name: "(Tensor self, int dim=-1) -> Tensor".
-        function: computes it.
+        module: of this package, that has the function.
         composite: whether autograd sees what it consists of.
     """
 
+    name: str
     namespace: str
     schema: str
-    function: Callable[..., Any]
+    module: str
     composite: bool
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that computes it."""
+        if self.name not in _functions:
+            with _disable_current_modes():  # constants of the module are no fake tensors
+                importlib.import_module(f"{__package__}.{self.module}")
+        return _functions[self.name]
 
-OPERATORS: dict[str, Operator] = {}
-"""Every operator of the facade, by its name with overload ("npu_format_cast.Tensor")."""
 
-_LIBRARY: Any = torch.library.Library  # it has no annotations
-_libraries: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
-
-
-def operator(name: str, *, composite: bool | None = None) -> Callable[[_Function], _Function]:
-    """Decorate the function that computes an operator.
-
-    Args:
-        name: of the operator in torch_npu, with its overload where it has one. Its parameters are those of the schema.
-        composite: whether autograd sees what it consists of; None if it does so for operators with a gradient. True is
-            for those that may return their argument.
-
-    Raises:
-        KeyError: torch_npu has no operator of this name, or it is there already.
-    """
+def _found() -> dict[str, Operator]:
     table = npu_operators()
-    namespace, schemas = ("npu", table["npu"]) if name in table["npu"] else ("atb", table["atb"])
-    if name not in schemas:
-        raise KeyError(f"torch_npu has no operator {name} ({table['source']})")
-    if name in OPERATORS:
-        raise KeyError(f"{name} is already computed by {OPERATORS[name].function}")
-    visible = name in table["differentiable"] if composite is None else composite
+    differentiable = {*table["differentiable"]}
+    found: dict[str, Operator] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        for name, composite in _DECORATOR.findall(path.read_text(encoding="utf-8")):
+            namespace, schemas = ("npu", table["npu"]) if name in table["npu"] else ("atb", table["atb"])
+            if name in found or name not in schemas:
+                where = f"{found[name].module} has it, too" if name in found else f"it is not in {table['source']}"
+                raise KeyError(f"operator {name} of {path.stem}: {where}")
+            visible = composite == "True" if composite else name in differentiable
+            found[name] = Operator(name, namespace, schemas[name], path.stem, visible)
+    return found
 
-    def keep(function: _Function) -> _Function:
-        OPERATORS[name] = Operator(namespace, schemas[name], function, visible)
-        return function
 
-    return keep
+OPERATORS: dict[str, Operator] = _found()
+"""Every operator of the facade, by its name with overload ("npu_format_cast.Tensor")."""
 
 
 def register() -> None:
@@ -85,8 +108,7 @@ def register() -> None:
             continue
         key = "CompositeImplicitAutograd" if made.composite else "CompositeExplicitAutograd"
         libraries[made.namespace].define(name + made.schema)
-        function = made.function if made.composite else torch.no_grad()(made.function)
-        libraries[made.namespace].impl(name, _called(name, function), key)
+        libraries[made.namespace].impl(name, _called(made), key)
     _libraries.extend(libraries.values())
 
 
@@ -96,23 +118,28 @@ def _family() -> str:
     return chip().family
 
 
-def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _called(made: Operator) -> Callable[..., Any]:
     """The function as the dispatcher calls it: refused on chips that lack the operator, and with autocast off.
 
     torch_npu has no cast rule for its operators, so they see what they are given.
     """
-    table, packet = npu_operators(), name.partition(".")[0]
+    table, packet = npu_operators(), made.name.partition(".")[0]
     lacking = table["without"].get(packet, ())
 
-    @functools.wraps(function)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if made.composite:
+            return made.function(*args, **kwargs)
+        with torch.no_grad():
+            return made.function(*args, **kwargs)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"
         if lacking and kind == "npu" and (family := _family()) in lacking:
             page = f"{table['pages_at']}/{table['pages'][packet]} of Ascend/op-plugin"
             refuse(packet, f"the vendor does not list {family} among the products that have it ({page})")
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-            return function(*args, **kwargs)
+            return compute(*args, **kwargs)
         with torch.autocast(kind, enabled=False):
-            return function(*args, **kwargs)
+            return compute(*args, **kwargs)
 
     return call
