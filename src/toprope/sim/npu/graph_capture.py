@@ -74,7 +74,7 @@ class DispatchRecord:
     kwargs: dict[str, Any]
 
 
-class Capture(TorchDispatchMode):
+class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The operators of a program between the begin and the end of a capture.
 
     Attributes:
@@ -85,7 +85,7 @@ class Capture(TorchDispatchMode):
     """
 
     def __init__(self, pool: int, with_records: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.generators: dict[torch.Generator, int] = {}
         self.records: list[DispatchRecord] = []
@@ -172,8 +172,10 @@ class Capture(TorchDispatchMode):
                     made.append(leaf)
                     results.append(None)
                     continue
-                pinned = {"pin_memory": True} if leaf.device.type == "cpu" else {}
-                new = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device, **pinned)
+                on_host = leaf.device.type == "cpu"
+                new = torch.empty_strided(
+                    leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device, pin_memory=on_host
+                )
                 made.append(new)
                 results.append(_borrowed(new) if leaf.device.type == "npu" else new)
         return tree_unflatten(made, shape), results

@@ -281,7 +281,7 @@ class graph:  # noqa: N801
     ) -> None:
         if graph.default_capture_stream is None:
             graph.default_capture_stream = Stream()
-        self.pool = () if pool is None else (pool,)
+        self.pool = pool
         self.capture_stream = stream if stream is not None else graph.default_capture_stream
         self.stream_ctx = StreamContext(self.capture_stream)
         self.npu_graph = npu_graph
@@ -294,7 +294,7 @@ class graph:  # noqa: N801
         empty_cache()
         self.stream_ctx.__enter__()
         try:
-            self.npu_graph.capture_begin(*self.pool, capture_error_mode=self.capture_error_mode)
+            self.npu_graph.capture_begin(self.pool, self.capture_error_mode)
         except BaseException as error:
             self.stream_ctx.__exit__(type(error), error, error.__traceback__)
             raise
@@ -431,7 +431,7 @@ def make_graphed_callables(
         pool: pool to share.
 
     Returns:
-        As many callables. A module gets a new `forward`, used while its mode of training is that of the capture.
+        As many callables. A module gets a new `forward`, used while its mode of training is the one of the capture.
 
     Raises:
         RuntimeError: autocast caches, a module has hooks or trainable buffers, or an argument is no tensor.
@@ -549,7 +549,7 @@ class _Graphed:
                 return tuple(each.detach() for each in graphed.outputs)
 
             @staticmethod
-            @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+            @torch.autograd.function.once_differentiable
             def backward(ctx: Any, *grads: torch.Tensor) -> Any:
                 for kept, given in zip(graphed.grad_outputs, grads, strict=True):
                     if kept is not None and kept.data_ptr() != given.data_ptr():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from toprope.sim.native import native
 from toprope.sim.npu._state import PARAMETER, lazy_init, message
+from toprope.sim.npu.memory_pieces import memory_snapshot
 
 __all__ = ["dump_snapshot", "record_memory_history", "set_allocator_settings", "snapshot"]
 
@@ -75,8 +76,6 @@ def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[s
     Returns:
         `segments` with their blocks, `device_traces` by card, `allocator_settings`, `external_annotations`.
     """
-    from toprope.sim.npu.memory import memory_snapshot
-
     segments = memory_snapshot()
     blocks = [block for segment in segments for block in segment["blocks"]]
     addresses = (ctypes.c_int64 * len(blocks))(*(block["address"] for block in blocks))
@@ -87,7 +86,7 @@ def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[s
         block["frames"] = stacks[stack] if stack >= 0 else []
     for segment in segments:
         segment["frames"] = []
-    result = {
+    result: Any = {
         "segments": segments,
         "device_traces": [[_event(each, stacks) for each in events] for events in found["events"]],
         "allocator_settings": {"PYTORCH_NPU_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False},
@@ -96,8 +95,8 @@ def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[s
     if augment_with_fx_traces:
         from torch._utils import _augment_memory_snapshot_stack_traces
 
-        result = _augment_memory_snapshot_stack_traces(result)  # type: ignore[no-untyped-call,arg-type]
-    return result
+        result = _augment_memory_snapshot_stack_traces(result)
+    return dict(result)
 
 
 def _event(numbers: list[int], stacks: list[list[dict[str, Any]]]) -> dict[str, Any]:

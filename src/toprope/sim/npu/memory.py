@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from toprope.sim.npu.history import dump_snapshot as _dump_snapshot
 from toprope.sim.npu.history import record_memory_history as _record_memory_history
 from toprope.sim.npu.history import set_allocator_settings as _set_allocator_settings
 from toprope.sim.npu.history import snapshot as _snapshot
+from toprope.sim.npu.memory_pieces import memory_snapshot
 from toprope.sim.npu.streams import Stream, current_stream, stream_of_handle
 from toprope.sim.npu.streams import stream as stream_context
 
@@ -259,51 +259,6 @@ def empty_virt_addr_cache() -> None:
 def get_allocator_backend() -> str:
     """ "native": torch's kind of caching allocator, the only one here."""
     return "native"
-
-
-def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    """The pieces of all cards with their blocks, in the form of `torch.cuda.memory_snapshot`.
-
-    Args:
-        mempool_id: a private pool; None for all of them and the ordinary one.
-    """
-    lazy_init()
-    pieces = [piece for device in range(native().device_count()) for piece in _pieces(device)]
-    return pieces if mempool_id is None else [piece for piece in pieces if piece["segment_pool_id"] == mempool_id]
-
-
-_STATES = ("inactive", "active_allocated", "active_awaiting_free")
-
-
-def _pieces(device: int) -> Iterator[dict[str, Any]]:
-    room = native().memory_snapshot(device, None, 0)
-    raw = (ctypes.c_int64 * room)()
-    numbers = iter(raw[: native().memory_snapshot(device, raw, room)])
-    for address in numbers:
-        size, stream, large, pool, count = (next(numbers) for _ in range(5))
-        blocks = []
-        place = address
-        for _ in range(count):
-            length, asked, state = next(numbers), next(numbers), next(numbers)
-            blocks.append(
-                {"address": place, "size": length, "requested_size": asked if state else 0, "state": _STATES[state]}
-            )
-            place += length
-        used = [block for block in blocks if block["state"] == "active_allocated"]
-        active = [block for block in blocks if block["state"] != "inactive"]
-        yield {
-            "device": device,
-            "address": address,
-            "total_size": size,
-            "allocated_size": sum(block["size"] for block in used),
-            "active_size": sum(block["size"] for block in active),
-            "requested_size": sum(block["requested_size"] for block in used),
-            "stream": stream,
-            "segment_type": "large" if large else "small",
-            "segment_pool_id": (pool >> 32, pool & 0xFFFFFFFF),
-            "is_expandable": False,
-            "blocks": blocks,
-        }
 
 
 __getattr__ = also_in_torch_npu(__name__)

@@ -9,6 +9,7 @@ from typing import Any
 
 from toprope.sim.native import native
 from toprope.sim.npu._state import device_index, lazy_init, not_here
+from toprope.sim.npu.memory_pieces import memory_snapshot
 
 __all__ = ["MemPool", "PoolId", "graph_pool_handle", "new_pool", "pool_number", "use_mem_pool"]
 
@@ -69,8 +70,6 @@ class MemPool:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Pieces of memory of the pool with their blocks, in the form of `memory_snapshot`."""
-        from toprope.sim.npu.memory import memory_snapshot
-
         return memory_snapshot(self._id)
 
     def __del__(self) -> None:
