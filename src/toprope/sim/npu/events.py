@@ -176,6 +176,7 @@ class ExternalEvent(torch.Event):
 
     def __init__(self) -> None:
         self._flag = 0
+        self._is_recorded = False
 
     def _raised(self) -> int:
         """The address of a semaphore, more than 0 once the event has passed. Never freed: work may refer to it."""
@@ -187,6 +188,7 @@ class ExternalEvent(torch.Event):
     def record(self, stream: torch.Stream | None = None) -> None:
         """Lets the event pass after the work queued so far on a stream, None for the current one."""
         self._launch(stream, "NPUEvent::record", "sem_post")
+        self._is_recorded = True
         if waiting_replays:
             self.synchronize()
             for waiting in [*waiting_replays]:
@@ -197,7 +199,7 @@ class ExternalEvent(torch.Event):
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Lets work queued from now on on a stream, None for the current one, wait until the event has passed."""
         if (capture := _capture()) is not None:
-            capture.note(lambda: None, ready=self.query)
+            capture.note(lambda: None, ready=self._has_passed)
             return
         self._launch(stream, "NPUEvent::block", "sem_wait", "sem_post")  # what one waiter takes it hands to the next
 
@@ -211,6 +213,13 @@ class ExternalEvent(torch.Event):
 
     def _forget(self) -> None:
         self._flag = 0
+        self._is_recorded = False
+
+    def _has_passed(self) -> bool:
+        """Return True if the event is recorded, and wait until it has passed."""
+        if self._is_recorded:
+            self.synchronize()
+        return self._is_recorded
 
     def query(self) -> bool:
         """Whether the event has passed."""

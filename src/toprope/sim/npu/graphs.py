@@ -23,6 +23,7 @@ from toprope.sim.npu.events import waiting_replays
 from toprope.sim.npu.graph_capture import Capture, DispatchRecord, Node, captured, current, update_of
 from toprope.sim.npu.memory import empty_cache
 from toprope.sim.npu.pools import PoolId, graph_pool_handle, new_pool, pool_number
+from toprope.sim.npu.random import default_generators
 from toprope.sim.npu.streams import Stream, StreamContext, current_stream, default_stream
 
 __all__ = [
@@ -124,6 +125,7 @@ class NPUGraph:
             raise vendor_error("capture_begin", "AclmdlRICaptureBegin(stream, mode)", 107027, detail)
         self._pool = (pool[0], pool[1]) if pool and any(pool) else new_pool(of_graph=True)
         self._stream, self._device = stream, device_index()
+        default_generators()  # whose making seeds them
         number = pool_number(self._pool)
         native().open_pool(self._device, number, 1)
         self._capture = Capture(number, self.auto_dispatch_capture)
@@ -209,8 +211,8 @@ class NPUGraph:
             native().release_pool(self._device, pool_number(self._pool))
 
     def __del__(self) -> None:
-        if getattr(self, "_nodes", None) is not None:
-            self.reset()
+        if getattr(self, "_context", None) is not None or getattr(self, "_nodes", None) is not None:
+            self.abandon()
 
     def pool(self) -> PoolId:
         """Name of the pool that the capture's memory lies in."""
