@@ -67,11 +67,11 @@ def _page(vendor: Path) -> str:
     lines = [
         "# Operators by use",
         "",
-        "Written by `scripts/operator_use.py`: the Python files of public repositories that call each of torch_npu's operators. Every",
-        "repository weighs the same. It decided which operators came first.",
+        "Written by `scripts/operator_use.py`: the Python files of public repositories that call each of torch_npu's",
+        "operators. Every repository weighs the same. It decided which operators came first.",
         "",
-        f"Counted: {'; '.join(sources)}. "
-        + (f"Not counted, their copies were not there: {', '.join(absent)}." if absent else ""),
+        f"Counted: {'; '.join(sources)}.",
+        *([f"Not counted, their copies were not there: {', '.join(absent)}."] if absent else []),
         "",
         f"**{100 * covered / total:.1f} %** of the calls are of operators that are here.",
         "",

@@ -31,6 +31,13 @@ def _is_test(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
 
 
+def _first_error(element: ET.Element) -> str:
+    """The line that names the error, of a failure in a report."""
+    lines = [line.removeprefix("E").strip() for line in (element.text or "").splitlines() if line.startswith("E  ")]
+    message = (element.get("message") or "").splitlines()
+    return (lines[:1] or message[:1] or ["error"])[0][:300]
+
+
 @dataclass
 class Results:
     """How the tests of a file ended: "passed", "failed" or "skipped" by name, and the begin of the error of a failure.
@@ -56,14 +63,11 @@ class Results:
         for case in ET.fromstring(report).iter("testcase") if report else ():
             wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
             ended = "failed" if wrong is not None else "skipped" if case.find("skipped") is not None else "passed"
-            text = (
-                ""
-                if wrong is None
-                else (wrong.get("message") or "").splitlines()[0][:300]
-                if wrong.get("message")
-                else "error"
-            )
-            cases.setdefault(case.get("name", "").partition("[")[0], []).append((ended, text))
+            text = "" if wrong is None else _first_error(wrong)
+            name = case.get("name", "").partition("[")[0]
+            if wrong is not None and not name.startswith("test_"):  # the file could not be imported
+                otherwise = text
+            cases.setdefault(name, []).append((ended, text))
         for test in tests:
             name = test.rpartition(".")[2]
             of_it = [
