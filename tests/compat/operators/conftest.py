@@ -1,9 +1,24 @@
+"""Tests of torch_npu's operators: in this process and without a card.
+
+`make test` runs the files in QUICK. The others are left to `make check`, a quarter of the tests at a time.
+"""
+
 import random
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+HERE = Path(__file__).parent
+QUICK = ("test_inference_attention", "test_linear", "test_moe_permute", "test_norm_quant")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == HERE and item.path.stem not in QUICK:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +32,7 @@ def same_numbers(request):
 
 @pytest.fixture(scope="session")
 def facade():
-    """The facade of torch_npu, in this process and without a card."""
+    """The facade of torch_npu."""
     import toprope.compat.torch_npu as module
     from toprope.compat import no_npu
 
