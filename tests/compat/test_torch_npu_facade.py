@@ -71,12 +71,12 @@ def test_schema_and_function_agree(facade):
         assert ["input" if each.name == "self" else each.name for each in parameters] == [
             "input" if each == "self" else each for each in named
         ], name
-        for given, argument in zip(parameters, schema.arguments, strict=True):
+        for ours, argument in zip(parameters, schema.arguments, strict=True):
             if argument.has_default_value():
-                assert given.default == argument.default_value, name
+                assert ours.default == argument.default_value, name
             else:
-                assert given.default is inspect.Parameter.empty, name
-            assert (given.kind is inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only, name
+                assert ours.default is inspect.Parameter.empty, name
+            assert (ours.kind is inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only, name
 
 
 def test_operators_are_those_of_torch_ops(facade):

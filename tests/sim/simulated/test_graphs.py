@@ -249,6 +249,23 @@ def test_a_group_of_operators_is_updated_and_an_external_event_holds_the_replay_
         torch.npu.graph_task_group_begin(update_stream)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"optimize_options": 3}, "must be dict or None"),
+        ({"optimize_options": {"speed": 1}}, "Invalid optimize_options param key: 'speed'"),
+        ({"debug_options": {"debug_sync_all": "yes"}}, "must be int, got str"),
+        ({"optimize_options": {"dcci_disable_on_kernel": [1]}}, r"\[0\] must be str, got int"),
+        ({"optimize_options": {"aggressive_opt_strategies": {"all": 1}}}, "Invalid sub_key 'all'"),
+    ],
+)
+def test_options_of_super_kernels_are_checked(options, text):
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match=text):
+        graph.super_kernel_optimize(**options)
+    graph.super_kernel_optimize({"stream_fusion": 1, "aggressive_opt_strategies": {"task_breaker_bypass": 0}}, None)
+
+
 def test_a_graph_of_the_accelerator():
     x = torch.ones(4, device="npu")
     graph = torch.accelerator.Graph()

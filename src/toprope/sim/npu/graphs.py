@@ -25,6 +25,7 @@ from toprope.sim.npu.memory import empty_cache
 from toprope.sim.npu.pools import PoolId, graph_pool_handle, new_pool, pool_number
 from toprope.sim.npu.random import default_generators
 from toprope.sim.npu.streams import Stream, StreamContext, current_stream, default_stream
+from toprope.sim.npu.super_kernel import check_options, check_scope
 
 __all__ = [
     "NPUGraph",
@@ -253,7 +254,13 @@ class NPUGraph:
         Path(debug_path).write_text(json.dumps({"pool": self._pool, "nodes": nodes}, indent=1), encoding="utf-8")
 
     def super_kernel_optimize(self, optimize_options: Any = None, debug_options: Any = None) -> None:
-        """Accepted, without effect: kernels are not fused here."""
+        """Check the options; kernels are not fused here.
+
+        Raises:
+            RuntimeError: an option that there is not, or of another type.
+        """
+        check_options("optimize_options", optimize_options)
+        check_options("debug_options", debug_options)
 
 
 def _described(leaf: Any) -> str:
@@ -398,19 +405,14 @@ def graph_task_update_end(stream: Stream) -> None:
     update.__exit__(None, None, None)
 
 
-def _check_scope(name: str | None) -> None:
-    if name is not None and not name.strip():
-        raise RuntimeError("scope_name should be None or a non-empty string.", message("", PARAMETER))
-
-
 def super_kernel_scope_begin(scope_name: str | None = None) -> None:
     """Accepted, without effect: kernels are not fused here."""
-    _check_scope(scope_name)
+    check_scope(scope_name)
 
 
 def super_kernel_scope_end(scope_name: str | None = None) -> None:
     """Accepted, without effect: kernels are not fused here."""
-    _check_scope(scope_name)
+    check_scope(scope_name)
 
 
 # ---- callables

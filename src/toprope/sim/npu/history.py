@@ -12,7 +12,7 @@ from toprope.sim.native import native
 from toprope.sim.npu._state import PARAMETER, lazy_init, message
 from toprope.sim.npu.memory_pieces import memory_snapshot
 
-__all__ = ["dump_snapshot", "record_memory_history", "set_allocator_settings", "snapshot"]
+__all__ = ["dump_snapshot", "is_recording", "record_memory_history", "set_allocator_settings", "snapshot"]
 
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot")
 _MOST = 1 << 20
@@ -64,6 +64,11 @@ def record_memory_history(
     _recording = enabled is not None
     places = 0 if context is None else 2 if stacks == "all" else 1
     native().record_history(min(max_entries, _MOST) if _recording else 0, places)
+
+
+def is_recording() -> bool:
+    """Return True while what the allocator does is recorded."""
+    return _recording
 
 
 def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def _keep(options: dict[str, str]) -> None:
     _values.update(options)
 
 
+def kept_option(name: str) -> str | None:
+    """Value of an option; None if it was not set."""
+    return _values.get(name)
+
+
 def set_option(option: dict[str, Any]) -> None:
     """Sets options of the operators by name; all values become str, also in the caller's dictionary.
 

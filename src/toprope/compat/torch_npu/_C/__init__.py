@@ -18,6 +18,7 @@ from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
 from ._names import find as _find
 from ._names import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
 from ._names import local_device as _npu_getLocalDevice  # noqa: N812
+from ._names import option as _npu_getOption  # noqa: N812
 from ._names import raw_stream as _npu_getCurrentRawStream  # noqa: N812
 from ._names import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
 

@@ -56,9 +56,15 @@ def local_device() -> int:
 
 
 def history_is_enabled() -> bool:
-    """False: allocations are not recorded with their stacks."""
-    return False
+    """Return True while the history of allocations is recorded."""
+    from toprope.sim.npu.history import is_recording
+
+    return is_recording()
 
 
-def _described(stream: Any) -> tuple[int, int, int]:
-    return int(stream.stream_id), int(stream.device_index), int(stream.device_type)
+def option(name: str) -> bytes | None:
+    """Value of an option that `torch.npu.set_option` or another call has set; None if none has."""
+    from toprope.sim.npu.npu_config import kept_option
+
+    value = kept_option(name)
+    return None if value is None else value.encode()
