@@ -55,7 +55,7 @@ def test_the_visualiser_reads_it(tmp_path):
     torch.npu.memory._dump_snapshot(str(path))
     found = pickle.loads(path.read_bytes())
     assert "<html>" in _memory_viz.trace_plot(found).lower()
-    assert "allocate" in _memory_viz.trace(found)
+    assert "cudaMalloc" in _memory_viz.trace(found)
     assert _memory_viz.segsum(found)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "_npu_getCurrentStream",
     "_npu_getDefaultStream",
     "_npu_getLocalDevice",
+    "_npu_getOption",
     "_npu_isHistoryEnabled",
     "_npu_reset_thread_affinity",
     "_npu_set_thread_affinity",

@@ -68,3 +68,7 @@ def option(name: str) -> bytes | None:
 
     value = kept_option(name)
     return None if value is None else value.encode()
+
+
+def _described(stream: Any) -> tuple[int, int, int]:
+    return int(stream.stream_id), int(stream.device_index), int(stream.device_type)
