@@ -146,7 +146,7 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _borrowed(leaf) if native().pool_of(leaf.untyped_storage().data_ptr()) == self.pool else leaf.detach()
 
     def _results(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor | None]]:
-        """What the call returns: arguments that it writes, and new tensors for the rest."""
+        """Results of the call: arguments that it writes, and new tensors for the rest."""
         schema = func._schema
         written = _written(schema, args, kwargs)
         if schema.returns and all(each.alias_info is not None for each in schema.returns):

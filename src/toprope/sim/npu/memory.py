@@ -202,7 +202,7 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
 
 
 _held: dict[int, torch.UntypedStorage] = {}
-"""What `caching_allocator_alloc` has given out, by address."""
+"""Memory that `caching_allocator_alloc` has given out, by address."""
 
 
 def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -> int:

@@ -37,7 +37,7 @@ class NpuGraphOpHandler:
 
     @classmethod
     def get_update_specs(cls, op_name: str) -> list[Spec]:
-        """What can be changed of an operator; nothing for one that the handler does not know."""
+        """Arguments of an operator that can be changed; none for one that the handler does not know."""
         return cls.UPDATE_SPECS.get(op_name, [])
 
     @classmethod
