@@ -22,7 +22,7 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 
 // ---- graph.cpp
 
-// A graph is captured: what waits for the card, or seeds a generator anew, fails.
+// A graph is captured: what waits for the card, or gives a generator another seed, fails.
 extern std::atomic<bool> capturing;
 constexpr int kStreamCaptured = 107027, kEventCaptured = 107028, kCaptureNotSupported = 107030;
 
