@@ -95,6 +95,11 @@ def test_an_operator_without_a_gradient_on_the_card_has_none_here(facade):
     assert x.grad is None
 
 
+def test_none_for_a_tensor_was_an_internal_error(facade):
+    with pytest.raises(RuntimeError, match="npu_rms_norm: gamma is None; it must be a tensor"):
+        facade.npu_rms_norm(torch.ones(2, 4), None)
+
+
 def test_an_operator_that_is_missing_says_what_it_is(facade):
     table = npu_operators()
     for name in table["npu"]:

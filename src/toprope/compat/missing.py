@@ -46,6 +46,8 @@ def of_the_real_one(name: str) -> str:
     if name in vendor["modules"] or last in vendor["modules"].get(module, ()):
         about = _operator(last) if module == "torch_npu" else ""
         return f"the real {top} has it ({about or vendor['source']}), toprope does not simulate it"
+    if "._C." in name:
+        return f"the names of the compiled part of the real {top} are in no list, so that it may have it"
     return f"it is not one of the documented names of the real {top} ({vendor['source']})"
 
 

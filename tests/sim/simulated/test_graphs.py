@@ -2,6 +2,9 @@
 
 import gc
 import json
+import threading
+import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -218,6 +221,54 @@ def test_streams_that_fork_and_join():
     graph, y = captured(branches)
     graph.replay()
     assert y.tolist() == [7.0] * 4
+
+
+def test_a_stream_that_is_not_joined_ends_the_capture_with_107025():
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+
+    def fork():
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            return x * 2
+
+    with pytest.raises(RuntimeError, match="107025"):
+        captured(fork)
+
+
+@pytest.fixture
+def updatable():
+    """A graph whose operator takes a list on the host: the graph, its result, and a function that updates it."""
+    from toprope.sim.npu._npugraph_handlers import npugraph_handler as handlers
+
+    library = torch.library.Library("graph_tests", "FRAGMENT")
+    library.define("scaled(Tensor x, *, int[] factors) -> Tensor")
+    library.impl("scaled", lambda x, *, factors: x * factors[0], "CompositeExplicitAutograd")
+
+    @torch.npu.register_npu_graph_handler("scaled.default")
+    class Handler(torch.npu.NpuGraphOpHandler):
+        UPDATE_SPECS: ClassVar = {"scaled.default": [("kwarg", "factors", "factors")]}
+
+    x = torch.ones(4, device="npu")
+    graph, y = captured(lambda: torch.ops.graph_tests.scaled(x, factors=[2]) + 1, auto_dispatch_capture=True)
+    yield graph, y, lambda factor: graph.update(cpu_update_input=[{"factors": [factor]}])
+    del handlers._NPU_GRAPH_OP_HANDLERS["scaled.default"]
+    library._destroy()
+
+
+def test_an_update_after_the_replay_was_seen_by_the_next_one_only(updatable):
+    """A replay waits for its update, in whatever order they are called, and from another thread."""
+    graph, y, update = updatable
+    update(5)
+    graph.replay()
+    assert y.tolist() == [6.0] * 4
+    graph.replay()
+    update(7)
+    assert y.tolist() == [8.0] * 4
+    thread = threading.Thread(target=lambda: (time.sleep(0.05), update(9)))
+    thread.start()
+    graph.replay()
+    assert y.tolist() == [10.0] * 4
+    thread.join()
 
 
 def test_a_group_of_operators_is_updated_and_an_external_event_holds_the_replay_up():

@@ -84,3 +84,34 @@ def test_a_compiler_sees_the_same_shapes(name):
     for got, want in zip(found, expected, strict=True):
         if isinstance(want, torch.Tensor):
             assert (got.device, got.shape, got.dtype) == (want.device, want.shape, want.dtype)
+
+
+def test_tensors_on_several_devices_named_an_inner_operator():
+    x = torch.ones(2, 4, dtype=torch.float16)
+    with pytest.raises(
+        RuntimeError, match="npu_add_rms_norm: its tensors are on several devices: x1 npu:0, x2 npu:0, gamma cpu"
+    ):
+        torch_npu.npu_add_rms_norm(x.npu(), x.npu(), x[0])
+
+
+def test_an_operator_without_a_gradient_warns_on_the_card_too():
+    x = torch.ones(2, 4, dtype=torch.float16, device="npu", requires_grad=True)
+    y = torch_npu.npu_add_rms_norm(x, x, torch.ones(4, dtype=torch.float16, device="npu"))[0]
+    assert y.requires_grad
+    with pytest.warns(UserWarning, match="an autograd kernel was not registered"):
+        y.sum().backward()
+    assert x.grad is None
+
+
+def test_four_bits_in_the_cards_format_take_groups_of_64_or_128():
+    """https://github.com/vllm-project/vllm-ascend/issues/5603"""
+    torch.npu.config.allow_internal_format = True
+    x, scale = (
+        torch.ones(2, 512, dtype=torch.float16, device="npu"),
+        torch.ones(2, 64, dtype=torch.float16, device="npu"),
+    )
+    weight = torch_npu.npu_convert_weight_to_int4pack(torch.ones(512, 64, dtype=torch.int32, device="npu"))
+    torch_npu.npu_weight_quant_batchmatmul(x, weight, scale, antiquant_group_size=256)
+    weight = torch_npu.npu_format_cast(weight, torch_npu.Format.FRACTAL_NZ)
+    with pytest.raises(RuntimeError, match="should be 128 or 64, not 256"):
+        torch_npu.npu_weight_quant_batchmatmul(x, weight, scale, antiquant_group_size=256)

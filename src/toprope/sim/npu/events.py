@@ -73,11 +73,16 @@ class Event(torch.Event):
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Marks the end of the work queued so far on a stream, None for the current one."""
-        super().record(_stream_or_current(stream, "NPUEvent::record"))
+        where = _stream_or_current(stream, "NPUEvent::record")
+        super().record(where)
+        if (capture := _capture()) is not None:
+            capture.recorded(self, where.stream_id)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Lets work queued from now on on a stream, None for the current one, wait for the event."""
         super().wait(_stream_or_current(stream, "NPUEvent::block"))
+        if (capture := _capture()) is not None:
+            capture.waited(self)
 
     def query(self) -> bool:
         """Whether the event has passed; true before it is recorded."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from toprope.sim.native import native
 from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 from toprope.sim.npu._state import vendor_error
+from toprope.sim.npu.events import ExternalEvent
 from toprope.sim.npu.random import default_generators
 
 __all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "update_of"]
@@ -69,6 +70,7 @@ class DispatchRecord:
     """A captured call whose arguments on the host can be changed; handlers know these names."""
 
     node: Node
+    event: Any
     op_cache_entry: Any
     args: list[Any]
     kwargs: dict[str, Any]
@@ -89,6 +91,9 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.generators: dict[torch.Generator, int] = {}
         self.records: list[DispatchRecord] = []
+        self._last: dict[int, int] = {}  # place after the last operator, by stream
+        self._marks: dict[int, tuple[int, int]] = {}  # stream and place, by event
+        self._joined: dict[int, int] = {}  # place up to which another stream waits, by stream
         self.pool = pool
         self._with_records = with_records
         from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
@@ -111,9 +116,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if handler is None:
             return self._record(func, args, kwargs)[0]
         func, args, kwargs = handler.prepare_capture(func, args, kwargs)
+        event = ExternalEvent()  # a replay waits for the update that comes before or after it
+        event.wait()
+        event.reset()
         result, node = self._record(func, args, kwargs)
         node.arguments = list(node.arguments)
-        self.records.append(DispatchRecord(node, func, node.arguments, node.keywords))
+        self.records.append(DispatchRecord(node, event, func, node.arguments, node.keywords))
         return handler.postprocess_result(result, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
@@ -122,7 +130,22 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = Node(func, arguments, keywords, generator=generator, offset=offset)
         result, node.results = self._results(func, args, kwargs)
         self.nodes.append(node)
+        self._last[native().current_stream(native().current_device())] = len(self.nodes)
         return result, node
+
+    def recorded(self, event: Any, stream: int) -> None:
+        """An event marks the end of what was captured on a stream so far."""
+        self._marks[id(event)] = stream, len(self.nodes)
+
+    def waited(self, event: Any) -> None:
+        """Another stream waits for an event."""
+        if id(event) in self._marks:
+            stream, place = self._marks[id(event)]
+            self._joined[stream] = max(place, self._joined.get(stream, 0))
+
+    def unjoined(self, stream: int) -> list[int]:
+        """Streams with operators that the stream of the capture does not wait for."""
+        return [other for other, last in self._last.items() if other != stream and self._joined.get(other, 0) < last]
 
     def note(self, function: Callable[[], Any], ready: Callable[[], bool] | None = None) -> None:
         """Add a call of the host's that is no operator."""

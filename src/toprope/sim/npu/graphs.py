@@ -7,7 +7,7 @@ import gc
 import itertools
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree
 from toprope.sim.native import native
 from toprope.sim.npu._state import PARAMETER, device_index, lazy_init, message, vendor_error
 from toprope.sim.npu.devices import synchronize
-from toprope.sim.npu.events import waiting_replays
+from toprope.sim.npu.events import ExternalEvent, waiting_replays
 from toprope.sim.npu.graph_capture import Capture, DispatchRecord, Node, captured, current, update_of
 from toprope.sim.npu.memory import empty_cache
 from toprope.sim.npu.pools import PoolId, graph_pool_handle, new_pool, pool_number
@@ -69,6 +69,8 @@ class _Dispatch:
         for record, values in zip(records, inputs, strict=True):
             record.kwargs.update({name: value for name, value in values.items() if name in record.kwargs})
             _NPU_GRAPH_OP_HANDLERS[record.op_cache_entry.__name__].update_args(record, dict(values))
+        for record in records:
+            record.event.record(self.update_stream)
 
 
 class NPUGraph:
@@ -161,6 +163,9 @@ class NPUGraph:
             generator.set_offset(begun)
         if current_stream() != self._stream:
             raise RuntimeError("Capture must end on the same stream it began on.")
+        if others := capture.unjoined(self._stream.stream_id):
+            detail = f"The capture's stream does not wait for the operators on stream {others[0]}."
+            raise vendor_error("capture_end", "AclmdlRICaptureEnd(stream, &model)", 107025, detail)
         self._nodes = capture.nodes
         self.graph_dispatch_mode.graph_dispatch_records = capture.records
 
@@ -192,16 +197,21 @@ class NPUGraph:
         with torch.no_grad(), torch.npu.device(self._device):  # type: ignore[attr-defined]
             for node in rest:
                 if node.ready is not None and not node.ready():
-                    stream = current_stream()
-                    again = itertools.chain([node], rest)
-
-                    def resume(stream: Stream = stream, again: Any = again) -> None:
-                        with StreamContext(stream):
-                            self._go_on(again, begun)
-
-                    waiting_replays.append((node.ready, resume))
+                    self._hold(node.ready, itertools.chain([node], rest), begun)
                     return
                 node.run(begun)
+
+    def _hold(self, ready: Callable[[], bool], rest: Any, begun: dict[torch.Generator, int]) -> None:
+        """Keep the rest of a replay until an event is recorded; the stream waits for its end."""
+        over, elsewhere = ExternalEvent(), Stream()
+        over.wait()
+
+        def resume() -> None:
+            with StreamContext(elsewhere):
+                self._go_on(rest, begun)
+            over.record(elsewhere)
+
+        waiting_replays.append((ready, resume))
 
     def reset(self) -> None:
         """Forget what was captured, and release its memory."""

@@ -29,17 +29,18 @@ def refuse(operator: str, reason: str) -> NoReturn:
     Raises:
         RuntimeError: always.
     """
-    raise RuntimeError(f"{operator}: {reason}")
+    text = f"{operator}: {reason}"
+    note(Lack.REFUSED, f"npu::{operator}", text)
+    raise RuntimeError(text)
 
 
 def floating(operator: str, **tensors: torch.Tensor | None) -> None:
     """Refuse tensors whose dtype is none of FLOATING; None stands for an argument that was left out."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in FLOATING:
-            reason = f"{name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            note(Lack.REFUSED, f"npu::{operator}", f"{operator}: {reason}", dtype)
-            refuse(operator, reason)
+            text = f"{operator}: {name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
+            note(Lack.REFUSED, f"npu::{operator}", text, str(tensor.dtype).removeprefix("torch."))
+            raise RuntimeError(text)
 
 
 def same_dtype(operator: str, **tensors: torch.Tensor | None) -> None:

@@ -118,6 +118,25 @@ def _family() -> str:
     return chip().family
 
 
+def _arguments(made: Operator) -> Any:
+    packet, _, overload = made.name.partition(".")
+    return getattr(getattr(getattr(torch.ops, made.namespace), packet), overload or "default")._schema.arguments
+
+
+def _refuse_none(made: Operator, args: tuple[Any, ...]) -> None:
+    for argument, given in zip(_arguments(made), args, strict=False):
+        if given is None and str(argument.type) == "Tensor":
+            refuse(made.name.partition(".")[0], f"{argument.name} is None; it must be a tensor")
+
+
+def _devices(made: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The tensors of a call with their devices: "query npu:0, key cpu"."""
+    names = [argument.name for argument in _arguments(made)]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    found = {name: value[0] if isinstance(value, list | tuple) and value else value for name, value in given.items()}
+    return ", ".join(f"{name} {value.device}" for name, value in found.items() if isinstance(value, torch.Tensor))
+
+
 def _called(made: Operator) -> Callable[..., Any]:
     """The function as the dispatcher calls it: refused on chips that lack the operator, and with autocast off.
 
@@ -127,10 +146,18 @@ def _called(made: Operator) -> Callable[..., Any]:
     lacking = table["without"].get(packet, ())
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        if made.composite:
-            return made.function(*args, **kwargs)
-        with torch.no_grad():
-            return made.function(*args, **kwargs)
+        if any(arg is None for arg in args):
+            _refuse_none(made, args)
+        try:
+            if made.composite:
+                return made.function(*args, **kwargs)
+            with torch.no_grad():
+                return made.function(*args, **kwargs)
+        except RuntimeError as error:
+            if "Expected all tensors to be on the same device" not in str(error):
+                raise
+            devices = _devices(made, args, kwargs)
+            raise RuntimeError(f"{packet}: its tensors are on several devices: {devices}") from error
 
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"

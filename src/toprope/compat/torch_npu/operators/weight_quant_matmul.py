@@ -9,6 +9,7 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import refuse
+from .formats import Format, format_of
 from .integer_matmul import (
     coarse_scale,
     dequantised_weight,
@@ -106,6 +107,13 @@ def npu_weight_quant_batchmatmul(
     """
     not_simulated(_NAME, weight_dtype=weight_dtype)
     _check_shapes(x, weight, antiquant_group_size)
+    in_nz = weight.device.type == "npu" and format_of(weight) == Format.FRACTAL_NZ
+    if in_nz and weight.dtype == torch.int32 and antiquant_group_size not in (64, 128):
+        # weight_quant_batch_matmul_v2_tiling.cpp of ops-nn; vllm-ascend #5603 has its text
+        refuse(
+            _NAME,
+            f"with 4-bit weights in FRACTAL_NZ antiquant_group_size should be 128 or 64, not {antiquant_group_size}",
+        )
     if quant_scale is None and quant_offset is not None:
         raise RuntimeError(
             "Quantization parameters are incorrectly set, quant_offset cannot exist in isolation from quant_scale"

@@ -1,5 +1,6 @@
 // Every operator without a kernel of its own: its host kernel runs over the card's bytes.
 #include <ATen/ops/_to_copy_native.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <string>
@@ -447,7 +448,8 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
 }
 
-TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+// As torch_npu has it (VariableFallbackKernel.cpp): an operator without a gradient warns in a backward pass.
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::autograd::basicAutogradNotImplementedFallback()); }
 
 }  // namespace toprope::glue
 
