@@ -14,6 +14,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,11 @@ def _excluded(known: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _without_folders(text: str) -> str:
+    """A text without the folders of this machine."""
+    return re.sub(r"/tmp/tmp\w+", "TMP", text.replace(str(ROOT), "."))
+
+
 def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
@@ -146,7 +152,7 @@ def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]
             left_out = f"{path}::{test}" in excluded or path in excluded
             counts["excluded" if left_out and ended != "passed" else ended] += 1
             if ended == "failed" and not left_out:
-                failures[f"{path}::{test}"] = each.errors.get(test, "")
+                failures[f"{path}::{test}"] = _without_folders(each.errors.get(test, ""))
     return {
         "suite": suite.name, "repository": suite.repository, "commit": suite.commit, "files": len(results),
         "tests": sum(counts.values()), **{name: counts[name] for name in ("passed", "failed", "skipped", "excluded")},
