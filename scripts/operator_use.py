@@ -75,7 +75,7 @@ def _page(vendor: Path) -> str:
         "",
         f"**{100 * covered / total:.1f} %** of the calls are of operators that are here.",
         "",
-        "| | operator | files | share | all so far | here | used by |",
+        "| | operator | files | share | cumulative | here | used by |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     so_far = 0.0

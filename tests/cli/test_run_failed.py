@@ -47,8 +47,8 @@ ALL_KINDS = """
         lambda: ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
         lambda: ones(1, 2, 3, 4).to(memory_format=torch.channels_last),
         lambda: torch_npu.npu_swiglu(ones(4, dtype=torch.float64)),
-        lambda: torch_npu.npu_grouped_matmul,
-        lambda: torch.npu.NPUGraph(),
+        lambda: torch_npu.npu_matmul_compress_dequant,
+        lambda: torch.npu.NPUPluggableAllocator(),
         lambda: torch.npu.nothing,
     ):
         try:
@@ -83,8 +83,8 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
         ("aten::contiguous", "format", None),
         ("aten::_to_copy", "format", None),
         ("npu::npu_swiglu", "refused", "float64"),
-        ("torch_npu.npu_grouped_matmul", "name", None),
-        ("torch.npu.NPUGraph", "name", None),
+        ("torch_npu.npu_matmul_compress_dequant", "name", None),
+        ("torch.npu.NPUPluggableAllocator", "name", None),
         ("torch.npu.nothing", "name", None),
         ("aten::histc", "refused", "complex64"),
     ]

@@ -210,6 +210,6 @@ def _packed(operator: str, name: str, ends: Sequence[int], available: int) -> li
     if any(end < start for start, end in zip(starts, found, strict=True)):
         refuse(operator, f"the lengths of the {name} must be running sums, which do not decrease, but got {found}")
     if found and found[-1] != available:  # prompt_flash_attention_tiling.cpp of ops-transformer
-        ends = f"the last element of its actual sequence lengths ({found[-1]})"
-        refuse(operator, f"T of the {name} ({available}) must be equal to {ends}; they are running sums in TND")
+        last = f"the last element of its actual sequence lengths ({found[-1]})"
+        refuse(operator, f"T of the {name} ({available}) must be equal to {last}; they are running sums in TND")
     return [(start, end - start) for start, end in zip(starts, found, strict=True)]
