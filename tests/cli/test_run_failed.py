@@ -112,8 +112,8 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
             "torch.nn.functional.embedding(torch.tensor([9]).npu(), x.view(4, 1)).sum().item()",
             "an operator read an index that no element has: aten::embedding, program.py:3; the card found it",
         ),
-        ("torch_npu.npu_grouped_matmul(x)", "a name is missing here: torch_npu.npu_grouped_matmul, program.py:3; the"),
-        ("from torch_npu import npu_grouped_matmul", "a name is missing here: torch_npu.npu_grouped_matmul, program"),
+        ("torch_npu.npu_ifmr(x)", "a name is missing here: torch_npu.npu_ifmr, program.py:3; the"),
+        ("from torch_npu import npu_ifmr", "a name is missing here: torch_npu.npu_ifmr, program"),
         (
             "import sys; exec('try: x.view(2, 2).to_sparse_csr()\\nexcept RuntimeError: sys.exit(1)')",
             "perhaps because an operator had no kernel here for sparse, nested or quantized tensors: aten::_to",
