@@ -1,4 +1,4 @@
-"""Run the vendor's tests on the simulated card, and write docs/vendor_tests.toml and its table in docs/compat.md.
+"""Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
     python scripts/vendor_tests VENDOR [--suite TEXT] [--limit SECONDS] [--again]
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from vendor_tests.tests import Results, static_tests
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE, PAGE = ROOT / "docs" / "vendor_tests.toml", ROOT / "docs" / "compat.md"
+TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
 CHIP = "910B3"
 
