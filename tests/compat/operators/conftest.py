@@ -30,9 +30,9 @@ def same_numbers(request):
     torch.manual_seed(seed)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def facade():
-    """The facade of torch_npu."""
+    """The facade of torch_npu; a `torch.npu` that it brought without a card goes again."""
     import toprope.compat.torch_npu as module
     from toprope.compat import no_npu
 
