@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from .checks import refuse
+from .evaluation import has_values
 from .packed_attention import ALIBI, along_diagonals, attend_cache, numbers, plain_mask
 from .registry import operator
-from .sequence_attention import IntegerScales, is_fake
+from .sequence_attention import IntegerScales, float_bits
 
 __all__: list[str] = []
 
@@ -282,7 +283,7 @@ def _paged_attention_splitfuse_v2(
     if plain.numel() != plain.shape[-1] ** 2:
         refuse(name, f"the mask {list(mask.shape)} must be square")
     distances = plain.reshape(plain.shape[-2:])
-    if is_fake(query, out):
+    if not has_values(query, out):
         return
     rows = [
         along_diagonals(distances, asked, keys, keys - asked)
@@ -354,7 +355,7 @@ def _paged_attention_quant(
     if outdata_type in _OUT_DTYPES and _OUT_DTYPES[outdata_type] != out.dtype:
         refuse(name, f"out is {out.dtype}, but outdata_type {outdata_type} is {_OUT_DTYPES[outdata_type]}")
     integers, channels = None, None
-    keys, values = _float_bits(k_descale), _float_bits(v_descale)
+    keys, values = float_bits(k_descale), float_bits(v_descale)
     if quant_type == _DEQUANT_FUSION:
         kv_heads = num_kv_heads or num_heads
         channels = keys.reshape(kv_heads, 1, -1), values.reshape(kv_heads, 1, -1)
@@ -376,8 +377,3 @@ def _paged_attention_quant(
         integer_scales=integers,
         channel_scales=channels,
     )
-
-
-def _float_bits(scale: torch.Tensor) -> torch.Tensor:
-    """A scale whose float32 may lie in the lower half of 64 bits."""
-    return scale.view(torch.float32)[..., ::2] if scale.dtype in (torch.int64, torch.uint64) else scale.float()

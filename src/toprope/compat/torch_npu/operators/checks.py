@@ -19,18 +19,19 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32)
 """The dtypes that the fused kernels take; float64 is not among them."""
 
 
-def refuse(operator: str, reason: str) -> NoReturn:
+def refuse(operator: str, reason: str, dtype: torch.dtype | None = None) -> NoReturn:
     """Raise the error of an operator that does not take its arguments.
 
     Args:
         operator: name of the operator, such as "npu_swiglu".
         reason: what is wrong and what the kernel takes instead.
+        dtype: that is refused, for the list of what a program lacks.
 
     Raises:
         RuntimeError: always.
     """
     text = f"{operator}: {reason}"
-    note(Lack.REFUSED, f"npu::{operator}", text)
+    note(Lack.REFUSED, f"npu::{operator}", text, None if dtype is None else str(dtype).removeprefix("torch."))
     raise RuntimeError(text)
 
 
@@ -38,9 +39,7 @@ def floating(operator: str, **tensors: torch.Tensor | None) -> None:
     """Refuse tensors whose dtype is none of FLOATING; None stands for an argument that was left out."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in FLOATING:
-            text = f"{operator}: {name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
-            note(Lack.REFUSED, f"npu::{operator}", text, str(tensor.dtype).removeprefix("torch."))
-            raise RuntimeError(text)
+            refuse(operator, f"{name} is {tensor.dtype}; the kernel takes float16, bfloat16 and float32", tensor.dtype)
 
 
 def same_dtype(operator: str, **tensors: torch.Tensor | None) -> None:

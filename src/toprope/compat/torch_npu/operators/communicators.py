@@ -6,16 +6,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .checks import refuse
 
-__all__ = ["all_to_all", "only_shapes", "required_group"]
-
-
-def only_shapes(tensor: torch.Tensor) -> bool:
-    """True while a compiler infers shapes: tensors hold no values, and there are no processes to talk to."""
-    return isinstance(tensor, FakeTensor) or tensor.is_meta
+__all__ = ["all_to_all", "required_group"]
 
 
 def required_group(operator: str, name: str, size: int, rank: int | None = None) -> dist.ProcessGroup:

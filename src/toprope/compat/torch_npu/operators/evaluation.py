@@ -28,9 +28,9 @@ _SCALAR_NAMES = {
 }
 
 
-def has_values(*tensors: torch.Tensor) -> bool:
-    """Return True if no tensor is a meta tensor or one of a compiler's shape inference."""
-    return not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
+def has_values(*tensors: torch.Tensor | None) -> bool:
+    """Return True if no tensor is a meta tensor or one of a compiler's shape inference; None is passed over."""
+    return not any(tensor is not None and (tensor.is_meta or isinstance(tensor, FakeTensor)) for tensor in tensors)
 
 
 def on_950(tensor: torch.Tensor) -> bool:

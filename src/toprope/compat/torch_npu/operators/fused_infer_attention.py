@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from .checks import refuse
+from .evaluation import has_values
 from .inference_attention import NO_LIMIT, InferenceCall, Quantised, attention_result
 from .inference_layout import check_value, infer_layout
 from .registry import operator
-from .sequence_attention import IntegerScales, is_fake
+from .sequence_attention import IntegerScales, float_bits
 
 __all__ = [
     "npu_fused_infer_attention_score",
@@ -744,14 +745,7 @@ def _integer_scales(
         return None
     if query.dtype != torch.int8 or scores is None or weights is None or result is None:
         refuse(operator, "dequant_scale1, quant_scale1 and dequant_scale2 belong together, to an int8 query")
-    return IntegerScales(_float_bits(scores), weights.float(), _float_bits(result))
-
-
-def _float_bits(scale: torch.Tensor) -> torch.Tensor:
-    """A scale whose float32 may lie in the lower half of 64 bits."""
-    if scale.dtype in (torch.int64, torch.uint64):
-        return scale.view(torch.float32)[..., ::2]
-    return scale.float()
+    return IntegerScales(float_bits(scores), weights.float(), float_bits(result))
 
 
 def _written(operator: str, call: InferenceCall, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -767,7 +761,7 @@ def _written(operator: str, call: InferenceCall, targets: Sequence[torch.Tensor]
         )
     if call.lse and lse.numel() != logarithm.numel():
         refuse(operator, f"softmax_lse has the shape {list(logarithm.shape)}, but the tensor for it {list(lse.shape)}")
-    if is_fake(out):
+    if not has_values(out):
         return out, lse
     out.copy_(found.reshape(out.shape))
     if call.lse:

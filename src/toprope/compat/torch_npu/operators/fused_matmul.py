@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from .checks import compute_dtype, floating, refuse
+from .evaluation import on_950
 from .registry import operator
-from .rope import on_950
 
 __all__ = ["npu_fused_matmul"]
 

@@ -15,12 +15,11 @@ import torch
 from .._error_codes import ErrCode, ops_error
 from .activation import fast_gelu
 from .checks import FLOATING, refuse
-from .int4 import on_ascend_950
+from .evaluation import has_values, on_950
 from .integer_matmul import (
     Group,
     dequantised_weight,
     groups_of_rows,
-    has_values,
     integer_matmul,
     integers_of,
     logical_columns,
@@ -544,7 +543,7 @@ def _added(
         refuse(name, f"{shapes}; the kernel takes (k, m), (k, n) and (groups * m, n)")
     if not (has_values(self) and has_values(group_list)):
         return self
-    if kind != 0 and not (kind == 1 and on_ascend_950(self)):
+    if kind != 0 and not (kind == 1 and on_950(self)):
         refuse(name, f"group_list_type is {kind}; the kernel reads running totals, and sizes only on the Ascend 950")
     groups = groups_of_rows(name, group_list, kind, group_list.shape[0], x.shape[0])
     parts = []

@@ -12,11 +12,11 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import refuse
+from .evaluation import has_values
 from .formats import Format, format_of
 from .grouped_matmul import msd_product
 from .integer_matmul import (
     groups_of_rows,
-    has_values,
     integer_matmul,
     integers_of,
     logical_columns,

@@ -10,8 +10,8 @@ import torch
 from toprope.sim.npu._state import chip
 
 from .checks import refuse
+from .evaluation import has_values
 from .registry import operator
-from .sequence_attention import is_fake
 
 __all__ = [
     "npu_advance_step_flashattn",
@@ -50,7 +50,7 @@ def _update(name: str, data: torch.Tensor, indices: torch.Tensor, updates: torch
     rest = [size for place, size in enumerate(data.shape) if place not in (0, along)]
     if rest != [size for place, size in enumerate(updates.shape) if place not in (0, along)]:
         refuse(name, f"the updates {list(updates.shape)} do not fit the tensor {list(data.shape)} along axis {axis}")
-    if is_fake(data, indices):
+    if not has_values(data, indices):
         return
     count = updates.shape[along]
     if indices.dim() == 1:
@@ -70,7 +70,7 @@ def _update_nd(name: str, data: torch.Tensor, indices: torch.Tensor, updates: to
     wanted = [*indices.shape[:-1], *data.shape[depth:]]
     if list(updates.shape) != wanted:
         refuse(name, f"the updates are {list(updates.shape)}, but the indices take {wanted}")
-    if not is_fake(data, indices):
+    if has_values(data, indices):
         data[indices.long().unbind(-1)] = updates
 
 
@@ -213,7 +213,7 @@ def npu_advance_step_flashattn(
             refuse(_ADVANCE, f"a tensor has the shape {list(tensor.shape)} instead of [{tokens}]")
     if spec_token is None and num_queries >= num_seqs:
         refuse(_ADVANCE, f"num_seqs, {num_seqs}, must be more than num_queries, {num_queries}")
-    if is_fake(*given):
+    if not has_values(*given):
         return
     if spec_token is not None and accepted_num is not None:
         _advance_drafted(given, num_seqs, block_size, spec_token, accepted_num)

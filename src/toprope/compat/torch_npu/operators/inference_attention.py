@@ -13,9 +13,10 @@ import torch
 
 from .attention_mask import COMPRESSED, Sparse, masked_scores
 from .checks import compute_dtype, refuse
+from .evaluation import has_values
 from .inference_layout import InferLayout, Segment, check_value, infer_layout, segments
 from .kv_blocks import blocks_of, read_blocks, tokens_per_block
-from .sequence_attention import IntegerScales, attend, is_fake
+from .sequence_attention import IntegerScales, attend
 
 __all__ = ["NO_LIMIT", "InferenceCall", "Quantised", "attention_result"]
 
@@ -105,7 +106,7 @@ class InferenceCall:
             lse=self.lse,
             query_rope=self.query_rope,
         )
-        if is_fake(self.query, self.key):
+        if not has_values(self.query, self.key):
             return out, lse
         query = _with_rope(
             layout.to_bnsd(self.query, self.num_heads),

@@ -5,25 +5,15 @@ from __future__ import annotations
 import torch
 
 from .._error_codes import ErrCode, ops_error
+from .evaluation import on_950
 from .registry import operator
 
-__all__ = ["npu_convert_weight_to_int4pack", "on_ascend_950", "pack_int4", "unpack_int4"]
+__all__ = ["FP4_E2M1", "npu_convert_weight_to_int4pack", "pack_int4", "unpack_int4"]
 
 _PER_INT32 = 8
-_FIRST_950 = 260
-"""SocVersion of the Ascend 950."""
 
-_FP4_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of float4_e2m1fn by code; codes 8 to 15 are their negatives."""
-
-
-def on_ascend_950(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor on a simulated Ascend 950."""
-    if tensor.device.type != "npu":
-        return False
-    from toprope.sim.npu._state import chip
-
-    return (chip().soc_version or 0) >= _FIRST_950
 
 
 def pack_int4(values: torch.Tensor) -> torch.Tensor:
@@ -75,7 +65,7 @@ def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0)
 
     Source: ConvertWeightToINT4PackKernelNpuOpApi.cpp of Ascend/op-plugin.
     """
-    latest = on_ascend_950(weight)
+    latest = on_950(weight)
     if not weight.is_contiguous():
         raise RuntimeError("weight should be contiguous" + ops_error(ErrCode.PARAM))
     if weight.dim() not in (2, 3):
@@ -103,7 +93,7 @@ def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0)
 def _fp4_codes(values: torch.Tensor) -> torch.Tensor:
     # like the kernel's host code: 10 bits of the float32 decide, and what is none of the 16 values counts as 0
     kept = (values.view(torch.int32) & -0x400000).view(torch.float32)
-    table = torch.tensor(_FP4_E2M1, dtype=torch.float32, device=values.device)
+    table = torch.tensor(FP4_E2M1, dtype=torch.float32, device=values.device)
     same = kept.abs().unsqueeze(-1) == table
-    code = (same * torch.arange(len(_FP4_E2M1), dtype=torch.int32, device=values.device)).sum(-1, dtype=torch.int32)
+    code = (same * torch.arange(len(FP4_E2M1), dtype=torch.int32, device=values.device)).sum(-1, dtype=torch.int32)
     return code + torch.signbit(kept).to(torch.int32) * 8 * same.any(-1)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ..dtype_numbers import card_dtype, dtype_text, kept_dtype
 from .checks import refuse
@@ -20,7 +19,6 @@ __all__ = [
     "coarse_scale",
     "dequantised_weight",
     "groups_of_rows",
-    "has_values",
     "integer_matmul",
     "integers_of",
     "is_transposed",
@@ -54,11 +52,6 @@ class Group:
     expert: int
     begin: int
     end: int
-
-
-def has_values(tensor: torch.Tensor) -> bool:
-    """Test whether a tensor holds values; it holds none while a compiler infers shapes."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def listed(tensor: torch.Tensor) -> list[int]:

@@ -13,10 +13,10 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import refuse
+from .evaluation import has_values
 from .formats import Format, format_of
 from .kv_blocks import write_slots
 from .registry import operator
-from .sequence_attention import is_fake
 
 __all__ = [
     "npu_gather_pa_kv_cache",
@@ -58,7 +58,7 @@ def _scatter(
         refuse(name, "compress_lens, compress_seq_offsets and seq_lens are not simulated for tokens of 3 dimensions")
     if slots.dim() != 1:
         refuse(name, f"the slots must have 1 dimension, but got {list(slots.shape)}")
-    if is_fake(slots, *pairs[0]):
+    if not has_values(slots, *pairs[0]):
         return
     for tokens, cache in pairs:
         write_slots(name, tokens, cache, slots, nz)
@@ -80,7 +80,7 @@ def _scatter_compressed(
     batches, _, heads, _ = pairs[0][0].shape
     if list(slots.shape) != [batches, heads] or slots.shape != compress_lens.shape or seq_lens.numel() != batches:
         refuse(name, f"the slots {list(slots.shape)} and compress_lens must be [{batches}, {heads}], a slot for a head")
-    if is_fake(slots, *pairs[0]):
+    if not has_values(slots, *pairs[0]):
         return
     starts, dropped, lengths = slots.tolist(), compress_lens.tolist(), seq_lens.tolist()
     for tokens, cache in pairs:
@@ -228,7 +228,7 @@ def _reshape_and_cache(
     name = "_npu_reshape_and_cache"
     _check_slots(name, slot_indices)
     nz = _lies_as_nz(key, key_cache) and _lies_as_nz(value, value_cache)
-    if is_fake(key, slot_indices):
+    if not has_values(key, slot_indices):
         return
     write_slots(name, key, key_cache, slot_indices, nz)
     write_slots(name, value, value_cache, slot_indices, nz)
@@ -252,7 +252,7 @@ def _reshape_and_cache_siso(
     """
     name = "_npu_reshape_and_cache_siso"
     _check_slots(name, slot_indices)
-    if not is_fake(key, slot_indices):
+    if has_values(key, slot_indices):
         write_slots(name, key, key_cache, slot_indices, False)
 
 
@@ -260,7 +260,7 @@ def _lies_as_nz(tokens: torch.Tensor, cache: torch.Tensor) -> bool:
     """True for a cache as FRACTAL_NZ: by its format, and by its shape where the card grants no such format."""
     if cache.dim() != 4:
         return False
-    if cache.device.type == "npu" and not is_fake(cache) and format_of(cache) is Format.FRACTAL_NZ:
+    if cache.device.type == "npu" and has_values(cache) and format_of(cache) is Format.FRACTAL_NZ:
         return True
     return cache.shape[2:] != tokens.shape[1:] and cache.shape[1] * cache.shape[3] == tokens.shape[1:].numel()
 
@@ -318,7 +318,7 @@ def _gather(
             refuse(name, f"a cache {cache.dtype} {list(cache.shape)} does not fit {out.dtype} {list(out.shape)}")
     if table.dim() != 2:
         refuse(name, f"the block table must have 2 dimensions, but got {list(table.shape)}")
-    if is_fake(table, lengths, *caches):
+    if not has_values(table, lengths, *caches):
         return
     nz = _lies_as_nz(outs[0], caches[0]) and _lies_as_nz(outs[1], caches[1])
     size = caches[0].shape[2 if nz else 1]
@@ -421,7 +421,7 @@ def npu_paged_cache_load(
     Raises:
         RuntimeError: a length is negative, or the kernel would not take the arguments.
     """
-    if is_fake(context_lens, key_cache):
+    if not has_values(context_lens, key_cache):
         raise RuntimeError(
             "npu_paged_cache_load: the number of tokens is a value of context_lens, so a compiler cannot know the shape"
             + ops_error(ErrCode.NOT_SUPPORT)

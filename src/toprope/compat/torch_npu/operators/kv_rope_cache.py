@@ -12,9 +12,10 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import floating, refuse, same_dtype
+from .evaluation import on_950
 from .norm import rms_norm
 from .registry import operator
-from .rope import interleaved_rope, on_950
+from .rope import interleaved_rope
 from .rotary import turned
 
 __all__ = [

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from .checks import FLOATING, refuse
+from .evaluation import has_values
 from .packed_attention import along_diagonals, cached_tokens, hiding
 from .registry import operator
-from .sequence_attention import attend, is_fake, merge
+from .sequence_attention import attend, merge
 
 __all__ = ["npu_attention_update", "npu_multi_head_latent_attention", "npu_ring_mla"]
 
@@ -172,7 +173,7 @@ def _ring(
     first = calc == "calc_type_first_ring"
     if not first and (pre_out is None or prev_lse is None):
         refuse(_RING, "calc_type_default takes pre_out and prev_lse")
-    if is_fake(q_nope, seqlen):
+    if not has_values(q_nope, seqlen):
         return output, softmax_lse
     query = torch.cat((q_nope, q_rope), -1).transpose(0, 1)
     key = torch.cat((k_nope, k_rope.expand(*k_nope.shape[:2], k_rope.shape[2])), -1).transpose(0, 1)
@@ -462,7 +463,7 @@ def _latent(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         refuse(_LATENT, "mask_type_spec takes a mask")
     output = q_nope.new_zeros(q_nope.shape, dtype=q_rope.dtype)
     lse = q_rope.new_zeros((*q_nope.shape[:2], 1))
-    if is_fake(q_nope, given["ctkv"]):
+    if not has_values(q_nope, given["ctkv"]):
         return output, lse
     query = torch.cat((q_nope, q_rope), -1).transpose(0, 1)
     keys = [int(length) for length in given["context_lens"]]

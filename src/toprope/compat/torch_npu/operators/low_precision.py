@@ -15,7 +15,8 @@ import torch
 from .._error_codes import ErrCode, ops_error
 from ..dtype_numbers import CardDtype, card_dtype, dtype_text, kept_dtype
 from .checks import refuse
-from .int4 import on_ascend_950, pack_int4
+from .evaluation import on_950
+from .int4 import FP4_E2M1, pack_int4
 
 __all__ = [
     "FP4",
@@ -49,7 +50,6 @@ LARGEST = {
 
 _RANGES = {CardDtype.int8: (-128, 127), CardDtype.uint8: (0, 255), CardDtype.int4: (-8, 7)}
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E1M2 = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 
@@ -61,7 +61,7 @@ def only_950(operator: str, tensor: torch.Tensor, what: str = "") -> None:
         tensor: one of its inputs; only those on a card are refused.
         what: the part that the others lack ("dst_type float8_e5m2"); the whole operator if empty.
     """
-    if tensor.device.type == "npu" and not on_ascend_950(tensor):
+    if tensor.device.type == "npu" and not on_950(tensor):
         subject = f"{what} is" if what else "the operator is"
         refuse(operator, f"{subject} for the Ascend 950 (documents of ops-nn of CANN), not for the simulated chip")
 
@@ -124,7 +124,9 @@ def quantised_to(values: torch.Tensor, dtype: CardDtype, round_mode: str = "rint
 
 def fp4_values(packed: torch.Tensor, dtype: CardDtype) -> torch.Tensor:
     """float32 values of packed FP4, with twice the last axis."""
-    table = torch.tensor(_E2M1 if dtype == CardDtype.float4_e2m1fn_x2 else _E1M2, device=packed.device)
+    table = torch.tensor(
+        FP4_E2M1 if dtype == CardDtype.float4_e2m1fn_x2 else _E1M2, dtype=torch.float32, device=packed.device
+    )
     codes = unpack_bytes(packed)
     size = table[(codes & 7).to(torch.int64)]
     return torch.where(codes >= 8, -size, size)
@@ -170,7 +172,7 @@ def _fp4_codes(values: torch.Tensor, dtype: CardDtype, round_mode: str) -> torch
     unit = power_of_two(exponent - bits)
     rounded = _rounded(values / unit, round_mode) * unit
     size = rounded.abs().clamp(max=LARGEST[dtype])
-    table = torch.tensor(_E2M1 if wide else _E1M2, device=values.device)
+    table = torch.tensor(FP4_E2M1 if wide else _E1M2, dtype=torch.float32, device=values.device)
     code = torch.bucketize(size, table).to(torch.uint8)
     return code | torch.signbit(rounded).to(torch.uint8) << 3
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from .._error_codes import ErrCode
 from .checks import compute_dtype, floating, refuse, same_dtype
-from .communicators import all_to_all, only_shapes, required_group
+from .communicators import all_to_all, required_group
+from .evaluation import has_values
 from .moe_checks import known, require
 from .registry import operator
 
@@ -129,7 +130,7 @@ def npu_mm_all_reduce_base(
         refuse(name, "group_sizes and dtypes that torch lacks are not simulated")
     known(name, "reduce_op", reduce_op, ("sum",))
     known(name, "comm_mode", comm_mode, (None, "ai_cpu", "aiv"))
-    if only_shapes(x1):
+    if not has_values(x1):
         return x1.new_empty(shape, dtype=dtype)
     group = required_group(name, hcom, 0)
     if x1.dtype == torch.int8:
@@ -198,7 +199,7 @@ def npu_mm_reduce_scatter_base(
     dtype = _checked_dtype(name, self, x2, bias, x1_scale, x2_scale, output_dtype, comm_mode)
     known(name, "reduce_op", reduce_op, ("sum",))
     result = self.new_empty((self.shape[0] // world_size, x2.shape[1]), dtype=dtype)
-    if only_shapes(self):
+    if not has_values(self):
         return result
     group = required_group(name, hcom, world_size)
     product = _scaled(self, x2, bias, x1_scale, x2_scale).to(dtype)
@@ -252,7 +253,7 @@ def npu_all_gather_base_mm(
         refuse(name, "gather_output is False; the mode aiv takes only True")
     rows = self.shape[0] * world_size
     gathered = self.new_empty((rows, self.shape[1]))
-    if only_shapes(self):
+    if not has_values(self):
         return self.new_empty((rows, x2.shape[1]), dtype=dtype), gathered if gather_output else self.new_empty(0)
     group = required_group(name, hcom, world_size)
     dist.all_gather_into_tensor(gathered, self.contiguous(), group=group)
@@ -299,7 +300,7 @@ def npu_all_to_all_matmul(
     rows, width = x1.shape[0] // world_size, x1.shape[1]
     if x2.shape[0] != width * world_size:
         refuse(name, f"x2 has {x2.shape[0]} rows; {width} columns of {world_size} processes need {width * world_size}")
-    if only_shapes(x1):
+    if not has_values(x1):
         moved = x1.new_empty((rows, width * world_size)) if all2all_out_flag else None
         return x1.new_empty((rows, x2.shape[1])), moved
     group = required_group(name, hcom, world_size)
@@ -344,7 +345,7 @@ def npu_matmul_all_to_all(
         refuse(name, f"x1 has {x1.shape[1]} columns and x2 {x2.shape[0]} rows")
     rows, width = x1.shape[0], x2.shape[1] // world_size
     result = x1.new_empty((rows * world_size, width))
-    if only_shapes(x1):
+    if not has_values(x1):
         return result
     group = required_group(name, hcom, world_size)
     product = _scaled(x1, x2, bias, None, None).to(x1.dtype)
@@ -403,7 +404,7 @@ def npu_alltoallv_gmm(
     if sum(send_counts) != gmm_x.shape[0]:
         refuse(name, f"gmm_x has {gmm_x.shape[0]} rows, but send_counts gives {sum(send_counts)}")
     weight = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
-    if only_shapes(gmm_x):
+    if not has_values(gmm_x):
         rows = sum(recv_counts)
         permuted = gmm_x.new_empty((rows, gmm_x.shape[1])) if permute_out_flag else None
         return gmm_x.new_empty((rows, weight.shape[2])), _shared(mm_x, mm_weight, trans_mm_weight), permuted
@@ -464,7 +465,7 @@ def npu_gmm_alltoallv(
     if sum(send_counts) != gmm_x.shape[0]:
         refuse(name, f"gmm_x has {gmm_x.shape[0]} rows, but send_counts gives {sum(send_counts)}")
     weight = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
-    if only_shapes(gmm_x):
+    if not has_values(gmm_x):
         result = gmm_x.new_empty((sum(recv_counts), weight.shape[2]))
         return result, _shared(mm_x, mm_weight, trans_mm_weight)
     group = required_group(name, hcom, ep_world_size)

@@ -14,6 +14,7 @@ from .._error_codes import ErrCode, ops_error
 from ..dtype_numbers import CardDtype, card_dtype
 from .checks import refuse
 from .integer_matmul import not_simulated, only_on, torch_dtype
+from .low_precision import fp4_values
 from .registry import operator
 
 __all__ = ["npu_add_quant_matmul", "npu_add_quant_matmul_", "npu_dual_level_quant_matmul"]
@@ -21,21 +22,12 @@ __all__ = ["npu_add_quant_matmul", "npu_add_quant_matmul_", "npu_dual_level_quan
 _BLOCK = 32
 _LEVEL0 = 512
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_FP4_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of float4_e2m1fn by code; codes 8 to 15 are their negatives."""
 
 
 def powers_of_two(scale: torch.Tensor) -> torch.Tensor:
     """float8_e8m0fnu, in any dtype of one byte, as float32: 2^(byte - 127); NaN for 255."""
     raw = scale.view(torch.uint8).to(torch.float32)
     return torch.where(raw == 255, torch.nan, torch.exp2(raw - 127))
-
-
-def unpacked_fp4(packed: torch.Tensor) -> torch.Tensor:
-    """float4_e2m1fn, two in a byte, the first in the low half, as float32 with twice the last axis."""
-    raw = packed.view(torch.uint8).to(torch.int64)
-    table = torch.tensor([*_FP4_E2M1, *(-value for value in _FP4_E2M1)], dtype=torch.float32, device=packed.device)
-    return table[torch.stack([raw & 0xF, raw >> 4], dim=-1).flatten(-2)]
 
 
 def scaled(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -187,8 +179,8 @@ def npu_dual_level_quant_matmul(
         text = f"The k of x1 and x2 should be equal. but x1_k_dim is {x1.shape[1] * 2}, x2_k_dim is {x2.shape[1] * 2}"
         raise RuntimeError(text + ops_error(ErrCode.PARAM))
     dtype = torch_dtype(name, output_dtype, torch.bfloat16, (torch.bfloat16, torch.float16))
-    first = scaled(unpacked_fp4(x1), powers_of_two(x1_level1_scale).flatten(1))
-    second = scaled(unpacked_fp4(x2), powers_of_two(x2_level1_scale).flatten(1))
+    first = scaled(fp4_values(x1, CardDtype.float4_e2m1fn_x2), powers_of_two(x1_level1_scale).flatten(1))
+    second = scaled(fp4_values(x2, CardDtype.float4_e2m1fn_x2), powers_of_two(x2_level1_scale).flatten(1))
     total = first.new_zeros((x1.shape[0], x2.shape[0]))
     for number in range(x1_level0_scale.shape[1]):
         part = slice(number * _LEVEL0, (number + 1) * _LEVEL0)

@@ -16,10 +16,11 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import refuse
+from .evaluation import on_950
 from .kv_rope_cache import paged, quantised, write_rows
 from .norm import rms_norm
 from .registry import operator
-from .rope import interleaved_rope, on_950
+from .rope import interleaved_rope
 
 __all__ = ["npu_mla_prolog", "npu_mla_prolog_v2", "npu_mla_prolog_v3", "npu_mla_prolog_v3_functional"]
 

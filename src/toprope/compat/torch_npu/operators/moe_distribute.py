@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from .._error_codes import ErrCode
 from .checks import refuse
-from .communicators import all_to_all, only_shapes, required_group
+from .communicators import all_to_all, required_group
+from .evaluation import has_values
 from .moe_checks import known, require
 from .norm import rms_norm
 from .registry import operator
@@ -418,7 +419,7 @@ def npu_distribute_barrier(
     name = "_npu_distribute_barrier"
     if elastic_info is not None:
         refuse(name, "elastic_info is not simulated")
-    if not only_shapes(x_ref):
+    if has_values(x_ref):
         dist.barrier(group=required_group(name, group, world_size))
     return x_ref.clone()
 
@@ -508,7 +509,7 @@ def _dispatched(
     tp_counts = torch.zeros(tp_world_size, dtype=torch.int32, device=device)
     weights = torch.zeros(total, dtype=torch.float32, device=device)
     nums = torch.zeros(experts.local, dtype=torch.int64, device=device)
-    if only_shapes(x):
+    if not has_values(x):
         return received, dynamic, assist, nums, recv_counts, tp_counts, weights
 
     group = required_group(name, experts.group, experts.processes, experts.rank)
@@ -564,7 +565,7 @@ def _combined(
         found = f"{list(expert_scales.shape)} {expert_scales.dtype}"
         refuse(name, f"expert_scales is {found}; the kernel takes {list(expert_ids.shape)} torch.float32")
     count, top_k = expert_ids.shape
-    if only_shapes(rows):
+    if not has_values(rows):
         return rows.new_empty((count, rows.shape[1]))
     group = required_group(name, experts.group, experts.processes, experts.rank)
     sums = ep_send_counts[: experts.count].long()

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .._error_codes import ErrCode, ops_error
 from .checks import compute_dtype, floating, refuse
+from .evaluation import has_values
 from .registry import operator
 
 __all__ = [
@@ -80,11 +80,7 @@ def _amp_foreach_non_finite_check(scaled_grads: Sequence[torch.Tensor]) -> bool:
     Args:
         scaled_grads: gradients on the card.
     """
-    return any(
-        not bool(torch.isfinite(grad).all())
-        for grad in scaled_grads
-        if not isinstance(grad, FakeTensor) and grad.numel()
-    )
+    return any(not bool(torch.isfinite(grad).all()) for grad in scaled_grads if has_values(grad) and grad.numel())
 
 
 @operator("npu_apply_adam")

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from .checks import refuse
-from .sequence_attention import IntegerScales, attend, is_fake
+from .evaluation import has_values
+from .sequence_attention import IntegerScales, attend
 
 __all__ = [
     "ALIBI",
@@ -171,7 +172,7 @@ def attend_sequences(
     _check_dtype(name, query, out)
     if mask_type and mask is None:
         refuse(name, f"mask_type {mask_type} takes a mask")
-    if is_fake(query, out):
+    if not has_values(query, out):
         return
     rows, keys, values = _rows(name, query, heads), _rows(name, key, kv_heads), _rows(name, value, kv_heads)
     mask = None if mask is None else plain_mask(mask)
@@ -253,7 +254,7 @@ def attend_cache(
     kv_heads = _heads(name, heads, kv_heads)
     if integer_scales is None:
         _check_dtype(name, query, out)
-    if is_fake(query, out):
+    if not has_values(query, out):
         return
     rows = _rows(name, query, heads)
     keys = numbers(key_lengths)

@@ -14,12 +14,12 @@ import torch
 
 from .._error_codes import ErrCode, ops_error
 from .checks import FLOATING, refuse
+from .evaluation import has_values
 from .formats import Format, format_of
 from .grouped_matmul import msd_product
 from .integer_matmul import (
     coarse_scale,
     groups_of_rows,
-    has_values,
     integer_matmul,
     integers_of,
     is_transposed,

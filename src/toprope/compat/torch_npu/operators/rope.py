@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from toprope.sim.npu._state import chip
-
 from .._error_codes import ErrCode, ops_error
 from .checks import compute_dtype, floating, refuse, same_dtype
+from .evaluation import on_950
 from .registry import operator
 from .rotary import turned
 
@@ -21,17 +20,11 @@ __all__ = [
     "npu_mrope",
     "npu_rotary_embedding",
     "npu_rotary_mul_backward",
-    "on_950",
     "rotate",
 ]
 
 _LAYOUTS = ("BSND", "SBND", "BNSD", "TND")
 _ROTARY_MODES = ("half", "quarter", "interleave")
-
-
-def on_950(tensor: torch.Tensor) -> bool:
-    """True for a tensor on a simulated Ascend 950, whose kernels take more than the others'."""
-    return tensor.device.type == "npu" and "950" in chip().family
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, mode: str) -> torch.Tensor:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .checks import compute_dtype
 
-__all__ = ["MASKED", "IntegerScales", "attend", "grouped_product", "is_fake", "merge"]
+__all__ = ["MASKED", "IntegerScales", "attend", "float_bits", "grouped_product", "merge"]
 
 MASKED = -1e12
 """Score of a position that is left out (BOOL_ATTEN_MASK_SCALAR_VALUE of incre_flash_attention in ops-transformer)."""
@@ -36,9 +35,9 @@ class IntegerScales:
     result: torch.Tensor
 
 
-def is_fake(*tensors: torch.Tensor | None) -> bool:
-    """True if one of the tensors has a shape and no values, as while torch.compile traces."""
-    return any(tensor is not None and (tensor.is_meta or isinstance(tensor, FakeTensor)) for tensor in tensors)
+def float_bits(scale: torch.Tensor) -> torch.Tensor:
+    """A scale as float32, which may lie in the lower half of 64 bits."""
+    return scale.view(torch.float32)[..., ::2] if scale.dtype in (torch.int64, torch.uint64) else scale.float()
 
 
 def grouped_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
