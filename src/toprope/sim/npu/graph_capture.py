@@ -92,7 +92,7 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.generators: dict[torch.Generator, int] = {}
         self.records: list[DispatchRecord] = []
         self._last: dict[int, int] = {}  # place after the last operator, by stream
-        self._marks: dict[int, tuple[int, int]] = {}  # stream and place, by event
+        self._marks: dict[int, tuple[Any, int, int]] = {}  # the event, kept so that no other has its id; stream; place
         self._joined: dict[int, int] = {}  # place up to which another stream waits, by stream
         self.pool = pool
         self._with_records = with_records
@@ -135,12 +135,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def recorded(self, event: Any, stream: int) -> None:
         """An event marks the end of what was captured on a stream so far."""
-        self._marks[id(event)] = stream, len(self.nodes)
+        self._marks[id(event)] = event, stream, len(self.nodes)
 
     def waited(self, event: Any) -> None:
         """Another stream waits for an event."""
         if id(event) in self._marks:
-            stream, place = self._marks[id(event)]
+            _, stream, place = self._marks[id(event)]
             self._joined[stream] = max(place, self._joined.get(stream, 0))
 
     def unjoined(self, stream: int) -> list[int]:

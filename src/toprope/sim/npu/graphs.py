@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_unflatten
 
 from toprope.sim.native import native
+from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 from toprope.sim.npu._state import PARAMETER, device_index, lazy_init, message, vendor_error
 from toprope.sim.npu.devices import synchronize
 from toprope.sim.npu.events import ExternalEvent, waiting_replays
@@ -64,8 +65,6 @@ class _Dispatch:
                 f" {len(inputs)} elements in the incoming cpu_update_input list",
                 message("", PARAMETER),
             )
-        from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
-
         for record, values in zip(records, inputs, strict=True):
             record.kwargs.update({name: value for name, value in values.items() if name in record.kwargs})
             _NPU_GRAPH_OP_HANDLERS[record.op_cache_entry.__name__].update_args(record, dict(values))
