@@ -15,13 +15,9 @@ COMPRESSED = torch.ones(2048, 2048).triu(1).bool()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def attend():
-    """The operator; where the facade had to bring a `torch.npu` without a card, that goes again."""
-    import toprope.compat.torch_npu as module
-    from toprope.compat import no_npu
-
-    yield module.npu_fusion_attention
-    no_npu.uninstall()
+def attend(facade):
+    """The operator."""
+    return facade.npu_fusion_attention
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

@@ -22,16 +22,7 @@ pytestmark = [pytest.mark.native, pytest.mark.process]
 HALVES = (torch.float16, torch.bfloat16)
 FACADE = Path(__file__).resolve().parents[2] / "src" / "toprope" / "compat" / "torch_npu"
 FEW = settings(max_examples=20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def facade():
-    """The facade under its long name; where it had to bring a `torch.npu` without a card, that goes again."""
-    import toprope.compat.torch_npu as module
-    from toprope.compat import no_npu
-
-    yield module
-    no_npu.uninstall()
+pytestmark = pytest.mark.usefixtures("facade")
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

@@ -28,13 +28,3 @@ def same_numbers(request):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def facade():
-    """The facade of torch_npu; a `torch.npu` that it brought without a card goes again."""
-    import toprope.compat.torch_npu as module
-    from toprope.compat import no_npu
-
-    yield module
-    no_npu.uninstall()
