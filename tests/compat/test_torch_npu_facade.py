@@ -17,12 +17,11 @@ from torch.autograd import gradcheck
 import forkserver
 from toprope.support.npu_operators import npu_operators
 
-pytestmark = [pytest.mark.native, pytest.mark.process]
+pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.usefixtures("facade")]
 
 HALVES = (torch.float16, torch.bfloat16)
 FACADE = Path(__file__).resolve().parents[2] / "src" / "toprope" / "compat" / "torch_npu"
 FEW = settings(max_examples=20)
-pytestmark = pytest.mark.usefixtures("facade")
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
