@@ -235,6 +235,23 @@ def test_a_stream_that_is_not_joined_ends_the_capture_with_107025():
         captured(fork)
 
 
+def test_an_event_that_was_freed_joins_no_stream_through_a_new_one_with_its_id():
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+
+    def fork():
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            doubled = x * 2
+            torch.npu.Event().record()
+        events = [torch.npu.Event() for _ in range(10)]  # the first has the address of the freed one
+        for event in events:
+            event.wait()
+        return doubled
+
+    with pytest.raises(RuntimeError, match="107025"):
+        captured(fork)
+
+
 @pytest.fixture
 def updatable():
     """A graph whose operator takes a list on the host: the graph, its result, and a function that updates it."""
