@@ -350,3 +350,46 @@ def test_a_system_that_grants_no_addresses_later_does_no_harm() -> None:
     )
     assert done.returncode == 0, f"{done.returncode}\n{done.stderr}"
     assert json.loads(done.stdout.splitlines()[-1]) == "3.0"
+
+
+# ---- a process may meet a part of toprope before torch, as one that unpickles does
+
+
+FIRST = """
+    import importlib, os, pkgutil, sys
+    import toprope.sim
+    found = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules(toprope.sim.__path__, "toprope.sim.")):
+        if (child := os.fork()) == 0:
+            importlib.import_module(name)
+            if "torch" in sys.modules:
+                import torch
+                os._exit(3 if float(torch.ones(2, device="npu").sum()) == 2 and callable(torch.npu.stream) else 4)
+            os._exit(0)
+        found[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    import json
+    print(json.dumps(found))
+"""
+
+
+def test_a_module_that_was_imported_before_torch_met_itself_half_made() -> None:
+    """torch installs the card at the end of its import, which needs modules of which one may be the one that began."""
+    found = facts(FIRST, start=subprocess.run, TOPROPE_SIM="910B3")
+    assert {name: code for name, code in found.items() if code not in (0, 3)} == {}
+    assert {"toprope.sim.graph", "toprope.sim.npu", "toprope.sim.sharing"} <= {n for n, c in found.items() if c == 3}
+
+
+def test_a_spawned_process_may_receive_a_tensor_of_the_card_before_it_imports_torch() -> None:
+    done = run(
+        """
+        import multiprocessing, torch
+        context = multiprocessing.get_context("spawn")
+        child = context.Process(target=print, args=(torch.arange(3.0, device="npu"),))
+        child.start()
+        child.join(200)
+        sys.exit(child.exitcode)
+        """,
+        start=subprocess.run,
+        TOPROPE_SIM="910B3",
+    )
+    assert (done.returncode, done.stdout) == (0, "tensor([0., 1., 2.], device='npu:0')\n"), done.stderr

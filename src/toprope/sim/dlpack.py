@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["register"]
 
@@ -15,6 +16,8 @@ _EXTENSION = 12
 
 def register() -> None:
     """Lets `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
+    import torch
+
     ours = torch.Tensor.__dlpack_device__
     if hasattr(ours, "__toprope__"):
         return

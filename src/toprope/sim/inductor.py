@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from toprope.imports import after_import
 
 __all__ = ["register"]
@@ -18,6 +16,7 @@ def register() -> None:
 
 
 def _register_interface() -> None:
+    import torch
     from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 
     npu = torch.npu  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
@@ -204,6 +204,16 @@ def _register(torch: ModuleType) -> None:
 
 
 def _register_sharing() -> None:
-    from toprope.sim import sharing
+    """Let torch.multiprocessing hand device tensors over; host tensors go torch's own way."""
+    from multiprocessing.reduction import ForkingPickler
 
-    sharing.register()
+    import torch
+
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(tensor: Any) -> Any:
+    from toprope.sim import sharing  # a process that rebuilds a tensor before it imports torch is importing it already
+
+    return sharing.reduce(tensor)

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from toprope.sim.native import native
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
 
-__all__ = ["collect", "register"]
+__all__ = ["collect", "reduce"]
 
 _kept: list[torch.UntypedStorage] = []
 """Storages that receivers hold, or are still to receive."""
@@ -36,7 +36,7 @@ def collect() -> None:
         _kept[:] = [storage for storage in _kept if native().references(storage.data_ptr())]
 
 
-def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What a pickle for another process holds in place of a tensor."""
     if tensor.device.type != "npu":
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -116,9 +116,3 @@ def _rebuild(
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
-
-
-def register() -> None:
-    """Makes torch.multiprocessing hand device tensors over; host tensors go torch's own way."""
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, _reduce)

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
+from toprope.sim.native import native
+from toprope.sim.npu import memory_pieces
+
 SIM = "910B3"
 
 
@@ -81,6 +84,27 @@ def test_threads_that_allocate_and_free_while_it_records():
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_snapshot_holds_what_was_allocated_between_the_questions_for_its_length_and_its_content(monkeypatch):
+    kept = [allocate()]
+    asked = []
+
+    class Growing:
+        def __getattr__(self, name):
+            return getattr(native(), name)
+
+        def memory_snapshot(self, device, out, room):
+            asked.append(room)
+            length = native().memory_snapshot(device, out, room)
+            if len(asked) in (1, 2):
+                kept.extend(torch.empty(1 << 20, device="npu", dtype=torch.uint8) for _ in range(64))
+            return length
+
+    monkeypatch.setattr(memory_pieces, "native", Growing)
+    blocks = [block for piece in torch.npu.memory_snapshot() for block in piece["blocks"]]
+    assert len(asked) == 4
+    assert {tensor.data_ptr() for tensor in kept} <= {block["address"] for block in blocks}
 
 
 def test_settings_are_checked():

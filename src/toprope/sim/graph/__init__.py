@@ -1,5 +1,7 @@
 """Graph mode on the simulated card: torchair's scopes, and the backend of torch.compile that reads them."""
 
+import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE_SIM asks for one, which needs this package
+
 from toprope.sim.air.contexts import (
     data_dump,
     limit_core_num,

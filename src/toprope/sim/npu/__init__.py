@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE_SIM asks for one, which needs this package
+
 from toprope.sim.lacks import note_missing as _note_missing
 from toprope.sim.native import native
 from toprope.sim.npu import amp, backends, npugraph_ex, utils

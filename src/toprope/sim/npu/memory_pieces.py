@@ -27,9 +27,7 @@ _STATES = ("inactive", "active_allocated", "active_awaiting_free")
 
 
 def _pieces(device: int) -> Iterator[dict[str, Any]]:
-    room = native().memory_snapshot(device, None, 0)
-    raw = (ctypes.c_int64 * room)()
-    numbers = iter(raw[: native().memory_snapshot(device, raw, room)])
+    numbers = iter(_numbers(device))
     for address in numbers:
         size, stream, large, pool, count = (next(numbers) for _ in range(5))
         blocks = []
@@ -55,3 +53,14 @@ def _pieces(device: int) -> Iterator[dict[str, Any]]:
             "is_expandable": False,
             "blocks": blocks,
         }
+
+
+def _numbers(device: int) -> list[int]:
+    """The pieces as the native part lists them; asked again where another thread allocated between two answers."""
+    room: int = native().memory_snapshot(device, None, 0)
+    while True:
+        raw = (ctypes.c_int64 * room)()
+        length: int = native().memory_snapshot(device, raw, room)
+        if length <= room:
+            return raw[:length]
+        room = length

@@ -81,10 +81,10 @@ extern "C" TOPROPE_API void tsg_record_history(uint64_t room, int places) {
 
 // JSON: the events of every card ([what, address, size, stream, pool, microseconds, traceback]), the traceback of the
 // blocks at these addresses, tracebacks as lists of numbers of frames, frames as [file, line, function]. It is valid
-// until the next call.
+// until the next call of the same thread.
 extern "C" TOPROPE_API const char* tsg_history(const int64_t* blocks, uint64_t count) {
   using namespace toprope;
-  static std::string text;
+  static thread_local std::string text;
   std::ostringstream out;
   glue::Tracebacks tracebacks;
   out << "{\"events\":[";
