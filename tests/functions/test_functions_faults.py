@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -111,6 +112,25 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
     finally:
         yr.finalize()
     assert worker.channel.socket.fileno() == -1
+
+
+def test_the_socket_of_a_worker_whose_end_could_not_be_dealt_with_was_left_open(monkeypatch):
+    """The zygote removes the session's folder while the listening thread looks for files of an ended worker in it."""
+    yr.init(yr.Config(num_cpus=4))
+    try:
+        yr.get(slow.invoke(0), timeout=60)
+        processes = yr.current.backend().processes
+        workers = list(processes._all.values())
+
+        def removed(number):
+            if threading.current_thread() is processes._pump:
+                raise FileNotFoundError(number)
+
+        monkeypatch.setattr(processes, "_sweep", removed)
+    finally:
+        yr.finalize()
+    assert workers
+    assert [worker.channel.socket.fileno() for worker in workers] == [-1] * len(workers)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -128,16 +129,16 @@ class Processes:
         with self._session.lock:
             if self._all.pop(process.number, None) is None:
                 return
+            process.buried = True
+            self._close(process)
             for key, times in process.lent.items():
                 if times > 0:
                     self._session.values.returned(key, times)
             process.lent.clear()
             process.held.clear()
-            process.buried = True
             for timer in (process.deadline, process.burial, process.recycling):
                 if timer is not None:
                     timer.cancel()
-            self._close(process)
             if not self._owned.get(process.number):
                 self._sweep(process.number)
             if process.on_lost is not None:
@@ -163,8 +164,9 @@ class Processes:
     def _sweep(self, number: int) -> None:
         """Remove the segments of an ended worker, none of whose values is needed."""
         self._owned.pop(number, None)
-        for path in self._session.folder.glob(f"w{number}-*"):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # at the end the zygote removes the folder
+            for path in self._session.folder.glob(f"w{number}-*"):
+                path.unlink(missing_ok=True)
 
     def _close(self, process: Process) -> None:
         """Close the socket of a process that is gone; a thread that reads it wakes up first, and closes it then."""
@@ -187,7 +189,9 @@ class Processes:
                 _pause()
         finally:
             self._starter.close()
-            for process in list(self._all.values()):
+            with self._session.lock:  # a thread that asked for a worker a moment ago has it, or its error
+                left = list(self._all.values())
+            for process in left:
                 self.lost(process)
                 self._buried(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
             self._wake()
@@ -330,7 +334,7 @@ class Processes:
             self.lost(process)
         finally:
             process.channel.reading.release()
-        self.listen(process)
+            self.listen(process)
 
     def _news(self) -> None:
         """Read what the zygote tells: a worker's process, or its end."""
@@ -352,17 +356,19 @@ class Processes:
 
     def _ended(self, process: Process) -> None:
         """A process has ended: what it sent before is still to be read."""
-        if not process.closed and process.channel.reading.acquire(timeout=1):
-            try:
-                while messages := process.channel.receive(0):
-                    self._session.handle(process, messages)
-            except (Closed, OSError):
-                pass
-            finally:
-                process.channel.reading.release()
-        self.lost(process)
-        self._buried(process)
-        self._close(process)  # it may have been buried while it was read here
+        try:
+            if not process.closed and process.channel.reading.acquire(timeout=1):
+                try:
+                    while messages := process.channel.receive(0):
+                        self._session.handle(process, messages)
+                except (Closed, OSError):
+                    pass
+                finally:
+                    process.channel.reading.release()
+        finally:
+            self.lost(process)
+            self._buried(process)
+            self._close(process)  # it may have been buried while it was read here
 
     def _zygote_gone(self) -> None:
         """The zygote was killed, and all workers with it: others may be started by a new one."""
