@@ -31,8 +31,8 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) -m "not slow and not soak"
 
-# What `make test` leaves out, a quarter of its long tests (tests/in_turns.txt), and the properties of pure code with
-# examples that are new each time: the seed chooses.
+# A third of the slow tests, which `make test` leaves out, and the properties of pure code with examples that are new
+# each time: the seed chooses.
 check: $(READY)
 	@echo "check: SEED=$(SEED)"
 	$(PYTEST) -m "(slow or pure) and not soak" --hypothesis-seed=$(SEED)

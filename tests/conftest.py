@@ -114,19 +114,21 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def in_turns(items, seed):
-    """Leave out three quarters of the long tests: others for another seed."""
-    lines = (ROOT / "tests" / "in_turns.txt").read_text(encoding="utf-8").splitlines()
-    long = tuple(line for line in lines if line and not line.startswith("#"))
-    out = [item for item in items if item.nodeid.startswith(long) and (zlib.crc32(item.nodeid.encode()) + seed) % 4]
+    """Leave out two thirds of the slow tests: others for another seed."""
+    out = [item for item in items if item.get_closest_marker("slow") and (zlib.crc32(item.nodeid.encode()) + seed) % 3]
     left_out = set(out)
     return [item for item in items if item not in left_out], out
 
 
 def pytest_collection_modifyitems(config, items):
+    lines = (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines()
+    slow = tuple(line for line in lines if line and not line.startswith("#"))
     for item in items:
         test = getattr(item, "obj", None)
         if getattr(test, "is_hypothesis_test", False) and is_pure(item.path):
             item.add_marker("pure")
+        if item.nodeid.startswith(slow):
+            item.add_marker("slow")
     if not SOAK:
         seed = config.getoption("--hypothesis-seed", None)
         if seed is not None and config.args_source is config.ArgsSource.TESTPATHS:

@@ -226,10 +226,10 @@ tell(seen, equal, counters, draws, torch.equal(cpu_before, torch.get_rng_state()
     assert current == [1, "npu:1", "npu:1", "npu:0"]
     assert names == ["DeviceBackend('npu:0')"] * 2
     assert properties == {
-        "name": "NPU Ascend 910B3", "type": "npu", "total_memory": 64 * 2**30, "multi_processor_count": 40,
+        "name": "NPU Ascend 910B3", "type": "npu", "total_memory": 62423 * 2**20, "multi_processor_count": 40,
     }  # fmt: skip
     assert sorted(summary) == SUMMARY
-    assert (summary["device_type"], summary["device_name"], summary["total_mb"]) == ("npu", "NPU Ascend 910B3", 65536)
+    assert (summary["device_type"], summary["device_name"], summary["total_mb"]) == ("npu", "NPU Ascend 910B3", 62423)
     assert same
     assert npu[:2] == [True, "torch_npu"]
     assert npu[2].startswith("DeviceIndexError: there is no npu:2")

@@ -329,7 +329,7 @@ def test_a_system_that_does_not_grant_the_addresses() -> None:
         """
     )
     assert first[0] == "EnvironmentProblem"
-    assert "addresses for 4 cards of 64.0 GiB" in first[1]
+    assert "addresses for 4 cards of 61.0 GiB" in first[1]
     assert "ulimit -v" in first[1]
     assert (second, count, worked) == ("None", 2, 3.0)
 

@@ -27,7 +27,7 @@ SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").glob("*/simulated/test_*.py"))
 # What `make test` runs of them; the others are left to `make check`.
-QUICK = ("autograd", "memory_figures", "operators", "random", "streams")
+QUICK = ("memory_figures", "operators", "streams")
 LONG = (
     "core", "core_limits", "counters_file", "fork", "images_engine", "images_hidream", "images_memory", "memory_leaks",
     "module_samples", "npu_settings", "samples_with_documents", "sharing", "tiers_threads", "tiers_training",

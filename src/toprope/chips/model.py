@@ -104,6 +104,12 @@ class Chip:
         return None if self.hbm_mib is None else self.hbm_mib * 2**20
 
     @property
+    def usable_bytes(self) -> int | None:
+        """What programs get of the device memory, in bytes; all of it where no source says what the driver keeps."""
+        usable = self.hbm_usable_mib or self.hbm_mib
+        return None if usable is None else usable * 2**20
+
+    @property
     def peak_tflops(self) -> dict[str, float]:
         """Peak of the cube cores in 10^12 operations a second by dtype; a multiply-add is two. Empty when unknown."""
         if self.cube_cores is None or self.cube_mhz is None or self.cube_macs_per_cycle is None:

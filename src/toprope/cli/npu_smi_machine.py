@@ -101,7 +101,7 @@ def machine(spec: SimSpec, cards: Iterable[CardState]) -> Machine:
         chip.npu_smi_name or chip.name,
         layout,
         chip.cube_cores,
-        tuple(_device(card, layout, spec.capacity // 2**20) for card in cards),
+        tuple(_device(card, layout, spec) for card in cards),
     )
 
 
@@ -116,11 +116,14 @@ def _layout(soc_version: int | None) -> Layout:
     return Layout.A5 if soc_version >= 260 else Layout.HBM
 
 
-def _device(card: CardState, layout: Layout, total_mib: int) -> Device:
+def _device(card: CardState, layout: Layout, spec: SimSpec) -> Device:
     number = card.physical
     npu, chip = {Layout.DIES: (number // 2, number % 2), Layout.DDR: (number * _SLOT, 0)}.get(layout, (number, 0))
+    # what the driver keeps counts as used there; on a 310P it is left out of the total
+    total = spec.capacity if layout is Layout.DDR else spec.nominal
+    used = total - spec.capacity + card.reserved
     processes = sorted(card.processes, key=lambda each: each.pid)
     return Device(
-        npu, chip, number, card.unhealthy, card.reserved // 2**20, total_mib,
+        npu, chip, number, card.unhealthy, used // 2**20, total // 2**20,
         tuple(Process(each.pid, each.name, each.reserved[number] // 2**20) for each in processes),
     )  # fmt: skip

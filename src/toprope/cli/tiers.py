@@ -149,8 +149,7 @@ def _free(device: Device | None, chip: Chip | None, folder: Path) -> Free:
 
     host, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     if device is None:
-        usable = None if chip is None else chip.hbm_usable_mib or chip.hbm_mib
-        return Free(None if usable is None else usable * 2**20, host, disk)
+        return Free(None if chip is None else chip.usable_bytes, host, disk)
     return Free(device.memory().free, host, disk, unified=not device.capabilities.separate_memory)
 
 

@@ -98,20 +98,25 @@ class SimSpec:
 
     @property
     def capacity(self) -> int:
-        """Device memory of one card in bytes.
+        """Device memory of one card that programs get, in bytes: what the user set, or what the driver leaves.
 
         Raises:
             UsageError: it was not given and is not public for this chip.
         """
         if self.hbm is not None:
             return self.hbm
-        figure = chips.get(self.chip).hbm_mib
-        if figure is None:
+        usable = chips.get(self.chip).usable_bytes
+        if usable is None:
             raise UsageError(
                 f"the device memory of a {self.chip} is not public.",
                 do="give it yourself: hbm=SIZE, such as hbm=128GiB",
             )
-        return figure * 2**20
+        return usable
+
+    @property
+    def nominal(self) -> int:
+        """Device memory of one card in bytes as npu-smi shows it, with what the driver keeps. Errors as for `capacity`."""
+        return max(self.capacity, chips.get(self.chip).hbm_bytes or 0) if self.hbm is None else self.hbm
 
 
 def _malformed(text: str, why: str) -> SettingError:

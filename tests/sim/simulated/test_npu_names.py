@@ -96,8 +96,8 @@ def test_the_fields_of_the_properties() -> None:
     with pytest.raises(AttributeError):
         properties.name = "another"
     assert (properties.name, properties.cube_core_num, properties.vector_core_num) == ("Ascend910B3", 20, 40)
-    assert (properties.total_memory, properties.warp_size, properties.gcnArchName) == (64 * 2**30, 0, "")
-    assert repr(properties).startswith("_NPUDeviceProperties(name='Ascend910B3', total_memory=65536MB, cube_core_num=")
+    assert (properties.total_memory, properties.warp_size, properties.gcnArchName) == (62423 * 2**20, 0, "")
+    assert repr(properties).startswith("_NPUDeviceProperties(name='Ascend910B3', total_memory=62423MB, cube_core_num=")
 
 
 @pytest.mark.parametrize(
