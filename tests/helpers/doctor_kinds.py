@@ -340,6 +340,92 @@ KINDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "  SOC_VERSION ascend310b1 does not support, the support list is",
         "RuntimeError: not support soc_version ascend310b1",
     )),
+    ("numpy-names", ("numpy<1.24",), (
+        "AttributeError: module 'numpy' has no attribute 'int'.",
+        "AttributeError: module 'numpy' has no attribute 'bool'.",
+    )),
+    ("set-env", ("set_env.sh",), (
+        "bash: /usr/local/Ascend/ascend-toolkit/set_env.sh: No such file or directory",
+        "/bin/sh: 1: source: not found",
+    )),
+    ("ascend-command", ("driver/tools",), (
+        "bash: hccn_tool: command not found",
+        "start.sh: line 4: atc: command not found",
+    )),
+    ("build-isolation", ("--no-build-isolation",), (
+        "      ModuleNotFoundError: No module named 'torch'\n      [end of output]\n error: subprocess-exited-with-error",
+        "ModuleNotFoundError: No module named 'pybind11'\nERROR: Failed building wheel for x",
+    )),
+    ("npu-said-absent", ("toprope devices",), (
+        "RuntimeError: NPU is selected as device, but torch_npu is not available. Please ensure that the torch_npu package is installed",
+        "RuntimeError: No NPU devices were found",
+    )),
+    ("model-settings", ("transformers",), (
+        "TypeError: Invalid type of HuggingFace config. Expected type: <class 'a.VLConfig'>, but found type: <class 'b.VLConfig'>",
+        "ValueError: rope_scaling should have a 'rope_type' key",
+    )),
+    ("json-invalid", ("HTML",), (
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "requests.exceptions.JSONDecodeError: Extra data: line 1 column 5 (char 4)",
+    )),
+    ("chat-template", ("--chat-template",), (
+        "ValueError: As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template",
+        "jinja2.exceptions.TemplateError: Conversation roles must alternate user/assistant/user/assistant/...",
+    )),
+    ("option-needed", ("--enable-",), (
+        "openai.BadRequestError: Error code: 400 - {'message': '\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}",
+        "ValueError: this model requires --enable-expert-parallel",
+    )),
+    ("hydra-option", ("+KEY=VALUE",), (
+        "Could not override 'actor_rollout_ref.rollout.foo'.",
+        "omegaconf.errors.ConfigAttributeError: Key 'use_kl_loss' is not in struct",
+    )),
+    ("lora-modules", ("all-linear",), (
+        "ValueError: Target modules {'q_proj', 'v_proj'} not found in the base model. Please check the target modules",
+        "ValueError: Target module QuantLinear() is not supported. Currently, only the following modules are supported",
+    )),
+    ("fp16-gradients", ("float32",), (
+        "ValueError: Attempting to unscale FP16 gradients.",
+        "[rank2]: ValueError: Attempting to unscale FP16 gradients.",
+    )),
+    ("data-set", ("column",), (
+        "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+        "pyarrow.lib.ArrowInvalid: JSON parse error: Column() changed from object to array in row 0",
+    )),
+    ("collectives-differ", ("TORCH_DISTRIBUTED_DEBUG",), (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: X",
+        "RuntimeError: Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0.",
+    )),
+    ("server-refused", ("no_proxy",), (
+        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='localhost', port=8000): Max retries exceeded with url: /v1/models",
+        "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host 127.0.0.1:30000 ssl:default",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+    )),
+    ("main-guard", ("__main__",), (
+        "        current process has finished its bootstrapping phase.",
+        "AssertionError: daemonic processes are not allowed to have children",
+    )),
+    ("cannot-pickle", ("top of a module",), (
+        "AttributeError: Can't pickle local object 'get_dataset.<locals>.fn'",
+        "TypeError: cannot pickle '_thread.lock' object",
+        "RuntimeError: Failed to unpickle serialized exception",
+    )),
+    ("file-system", ("dmesg",), (
+        "OSError: [Errno 116] Stale file handle: '/nfs/models/x.safetensors'",
+        "OSError: [Errno 5] Input/output error",
+    )),
+    ("pod-start", ("--previous",), (
+        "Warning  BackOff  2m (x10 over 5m)  kubelet  Back-off restarting failed container ascend-device-plugin in pod",
+        'MountVolume.SetUp failed for volume "ascend-driver" : hostPath type check failed: /usr/local/Ascend/driver is not a directory',
+    )),
+    ("glog-line", ("its own reason",), (
+        'E20241122 10:02:57.047970 281462569663328 ImageProcessorDptr.hpp:819] Failed to recognize Ascend chip. (Code = -1)',
+        "E1122 10:02:57.047970 28146 engine.cc:81] the graph was not loaded",
+    )),
+    ("model-files", ("config.json",), (
+        "RuntimeError: Cannot find any model weights with `/models/Qwen3-8B`",
+        "ValueError: No supported config format found in /models/qwen.",
+    )),
     ("error-line", ("read the lines around it",), (
         "2025-06-12 08:08:24,544 - server - ERROR - engine init returned -1 for the second time",
         "ERROR: building the image ended with an unknown state at step 4",

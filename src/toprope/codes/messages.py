@@ -254,7 +254,8 @@ class _Search:
             others.sort(key=lambda each: (each.what.order, each.line))
             counting |= {each.what.code: each for each in others[:1]}
         places = {
-            code: (*min(found_with[code]), 0) if wanted[code] else (*found.place, 1) for code, found in counting.items()
+            code: (*min(found.place, *found_with[code]), 0) if wanted[code] else (*found.place, 1)
+            for code, found in counting.items()
         }
         return [self.found[code] for code in sorted(places, key=lambda code: places[code])]
 
