@@ -426,6 +426,54 @@ KINDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "RuntimeError: Cannot find any model weights with `/models/Qwen3-8B`",
         "ValueError: No supported config format found in /models/qwen.",
     )),
+    ("command-127", ("source set_env.sh",), (
+        "returned non-zero exit status 127.",
+        "make: *** [Makefile:12: kernels] Error 127",
+    )),
+    ("flash-attention-absent", ("sdpa",), (
+        "ImportError: Flash Attention 2 is not available. Please refer to the documentation",
+        "ValueError: FlashAttention only supports Ampere GPUs or newer.",
+    )),
+    ("device-count", ("toprope devices",), (
+        "ValueError: World size (16) is larger than the number of available NPUs (8) in this node.",
+        "RuntimeError: Invalid device ordinal 8, only 8 devices are visible",
+    )),
+    ("mixed-dtypes", ("FSDP",), (
+        "ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
+        "AssertionError: all parameters must have the same dtype",
+    )),
+    ("recomputed", ("in place",), (
+        "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the following tensors have different metadata",
+        "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: [torch.npu.FloatTensor [2]]",
+    )),
+    ("resume-differs", ("ZeRO 3",), (
+        "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+        "RuntimeError: size mismatch for weight: copying a param with shape torch.Size([32000, 4096]), the shape in current model is torch.Size([0]).",
+    )),
+    ("part-missing", ("lacks a part",), (
+        "RuntimeError: Mooncake Store L2 adapter requires the C++ Mooncake extension. Build with: X pip install -e .",
+        "[ERROR] fastdeploy/runtime/runtime_option.cc(133)::UsePaddleBackend\tThe FastDeploy didn't compile with Paddle Inference.\nAborted (core dumped)",
+    )),
+    ("value-refused", ("change what the text names",), (
+        "ValueError: At most 1 image(s) may be provided in one request.",
+        "AssertionError: micro batches must be at least the number of stages",
+    )),
+    ("ranks-late", ("first error of any",), (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: k (world_size=2, worker_count=1, timeout=0:30:00)",
+        "Timed out initializing process group in store based barrier on rank: 0",
+    )),
+    ("length-over-model", ("--max-model-len",), (
+        "ValueError: The decoder prompt (length 40000) is longer than the maximum model length of 32768.",
+        "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens",
+    )),
+    ("library-missing", ("libgl1",), (
+        "ImportError: libglib-2.0.so.0: cannot open shared object file: No such file or directory",
+        "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
+    )),
+    ("no-cache-memory", ("--mem-fraction-static",), (
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "ValueError: No available memory for the cache blocks",
+    )),
     ("error-line", ("read the lines around it",), (
         "2025-06-12 08:08:24,544 - server - ERROR - engine init returned -1 for the second time",
         "ERROR: building the image ended with an unknown state at step 4",

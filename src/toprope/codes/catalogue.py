@@ -22,7 +22,7 @@ TEXTS = (
     "families_models.toml", "families_build.toml", "families.toml", "families_host.toml",
 )  # fmt: skip
 # what is before a message in a pattern of a family: the name of an exception, words that say that something failed
-BEGIN = r"(?:Error: |error is |^\W*|(?:error|failed|failure|exception|错误|报错|失败|异常)\b[^\"'(]{0,160}?: )"
+BEGIN = r"(?:Error: |error is |^\W*|(?:error|failed|failure|exception|错误|报错|失败|异常)\b[^\"']{0,160}?: )"
 
 _CODE = re.compile(r"[1-9]\d{5}|E[0-9A-Z]\d{4}|ERR\d{5}")
 _INNER = re.compile(r"0X0?(7[0-2][0-9A-F])([0-9A-F]{4})")

@@ -250,7 +250,8 @@ class _Search:
         said = [found for code, found in counting.items() if not code.startswith("ERR")]
         others = [found for code, found in able.items() if code not in counting]
         if not any(found.what.order < 2 or found.rule is None or found.rule.values for found in said):
-            others = [each for each in others if not (said and each.what.order)]
+            crash = all(found.what.open and found.what.order == 1 for found in said)
+            others = [each for each in others if crash or not each.what.order]
             others.sort(key=lambda each: (each.what.order, each.line))
             counting |= {each.what.code: each for each in others[:1]}
         places = {
