@@ -50,6 +50,14 @@ def test_lines_that_look_like_a_kind_are_none(line: str) -> None:
     assert [seen.what.code for seen in in_log([line.encode()] * 3)] == []
 
 
+def test_a_report_of_another_failure_is_no_refused_value() -> None:
+    log = [
+        b"ERROR RuntimeError: Worker failed with error 'x', please check the stack trace above for the root cause",
+        b"RuntimeError: call failed, error code is 507015",
+    ]
+    assert [seen.what.code for seen in in_log(log)] == ["507015"]
+
+
 def test_a_traceback_below_its_message_says_who_raised_it() -> None:
     log = [
         b"[2026-05-11 11:19:09] Error in request: f() missing 1 required positional argument: 'interpolation'",

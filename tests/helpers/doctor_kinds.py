@@ -474,6 +474,14 @@ KINDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         "ValueError: No available memory for the cache blocks",
     )),
+    ("conda-channel", ("openblas",), (
+        "PackagesNotFoundError: The following packages are not available from current channels:",
+        "ResolvePackageNotFound:",
+    )),
+    ("build-warning", ("-Wno-error",), (
+        "x.h:12:3: error: object backing the pointer will be destroyed [-Werror,-Wdangling-assignment-gsl]",
+        "kernel.cpp:4:1: error: unused variable 'x' [-Werror=unused-variable]",
+    )),
     ("error-line", ("read the lines around it",), (
         "2025-06-12 08:08:24,544 - server - ERROR - engine init returned -1 for the second time",
         "ERROR: building the image ended with an unknown state at step 4",
