@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor_kinds import KINDS
 from toprope.cli import main
 from toprope.codes import Explanation, in_log, in_text
 from toprope.codes.catalogue import rules
@@ -249,7 +250,8 @@ def test_the_cause_comes_first_in_a_log_of_that_text(text: str, cause: str, word
 
 
 def test_every_message_has_a_text() -> None:
-    found = {each.code for text, _, _ in TEXTS for each in in_text(text)}
+    texts = (*(text for text, _, _ in TEXTS), *(text for _, _, each in KINDS for text in each))
+    found = {each.code for text in texts for each in in_text(text)}
     named = {rule.what.code for rule in rules() if not rule.values and not rule.family}
     elsewhere = {  # tests/base/test_codes.py, tests/device/test_doctor_threads.py and test_doctor_families.py
         "npu-unsupported", "python-exception",

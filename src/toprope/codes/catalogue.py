@@ -17,7 +17,12 @@ __all__ = ["Rule", "codes", "explain", "owners", "rules"]
 
 FOLDER = Path(__file__).parent
 ENTRIES = ("runtime.toml", "letters.toml")
-TEXTS = ("texts.toml", "cases.toml", "fallbacks.toml", "families.toml")
+TEXTS = (
+    "texts.toml", "texts_run.toml", "cases.toml", "fallbacks.toml",
+    "families_models.toml", "families_build.toml", "families.toml", "families_host.toml",
+)  # fmt: skip
+# what is before a message in a pattern of a family: the name of an exception, words that say that something failed
+BEGIN = r"(?:Error: |error is |^\W*|(?:error|failed|failure|exception|错误|报错|失败|异常)\b[^\"']{0,160}?: )"
 
 _CODE = re.compile(r"[1-9]\d{5}|E[0-9A-Z]\d{4}|ERR\d{5}")
 _INNER = re.compile(r"0X0?(7[0-2][0-9A-F])([0-9A-F]{4})")
@@ -201,8 +206,8 @@ def _inner(
 
 
 def _message(table: dict[str, Any], what: Explanation, file: str) -> Rule:
-    pattern = re.compile(table["pattern"], re.IGNORECASE)
-    alone, family = file == "fallbacks.toml", file == "families.toml"
+    pattern = re.compile(table["pattern"].replace("%begin%", BEGIN), re.IGNORECASE)
+    alone, family = file == "fallbacks.toml", file.startswith("families")
     return Rule(tuple(table["hint"]), pattern, what, {}, tuple(table.get("with", ())), alone, family)
 
 

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from toprope.codes import packages, reasons
@@ -23,6 +23,7 @@ _INNER = re.compile(r"(?<![A-Za-z0-9_])(?:0x0?7[0-2][0-9A-Fa-f]{5}|11[789]\d{6})
 # a number of six digits in a log is a code where it is said to be one; elsewhere it may be a process id or a size
 _SAID = re.compile(r"(?:code|result|ret|errno?|error|status|failure|failed)\W{0,4}(?:is)?\W{0,4}$", re.IGNORECASE)
 _RANGES = re.compile(r"1(?:0[07]|4[58]|61)\d{3}|2(?:0[07]|45)\d{3}|3(?:00|45|61)\d{3}|5(?:0[07]|45|61)\d{3}")
+_MINOR = re.compile(r"(?i:warning)|\b(?:WARN|INFO|DEBUG)\b")  # a line of this level says nothing of a kind that failed
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # the same without assertions before the code, which make a search slow: where they match, the others are tried
 _MAY_BE_CODE = (
@@ -43,6 +44,7 @@ LIMIT = 200_000  # of remembered forms of lines: some tens of MB
 ARMED = 50  # lines with a code after which a reason is looked for, if the earlier ones had none
 FRAMES = 12  # lines of a traceback that are kept
 TRACEBACK = 60  # lines before an exception in which its frames are
+BELOW = 4  # lines after a message in which a traceback begins that belongs to it
 NEAR = 6  # lines after a code in which the reason that the log gives is looked for
 LATER = {"text": 0, "letters": 5, "number": 10, "digits": 40, "inner": 50, "own": 60}
 
@@ -57,6 +59,8 @@ class _Found:
     rule: Rule | None = None
     count: int = 0
     last: int = 0
+    whole: str = ""  # the line of a message with no traceback above it
+    frames: list[str] = field(default_factory=list)  # of the traceback below such a line
 
     @property
     def place(self) -> tuple[int, bool, int, int]:
@@ -169,6 +173,7 @@ class _Search:
         self._lenient = lenient
         self._waiting: dict[str, tuple[int, str]] = {}  # codes for which no reason was read yet: line and process
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=FRAMES)
+        self._headless: list[_Found] = []  # messages below which their traceback may follow, as servers print it
         self._entries = frozenset(codes())
 
     def read(self, number: int, raw: bytes, candidates: Iterable[Rule | None]) -> None:
@@ -181,6 +186,7 @@ class _Search:
                 continue
             if rule is _FRAME:
                 self._frames.append((number, raw))
+                self._below(number, raw)
                 continue
             if rule is None and not self._lenient and not any(pattern.search(raw) for pattern in _MAY_BE_CODE):
                 continue
@@ -194,6 +200,9 @@ class _Search:
                     count, last = (0, 0) if found is None else (found.count, found.last)
                     found = _Found(what, number, column, LATER[kind], text, rule, count, last)
                     self.found[what.code] = found
+                    if rule is not None and rule.general and not self._near(line, number):
+                        found.whole = line
+                        self._headless.append(found)
                 if kind not in ("text", "own") and not found.what.reason and found.count < ARMED:
                     self._waiting[what.code] = (number, reasons.process(line))
                 found.count += found.last != number
@@ -201,6 +210,14 @@ class _Search:
                 known = known or (kind != "own" and (rule is None or not rule.partners))
         if gives_reason and self._waiting:
             self._reason(number, line or _decoded(raw))
+
+    def _below(self, number: int, raw: bytes) -> None:
+        """Keep a frame for a message that came just before its traceback."""
+        self._headless = [each for each in self._headless if number - each.line < (TRACEBACK if each.frames else BELOW)]
+        for each in self._headless:
+            frame = _decoded(raw)
+            if reasons.process(frame) == reasons.process(each.whole):
+                each.frames.append(frame)
 
     def _reason(self, number: int, line: str) -> None:
         """Give the codes of this line and of the ones just before it the reason that the line states."""
@@ -216,20 +233,31 @@ class _Search:
 
     def results(self) -> list[_Found]:
         """All findings, the first cause first; those that count next to another one alone come just before it."""
-        counting = {code: found for code, found in self.found.items() if found.rule is None or not found.rule.alone}
+        for found in self.found.values():
+            if found.frames and found.rule is not None and (match := found.rule.pattern.search(found.whole)):
+                groups = match.groupdict()
+                frames = packages.of_frames(reversed(found.frames), owners())
+                found.what = _filled(
+                    found.rule, groups, {**packages.of_name(groups.get("name") or "", owners()), **frames}
+                )
+        wanted = {code: found.rule.partners if found.rule is not None else () for code, found in self.found.items()}
+        found_with = {
+            code: [self.found[each].place for each in names if each in self.found] for code, names in wanted.items()
+        }
+        able = {code: found for code, found in self.found.items() if found_with[code] or not wanted[code]}
+        counting = {code: found for code, found in able.items() if found.rule is None or not found.rule.alone}
         # torch_npu's own codes say that something failed, no more
         said = [found for code, found in counting.items() if not code.startswith("ERR")]
-        others = [found for code, found in self.found.items() if code not in counting]
+        others = [found for code, found in able.items() if code not in counting]
         if not any(found.what.order < 2 or found.rule is None or found.rule.values for found in said):
-            others = [each for each in others if not (said and each.what.order)]
+            crash = all(found.what.open and found.what.order == 1 for found in said)
+            others = [each for each in others if crash or not each.what.order]
             others.sort(key=lambda each: (each.what.order, each.line))
             counting |= {each.what.code: each for each in others[:1]}
-        places = {}
-        for code, found in counting.items():
-            wanted = found.rule.partners if found.rule is not None else ()
-            partners = [self.found[each].place for each in wanted if each in self.found]
-            if partners or not wanted:
-                places[code] = (*min(partners), 0) if partners else (*found.place, 1)
+        places = {
+            code: (*min(found.place, *found_with[code]), 0) if wanted[code] else (*found.place, 1)
+            for code, found in counting.items()
+        }
         return [self.found[code] for code in sorted(places, key=lambda code: places[code])]
 
     def _codes(self, line: str) -> Iterator[tuple[int, Explanation, str]]:
@@ -250,15 +278,15 @@ class _Search:
 
     def _of_rule(self, rule: Rule, line: str, number: int) -> Iterator[tuple[int, Explanation, str]]:
         match = rule.pattern.search(line)
-        if match is None or (rule.general and "warning" in line[:100].lower()):
+        if match is None or (rule.general and _MINOR.search(line, 0, 100)):
             return
         if not rule.values:
             known = self.found.get(rule.what.code)
             earlier = known is None or (number, match.start()) < (known.line, known.column)
             if earlier:
                 groups = match.groupdict()
-                around = self._around(line, number, groups.get("name") or "") if rule.general else {}
-                yield match.start(), _filled(rule.what, groups, around), "text"
+                around = self._around(line, number, groups.get("name") or "")
+                yield match.start(), _filled(rule, groups, around), "text"
             else:
                 yield match.start(), rule.what, "text"
             return
@@ -270,10 +298,13 @@ class _Search:
 
     def _around(self, line: str, number: int, name: str) -> Mapping[str, str]:
         """Values of a family: the owner of a name, and where in the traceback the exception was raised."""
+        return {**packages.of_name(name, owners()), **packages.of_frames(self._near(line, number), owners())}
+
+    def _near(self, line: str, number: int) -> list[str]:
+        """The frames just above a line, of the same process, the innermost first."""
         own = reasons.process(line)
         near = (_decoded(raw) for at, raw in reversed(self._frames) if number - at < TRACEBACK)
-        frames = (frame for frame in near if reasons.process(frame) == own)
-        return {**packages.of_name(name, owners()), **packages.of_frames(frames, owners())}
+        return [frame for frame in near if reasons.process(frame) == own]
 
 
 def _decoded(raw: bytes) -> str:
@@ -300,9 +331,10 @@ def _known(code: str) -> Explanation | None:
         return None  # looks like a code, and is none of Ascend's
 
 
-def _filled(what: Explanation, groups: Mapping[str, str | None], around: Mapping[str, str]) -> Explanation:
-    """An explanation with what its pattern read out of the line, and of a family with what is around it."""
-    empty = "" if around else "..."
+def _filled(rule: Rule, groups: Mapping[str, str | None], around: Mapping[str, str]) -> Explanation:
+    """The explanation of a rule with what its pattern read out of the line, and with what is around the line."""
+    what = rule.what
+    empty = "" if rule.general or any(groups.values()) else "..."
     values = {name: value or ("a library" if name == "library" else empty) for name, value in groups.items()}
     values |= around
     causes, try_ = (tuple(each.format_map(values) for each in part) for part in (what.causes, what.try_))
