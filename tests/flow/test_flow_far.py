@@ -132,7 +132,7 @@ def test_every_kind_of_message_arrives_as_it_was(sides):
         else:
             assert got.payload == message.payload
     receiver.finish()
-    feeding.join(10)
+    feeding.join(60)
     assert not feeding.is_alive()
     assert link.page.cells[BYTES] > 2**23
     # the sender has all of its memory back

@@ -34,7 +34,7 @@ def near(kind, strength, operator, key, *values, **options):
 def started(options):
     """Whether an instance with these options starts; where not, it must be 1006 and say why."""
     instance = Plain.options(options).invoke()
-    error = instance.hello.invoke().exception(20)
+    error = instance.hello.invoke().exception(60)
     instance.terminate()
     if error is None:
         return True
@@ -67,7 +67,7 @@ def test_labels_of_the_node(strength, operator, key, values, starts):
 def test_a_function_whose_affinity_is_not_met():
     f = hello.options(near(AffinityKind.RESOURCE, AffinityType.REQUIRED, OperatorType.LABEL_EXISTS, "master"))
     with pytest.raises(yr.YRequestError, match="Affinity can't be Satisfied") as error:
-        yr.get(f.invoke(), 10)
+        yr.get(f.invoke(), 60)
     assert error.value.code == 1006
     hello.options(yr.InvokeOptions())
 
@@ -95,7 +95,7 @@ def test_an_instance_waits_for_the_one_that_it_wants_to_be_near():
     with pytest.raises(yr.YRTimeoutError, match="Affinity can't be Satisfied"):
         yr.get(result, 0.2)
     late = Plain.options(yr.InvokeOptions(labels=["late"])).invoke()
-    assert yr.get(result, 10) == "hello"
+    assert yr.get(result, 60) == "hello"
     waiting.terminate()
     late.terminate()
 
@@ -108,7 +108,7 @@ def test_one_that_is_away_from_others_starts_when_they_are_gone():
     second = Plain.options(away).invoke()
     result = second.hello.invoke()
     first.terminate()
-    assert yr.get(result, 10) == "hello"
+    assert yr.get(result, 60) == "hello"
     second.terminate()
 
 
@@ -118,7 +118,7 @@ def test_affinity_and_a_shortage_of_cards_are_told_apart():
     with pytest.raises(yr.YRequestError, match="card count: Not Enough") as error:
         yr.get(Plain.options(options).invoke().hello.invoke())
     assert error.value.code == 1002
-    within(5, lambda: free() == 2)
+    within(60, lambda: free() == 2)
 
 
 def test_an_affinity_that_cannot_be():

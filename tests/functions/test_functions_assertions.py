@@ -106,7 +106,7 @@ def test_07_who_waits_gets_the_card_that_is_given_back(backend):
             waiting = third.env.invoke(MASK)
             assert yr.wait(waiting, timeout=0.2)[0] == []
             second.terminate()
-            assert yr.get(waiting, 20) == ["1"]
+            assert yr.get(waiting, 60) == ["1"]
 
 
 @pytest.mark.parametrize("how", ["terminate", "crash"])
@@ -197,7 +197,7 @@ def test_15_five_of_a_named_resource_are_given_and_the_sixth_waits(backend):
         assert (len(ready), waiting) == (5, calls[5:])
         assert yr.wait(calls[5], timeout=0.2)[0] == []
         things[0].terminate()
-        assert yr.get(calls[5], 20)
+        assert yr.get(calls[5], 60)
 
 
 def test_19_a_name_means_one_instance(backend):
@@ -396,7 +396,7 @@ def test_24_an_instance_that_crashes_comes_back_as_it_was_saved(backend, tmp_pat
         pid = yr.get([*(one.count.invoke(save=number == 4) for number in range(5)), one.pid.invoke()])[-1]
         yr.get(one.count.invoke())
         os.kill(pid, signal.SIGKILL)
-        assert yr.get(one.count.invoke(), 20) == 6
+        assert yr.get(one.count.invoke(), 60) == 6
         assert yr.get(one.back.invoke()) == 5
         assert yr.get(one.pid.invoke()) != pid
         assert path.read_text() == "x"

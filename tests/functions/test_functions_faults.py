@@ -53,10 +53,10 @@ def settled(after):
         alive = {f"w{number}" for number in backend.processes._all}
         return {path.name for path in backend.folder.glob("w*") if path.name.partition("-")[0] not in alive}
 
-    within(5, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()), f"held after {after}")
+    within(60, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()), f"held after {after}")
     assert free() == 2
-    within(5, lambda: backend.values.used == 0, f"a block of the driver is held after {after}")
-    within(5, lambda: not strangers(), f"memory of a dead worker is held after {after}")
+    within(60, lambda: backend.values.used == 0, f"a block of the driver is held after {after}")
+    within(60, lambda: not strangers(), f"memory of a dead worker is held after {after}")
 
 
 class _Late:
@@ -91,7 +91,7 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
         processes._warm.append(processes._new())
     ups = [Up.invoke() for _ in range(len(processes._warm))]
-    assert [yr.get(up.answer.invoke(), 30) for up in ups] == [42] * len(ups)
+    assert [yr.get(up.answer.invoke(), 60) for up in ups] == [42] * len(ups)
     for up in ups:
         up.terminate()
     settled("late listening")
@@ -107,7 +107,7 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
         monkeypatch.setattr("toprope.functions.local.processes.EXIT_NEWS", 60)
         monkeypatch.setattr(processes, "_ended", lambda process: None)
         os.kill(worker.pid, signal.SIGKILL)
-        within(10, lambda: worker.closed, "the end of the socket was not seen")
+        within(60, lambda: worker.closed, "the end of the socket was not seen")
         assert worker.channel.socket.fileno() != -1
     finally:
         yr.finalize()
@@ -208,7 +208,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
             assert f"{fault} went well" in said
             assert errors.count("Traceback") == (end == "ctrl_c"), errors
         program.wait(10)
-        within(5, lambda: not of(mark) - forks, f"processes live on: {of(mark)}")
+        within(60, lambda: not of(mark) - forks, f"processes live on: {of(mark)}")
         monkeypatch.setattr(folders, "_FRESH", -1)
 
         def is_empty():
@@ -217,7 +217,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
                 folders._sweep(store)
             return not list(store.iterdir())
 
-        within(5, is_empty, "the folder of the session is left")
+        within(60, is_empty, "the folder of the session is left")
     finally:
         kill(of(mark) | forks)
         program.communicate()

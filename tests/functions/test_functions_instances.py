@@ -202,7 +202,7 @@ def test_a_name_is_waited_for():
     time.sleep(0.1)
     one = Thing.options(opt(name="late")).invoke()
     with ended(one):
-        thread.join(20)
+        thread.join(60)
         assert found == [one]
         begin = time.monotonic()
         with pytest.raises(TimeoutError, match="failed to get instance: mine-none by name") as caught:
@@ -266,7 +266,7 @@ def test_calls_that_a_crash_interrupts_run_again_in_their_order(tmp_path):
     path = tmp_path / "a"
     one = Life.options(opt(recover_retry_times=1)).invoke(str(path))
     with ended(one):
-        assert yr.get([one.crash_once.invoke(number) for number in range(4)], 30) == [0, 1, 2, 3]
+        assert yr.get([one.crash_once.invoke(number) for number in range(4)], 60) == [0, 1, 2, 3]
         assert text(path) == "made run0 run0 run1 run2 run3 "
 
 
@@ -274,7 +274,7 @@ def test_lives_run_out(tmp_path):
     one = Life.options(opt(1, recover_retry_times=1)).invoke(str(tmp_path / "a"))
     with ended(one):
         for life in range(2):
-            os.kill(yr.get(one.pid.invoke(), 20), signal.SIGKILL)
+            os.kill(yr.get(one.pid.invoke(), 60), signal.SIGKILL)
             if life == 0:
                 assert until(lambda: free("NPU/910B4") == 1)
         with pytest.raises(yr.YRequestError, match="SIGKILL"):
@@ -312,9 +312,9 @@ def test_an_instance_that_leaves_is_gone_and_calls_no_hook(tmp_path, how, concur
     one = Life.options(opt(1, concurrency=concurrency)).invoke(str(tmp_path / "a"))
     with ended(one):
         with pytest.raises(yr.YRError):
-            yr.get(one.leave.invoke(how), 20)
+            yr.get(one.leave.invoke(how), 60)
         with pytest.raises(yr.YRequestError, match=f"exit status {how or 0}") as caught:
-            yr.get(one.pid.invoke(), 20)
+            yr.get(one.pid.invoke(), 60)
         assert caught.value.code == 1007
         assert until(lambda: free("NPU/910B4") == 2)
     assert text(tmp_path / "a") == "made "
@@ -324,9 +324,9 @@ def test_who_leaves_by_itself_does_not_come_back(tmp_path):
     one = Life.options(opt(recover_retry_times=3)).invoke(str(tmp_path / "a"))
     with ended(one):
         with pytest.raises(yr.YRError):
-            yr.get(one.leave.invoke(), 20)
+            yr.get(one.leave.invoke(), 60)
         with pytest.raises(yr.YRequestError, match="exit status 0"):
-            yr.get(one.pid.invoke(), 20)
+            yr.get(one.pid.invoke(), 60)
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -344,7 +344,7 @@ def test_the_hook_is_called_on_terminate_and_sigterm_with_its_time(tmp_path, con
         one.terminate()
         assert until(lambda: text(tmp_path / "b") == "made hook30 ")
         with pytest.raises(yr.YRequestError, match="exit status 143"):
-            yr.get(two.pid.invoke(), 20)
+            yr.get(two.pid.invoke(), 60)
 
 
 def test_a_hook_that_raises_ends_the_instance_all_the_same(tmp_path):
@@ -581,4 +581,4 @@ def test_sigterm_ends_an_instance_wherever_it_is_in_its_work(tmp_path, concurren
         with ended(one):
             os.kill(yr.get(one.pid.invoke()), signal.SIGTERM)
             with pytest.raises(yr.YRequestError, match="exit status 143"):
-                yr.get(one.pid.invoke(), 10)
+                yr.get(one.pid.invoke(), 60)

@@ -88,9 +88,9 @@ def test_callbacks_and_futures_have_threads_of_their_own(thing):
     slow = sleep.invoke(0.1, "late")
     slow.on_complete(callback)
     futures = [slow.get_future(), fail.invoke("why").get_future()]
-    assert futures[0].result(10) == "late"
+    assert futures[0].result(60) == "late"
     with pytest.raises(ValueError, match="why"):
-        futures[1].result(10)
+        futures[1].result(60)
     assert until(lambda: called == [("late", True, "toprope callback")])
     done = add.invoke(1)
     done.get()
@@ -221,7 +221,7 @@ class Nested:
             slow.get(10)
         except yr.CancelError as error:
             told["cancelled"] = error.code
-        told["future"] = add.invoke(1, 1).get_future().result(10)
+        told["future"] = add.invoke(1, 1).get_future().result(60)
         seen = []
         add.invoke(2, 2).on_complete(lambda ref: seen.append(ref.get()))
         end = time.monotonic() + 10
@@ -259,7 +259,7 @@ class Nested:
         wrong = yr.InvokeOptions(runtime_env={"nothing": 1})
         try:
             add.options(wrong)
-            return yr.get(add.invoke(1), 10)
+            return yr.get(add.invoke(1), 60)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
@@ -305,7 +305,7 @@ def test_what_is_wrong_with_a_call_from_inside_is_told_with_its_result():
     """The caller waited for ever once."""
     one = Nested.invoke()
     with ended(one):
-        assert "runtime_env.get('nothing') is not supported" in yr.get(one.bad_options.invoke(), 20)
+        assert "runtime_env.get('nothing') is not supported" in yr.get(one.bad_options.invoke(), 60)
 
 
 def test_functions_that_call_themselves_do_not_wait_for_each_others_cores():
@@ -713,7 +713,7 @@ def test_a_busy_instance_with_many_large_calls_keeps_nobody_else_waiting(thing, 
     with ended(busy):
         yr.get(busy.pid.invoke())
         refs = [busy.hold.invoke(tmp_path)] + [busy.echo.invoke([b"x" * 30_000] * 20) for _ in range(190)]
-        assert yr.get(thing.echo.invoke(1), 30) == 1
+        assert yr.get(thing.echo.invoke(1), 60) == 1
         (tmp_path / "go").touch()
         assert all(value == [b"x" * 30_000] * 20 for value in yr.get(refs[1:], 60))
 

@@ -191,7 +191,7 @@ def test_four_instances_have_the_four_cards_of_both_nodes_and_the_fifth_is_told(
             assert "\t2 unit with [card count: Not Enough]." in str(caught.value)
             (freed,) = yr.get(four[0].env.invoke(MASK))
             four[0].terminate()
-            assert yr.get(late.env.invoke(MASK), 30) == [freed]
+            assert yr.get(late.env.invoke(MASK), 60) == [freed]
 
 
 @pytest.mark.slow
@@ -359,7 +359,7 @@ def test_cancelled_calls_say_so_and_functions_without_room_end_in_time(backend):
     yr.cancel([running, waiting])
     for ref in (running, waiting):
         with pytest.raises(yr.CancelError, match="has been cancelled") as caught:
-            yr.get(ref, 30)
+            yr.get(ref, 60)
         assert caught.value.code == 3003
     try:
         begin = time.monotonic()

@@ -45,7 +45,7 @@ def running():
 @pytest.fixture(autouse=True)
 def nothing_is_held(running):
     yield
-    within(5, lambda: free() == 2)
+    within(60, lambda: free() == 2)
 
 
 def using(name, index=-1, **options):
@@ -88,15 +88,15 @@ def test_functions_use_bundles_too_and_end_with_them():
     f = cards.options(using("calls", custom_resources=CARD, retry_times=3))
     assert yr.get(f.invoke()) == "0"
     running = sleep_long.options(using("calls", custom_resources=CARD, retry_times=3)).invoke()
-    within(10, lambda: free() == 1)
+    within(60, lambda: free() == 1)
     with pytest.raises(yr.YRTimeoutError):
         yr.get(running, 0.5)
     yr.remove_resource_group(group)
     with pytest.raises(RuntimeError, match="resource group calls was removed"):
-        yr.get(running, 10)
+        yr.get(running, 60)
     with pytest.raises(yr.YRequestError, match="there is no resource group calls"):
-        yr.get(f.invoke(), 10)
-    within(5, lambda: free() == 2)
+        yr.get(f.invoke(), 60)
+    within(60, lambda: free() == 2)
     # a group of the same name is another group
     yr.create_resource_group([CARD], "calls")
     assert yr.get(f.invoke()) == "0"
@@ -112,7 +112,7 @@ def test_instances_end_with_their_group_and_those_that_wait_for_it_too():
     yr.remove_resource_group(group)
     for ref in (result, holder.cards.invoke()):
         with pytest.raises(RuntimeError, match="resource group ends was removed"):
-            yr.get(ref, 10)
+            yr.get(ref, 60)
     with pytest.raises(RuntimeError, match="there is no resource group ends"):
         yr.remove_resource_group(group)
 
@@ -124,7 +124,7 @@ def test_two_bundles_on_two_nodes_never_are_on_one():
     assert isinstance(error.value, TimeoutError)
     assert yr.resource_group_table("apart")["apart"]["state"] == "PENDING"
     # what waits for ever holds nobody up
-    assert yr.get(cards.options(yr.InvokeOptions(custom_resources=CARD)).invoke(), 20) == "0"
+    assert yr.get(cards.options(yr.InvokeOptions(custom_resources=CARD)).invoke(), 60) == "0"
     yr.remove_resource_group(group)
     with pytest.raises(RuntimeError, match="resource group apart was removed"):
         group.wait(5)

@@ -209,7 +209,7 @@ def test_a_reader_that_waits_is_woken_by_the_end():
     thread.start()
     time.sleep(0.05)
     ours.end()
-    thread.join(5)
+    thread.join(60)
     assert told == [1]
     theirs.close()
 

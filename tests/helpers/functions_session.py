@@ -19,7 +19,7 @@ def session(cards: str = "910B4x2", **config):
     try:
         yr.init(yr.Config(num_cpus=16, **{"recycle_time": 0.2, **config}))
         yield yr
-        within(5, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()))
+        within(60, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()))
     finally:
         yr.finalize()
         for name, value in before.items():

@@ -180,7 +180,7 @@ def test_what_the_host_has_to_spare_may_be_on_its_way_to_the_disk(transfers, tmp
     waits.join(0.2)
     assert waits.is_alive()
     held.set()
-    waits.join(30)
+    waits.join(60)
     assert sum(each for _, each in store._writing) <= MIB
     store.flush()
     for number in range(9):

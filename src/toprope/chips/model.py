@@ -105,7 +105,7 @@ class Chip:
 
     @property
     def usable_bytes(self) -> int | None:
-        """What programs get of the device memory, in bytes; all of it where no source says what the driver keeps."""
+        """Device memory that programs get, in bytes; all of it where no source says how much the driver keeps."""
         usable = self.hbm_usable_mib or self.hbm_mib
         return None if usable is None else usable * 2**20
 
