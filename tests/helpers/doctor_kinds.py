@@ -21,6 +21,10 @@ KINDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "启动失败: cannot import name 'is_npu' from 'sglang.srt.utils' (/x/sglang/srt/utils/__init__.py)",
         "2025-08-22 13:25:00,946 - lmdeploy - ERROR - utils.py:411 - ImportError: cannot import name '_chunk_align' from 'lmdeploy.pytorch.nn.linear' (/x.py)",
     )),
+    ("python-operands", ("NoneType",), (
+        "TypeError: '>=' not supported between instances of 'NoneType' and 'tuple'",
+        "ERROR 11-02 [core.py:700] TypeError: unsupported operand type(s) for //: 'NoneType' and 'int'",
+    )),
     ("python-module", ("not installed",), (
         "2024-11-07 12:55:24,870 - lmdeploy - ERROR - __init__.py:17 - ModuleNotFoundError: No module named 'dlinfer'",
         "Failed to load the model runner: No module named 'mindiebenchmark'",

@@ -115,7 +115,7 @@ class SimSpec:
 
     @property
     def nominal(self) -> int:
-        """Device memory of one card in bytes, the driver's part included, as npu-smi shows it. Errors as for `capacity`."""
+        """Device memory of one card in bytes as npu-smi shows it, the driver's part included. Errors as above."""
         return max(self.capacity, chips.get(self.chip).hbm_bytes or 0) if self.hbm is None else self.hbm
 
 
