@@ -1,0 +1,181 @@
+"""Run other libraries' tests on the CPU and on the simulated card, and write which end differently.
+
+    python scripts/library_tests SOURCES [--suite TEXT] [--file TEXT] [--limit SECONDS] [--again | --differences]
+
+SOURCES holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
+one is skipped by name. A repository's own sources, at the same commit, go before the installed package; what its tests
+import and this environment lacks belongs in SOURCES/packages (`pip install --no-deps --target`). Each file runs in a
+process of its own for each device; how its tests end is kept in SOURCES/.ends, so that a run that was stopped goes on
+where it was. The results are written to results.toml, and their table to docs/compat.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from library_tests.ends import Ends
+from vendor_tests.suites import ROOT, Suite, run_limited, without_folders
+
+KNOWN, TABLE = (Path(__file__).with_name(name) for name in ("suites.toml", "results.toml"))
+PAGE = ROOT / "docs" / "compat.md"
+BEGIN, END = (f"<!-- {word}: written by `python scripts/library_tests` -->" for word in ("begin", "end"))
+DEVICES = ("cpu", "npu")
+CARD = ["-m", "toprope", "run", "--quiet", "--chip", "910B3", "--count", "2"]
+PYTEST = ["-m", "pytest", "-q", "-p", "library_tests.ends", "-p", "no:cacheprovider", "--tb=short"]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _environment(sources: Path, folder: Path, device: str, ends: Path) -> dict[str, str]:
+    path = [sources / "packages", folder / "src", ROOT / "src", ROOT / "scripts"]
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, path)), "ENDS": str(ends), "OMP_NUM_THREADS": threads,
+        "TRANSFORMERS_TEST_DEVICE": device, "DIFFUSERS_TEST_DEVICE": device, "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(sources / ".home"),
+    }  # fmt: skip
+
+
+def _run(sources: Path, folder: Path, path: str, device: str, ends: Path, arguments: argparse.Namespace) -> str:
+    """Run a file until no test of it is left; the last output."""
+    command = [sys.executable, *(CARD if device == "npu" else ()), *PYTEST, "--timeout", str(arguments.limit)]
+    while True:
+        known = len(Ends.read(ends).ended)
+        whole = 20 * arguments.limit
+        output, status = run_limited([*command, path], folder, whole, _environment(sources, folder, device, ends))
+        if status in (0, 1, 5) or len(Ends.read(ends).ended) == known:
+            return output
+
+
+def _forget(both: list[Path], every: bool) -> None:
+    """Forget how tests ended: all, or those that ended differently."""
+    ends = [Ends.read(path) for path in both]
+    again = {
+        test for each in ends for test in each.ended if every or ends[0].ended.get(test) != ends[1].ended.get(test)
+    }
+    for path in both:
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if json.loads(line)[0] not in again), encoding="utf-8")
+
+
+def _reasons(entry: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Kind, part of the test's name and part of the text of each known reason."""
+    return [(each["reason"], each.get("test", ""), each.get("text", "")) for each in entry]
+
+
+def _summary(suite: Suite, ends: dict[str, Ends], files: int, reasons: list[dict[str, str]]) -> dict[str, Any]:
+    host, card = (ends[device] for device in DEVICES)
+    differences = {}
+    for test in sorted({*host.ended, *card.ended}):
+        on = [each.ended.get(test, "not there") for each in (host, card)]
+        if on[0] != on[1]:
+            text = without_folders(" / ".join(filter(None, (each.texts.get(test, "") for each in (host, card)))))
+            reason = next(
+                (each["reason"] for each in reasons if each.get("test", "") in test and each.get("text", "") in text),
+                "",
+            )
+            differences[test] = [*on, reason, text]
+    counts = {device: Counter(ends[device].ended.values()) for device in DEVICES}
+    return {
+        "suite": suite.name, "repository": suite.repository, "commit": suite.commit, "files": files,
+        "tests": len(host.ended), **{
+            f"{name}_{device}": counts[device][name] for name in ("passed", "failed", "skipped") for device in DEVICES
+        }, "differences": differences,
+    }  # fmt: skip
+
+
+def _page(summaries: list[dict[str, Any]]) -> str:
+    names = ("files", "tests", "passed_cpu", "passed_npu", "failed_cpu", "failed_npu", "skipped_cpu", "skipped_npu")
+    heads = [name.replace("_", ", ") for name in names]
+    lines = [f"| suite | {' | '.join(heads)} | differ | for a known reason |", "| --- " * (len(names) + 3) + "|"]
+    for each in summaries:
+        differ = each["differences"].values()
+        cells = [f"{each['suite']} (`{each['repository']}` {each['commit'][:8]})"]
+        cells += [str(each[name]) for name in names]
+        cells += [str(len(differ)), str(sum(bool(reason) for _, _, reason, _ in differ))]
+        lines.append("| " + " | ".join(cells) + " |")
+    counts = Counter(reason for each in summaries for _, _, reason, _ in each["differences"].values())
+    lines += ["", "| why tests differ | tests |", "| --- | --- |"]
+    lines += [f"| {reason or 'not known'} | {count} |" for reason, count in counts.most_common()]
+    return "\n".join(lines)
+
+
+def _write(summaries: list[dict[str, Any]]) -> None:
+    out = [
+        "# Tests that end differently on the CPU and on the simulated card: on the CPU, on the card, why, the texts."
+    ]
+    out.append("# Written by `python scripts/library_tests`; do not edit.")
+    for each in summaries:
+        out.append("\n[[suite]]")
+        out += [f"{name} = {json.dumps(value)}" for name, value in each.items() if name != "differences"]
+        out.append("[suite.differences]")
+        out += [f"{json.dumps(test)} = {json.dumps(text)}" for test, text in each["differences"].items()]
+    TABLE.write_text("\n".join(out) + "\n", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{_page(summaries)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("--suite", default="", help="only suites whose name contains this; nothing is written")
+    parser.add_argument("--file", default="", help="only files whose path contains this; nothing is written")
+    parser.add_argument("--limit", type=int, default=120, help="seconds for a test; a file has 20 times as many")
+    parser.add_argument("--again", action="store_true", help="run files whose ends are kept, too")
+    parser.add_argument("--differences", action="store_true", help="run the tests that ended differently again")
+    parser.add_argument("--kept", action="store_true", help="run nothing: write what is kept")
+    arguments = parser.parse_args()
+    known, summaries = tomllib.loads(KNOWN.read_text(encoding="utf-8")), []
+    for entry in known["suite"]:
+        suite = Suite(**entry)
+        if arguments.suite not in suite.name:
+            continue
+        clone = suite.clone(arguments.sources)
+        if clone is None:
+            _say(f"{suite.repository}: skipped, {arguments.sources / suite.repository.replace('/', '+')} is not there")
+            continue
+        kept = arguments.sources.resolve() / ".ends" / suite.name.replace(" ", "-")
+        ends = {device: Ends() for device in DEVICES}
+        with tempfile.TemporaryDirectory() as name:
+            suite.unpack(clone, Path(name))
+            paths = [path for path in suite.paths(clone) if arguments.file in path]
+            for path in paths:
+                both = [kept / device / f"{path.replace('/', '.')}.jsonl" for device in DEVICES]
+                if arguments.again or arguments.differences:
+                    _forget(both, arguments.again)
+                for device, file in zip(DEVICES, both, strict=True):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    output = ""
+                    if not arguments.kept:
+                        output = _run(arguments.sources.resolve(), Path(name), path, device, file, arguments)
+                    found = Ends.read(file)
+                    if not found.ended:
+                        _say(output[-2000:])
+                    ends[device].ended.update(found.ended)
+                    ends[device].texts.update(found.texts)
+                    _say(f"{path}, {device}: {dict(Counter(found.ended.values()))}")
+        summaries.append(_summary(suite, ends, len(paths), known.get("difference", [])))
+        for test, (host, card, reason, text) in summaries[-1]["differences"].items():
+            _say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")
+        _say(_page(summaries[-1:]))
+    if summaries and not arguments.suite and not arguments.file:
+        _write(summaries)
+
+
+if __name__ == "__main__":
+    _main()
