@@ -28,6 +28,7 @@ from vendor_tests.suites import ROOT, Suite, run_limited, without_folders
 
 KNOWN, TABLE = (Path(__file__).with_name(name) for name in ("suites.toml", "results.toml"))
 PAGE = ROOT / "docs" / "compat.md"
+ONLY = "test_(?!dtypeview)"
 BEGIN, END = (f"<!-- {word}: written by `python scripts/library_tests` -->" for word in ("begin", "end"))
 DEVICES = ("cpu", "npu")
 CARD = ["-m", "toprope", "run", "--quiet", "--chip", "910B3", "--count", "2"]
@@ -60,6 +61,13 @@ def _run(sources: Path, folder: Path, path: str, device: str, ends: Path, argume
             return output
 
 
+def _run_sample(suite: Suite, path: Path, ends: Path, arguments: argparse.Namespace) -> None:
+    """Run a sample of torch's tests of Inductor on both devices."""
+    command = [sys.executable, str(ROOT / "scripts" / "inductor_tests.py"), str(path), "--ends", str(ends)]
+    command += ["--count", str(suite.sample), "--processes", "1", "--limit", str(arguments.limit), "--only", ONLY]
+    run_limited(command, ROOT, 200 * arguments.limit, {"PYTHONPATH": str(ROOT / "src")})
+
+
 def _forget(both: list[Path], every: bool) -> None:
     """Forget how tests ended: all, or those that ended differently."""
     ends = [Ends.read(path) for path in both]
@@ -70,11 +78,6 @@ def _forget(both: list[Path], every: bool) -> None:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             path.write_text("".join(line for line in lines if json.loads(line)[0] not in again), encoding="utf-8")
-
-
-def _reasons(entry: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Kind, part of the test's name and part of the text of each known reason."""
-    return [(each["reason"], each.get("test", ""), each.get("text", "")) for each in entry]
 
 
 def _summary(suite: Suite, ends: dict[str, Ends], files: int, reasons: list[dict[str, str]]) -> dict[str, Any]:
@@ -130,6 +133,35 @@ def _write(summaries: list[dict[str, Any]]) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\n{_page(summaries)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
+def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dict[str, Ends], int]:
+    """How the tests of a suite end on each device, and the number of its files."""
+    sources = arguments.sources.resolve()
+    kept = sources / ".ends" / suite.name.replace(" ", "-")
+    ends = {device: Ends() for device in DEVICES}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        suite.unpack(clone, folder)
+        paths = [path for path in suite.paths(clone) if arguments.file in path]
+        for path in paths:
+            stem = Path(path).stem if suite.sample else path.replace("/", ".")
+            both = [kept / device / f"{stem}.jsonl" for device in DEVICES]
+            if arguments.again or arguments.differences:
+                _forget(both, arguments.again)
+            if suite.sample and not arguments.kept:
+                _run_sample(suite, folder / path, kept, arguments)
+            for device, file in zip(DEVICES, both, strict=True):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if not (suite.sample or arguments.kept):
+                    output = _run(sources, folder, path, device, file, arguments)
+                    if not file.exists():
+                        _say(output[-2000:])
+                found = Ends.read(file)
+                ends[device].ended.update(found.ended)
+                ends[device].texts.update(found.texts)
+                _say(f"{path}, {device}: {dict(Counter(found.ended.values()))}")
+    return ends, len(paths)
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path)
@@ -149,27 +181,8 @@ def _main() -> None:
         if clone is None:
             _say(f"{suite.repository}: skipped, {arguments.sources / suite.repository.replace('/', '+')} is not there")
             continue
-        kept = arguments.sources.resolve() / ".ends" / suite.name.replace(" ", "-")
-        ends = {device: Ends() for device in DEVICES}
-        with tempfile.TemporaryDirectory() as name:
-            suite.unpack(clone, Path(name))
-            paths = [path for path in suite.paths(clone) if arguments.file in path]
-            for path in paths:
-                both = [kept / device / f"{path.replace('/', '.')}.jsonl" for device in DEVICES]
-                if arguments.again or arguments.differences:
-                    _forget(both, arguments.again)
-                for device, file in zip(DEVICES, both, strict=True):
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    output = ""
-                    if not arguments.kept:
-                        output = _run(arguments.sources.resolve(), Path(name), path, device, file, arguments)
-                    found = Ends.read(file)
-                    if not found.ended:
-                        _say(output[-2000:])
-                    ends[device].ended.update(found.ended)
-                    ends[device].texts.update(found.texts)
-                    _say(f"{path}, {device}: {dict(Counter(found.ended.values()))}")
-        summaries.append(_summary(suite, ends, len(paths), known.get("difference", [])))
+        ends, files = _ends(suite, clone, arguments)
+        summaries.append(_summary(suite, ends, files, known.get("difference", [])))
         for test, (host, card, reason, text) in summaries[-1]["differences"].items():
             _say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")
         _say(_page(summaries[-1:]))

@@ -22,13 +22,19 @@ def _git(repository: Path, *arguments: str) -> bytes:
 
 @dataclass(frozen=True)
 class Suite:
-    """Files of one repository at one commit."""
+    """Files of one repository at one commit.
+
+    Attributes:
+        folders: what its files need of the repository; empty for the topmost folder of the first of `files`.
+        sample: how many tests are drawn, where not all are run.
+    """
 
     name: str
     repository: str
     commit: str
     files: list[str]
     folders: Sequence[str] = ()
+    sample: int = 0
 
     def clone(self, vendor: Path) -> Path | None:
         """The copy of the repository in a folder; None where it is not there."""
