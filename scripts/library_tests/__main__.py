@@ -1,6 +1,7 @@
 """Run other libraries' tests on the CPU and on the simulated card, and write which end differently.
 
-    python scripts/library_tests SOURCES [--suite TEXT] [--file TEXT] [--limit SECONDS] [--again | --differences]
+    python scripts/library_tests SOURCES [--suite TEXT] [--file TEXT] [--only TEXT] [--limit SECONDS]
+        [--again | --differences | --kept]
 
 SOURCES holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. A repository's own sources, at the same commit, go before the installed package; what its tests
@@ -51,14 +52,21 @@ def _environment(sources: Path, folder: Path, device: str, ends: Path) -> dict[s
 
 
 def _run(sources: Path, folder: Path, path: str, device: str, ends: Path, arguments: argparse.Namespace) -> str:
-    """Run a file until no test of it is left; the last output."""
+    """Run a file until no test of it is left; the last output. Nothing is run if an earlier call got that far."""
+    whole = ends.with_suffix(f".whole{arguments.only}")
     command = [sys.executable, *(CARD if device == "npu" else ()), *PYTEST, "--timeout", str(arguments.limit)]
-    while True:
+    command += ["-k", arguments.only] if arguments.only else []
+    output, status = "", 0 if whole.exists() else None
+    while status not in (0, 1, 5):  # pytest ended: all passed, some failed, none left
         known = len(Ends.read(ends).ended)
-        whole = 20 * arguments.limit
-        output, status = run_limited([*command, path], folder, whole, _environment(sources, folder, device, ends))
-        if status in (0, 1, 5) or len(Ends.read(ends).ended) == known:
-            return output
+        output, status = run_limited(
+            [*command, path], folder, 20 * arguments.limit, _environment(sources, folder, device, ends)
+        )
+        if len(Ends.read(ends).ended) == known:
+            break
+    if status in (0, 1, 5):
+        whole.touch()
+    return output
 
 
 def _run_sample(suite: Suite, path: Path, ends: Path, arguments: argparse.Namespace) -> None:
@@ -77,6 +85,8 @@ def _forget(both: list[Path], every: bool) -> None:
     for path in both:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            for whole in path.parent.glob(f"{path.stem}.whole*"):
+                whole.unlink()
             path.write_text("".join(line for line in lines if json.loads(line)[0] not in again), encoding="utf-8")
 
 
@@ -167,6 +177,7 @@ def _main() -> None:
     parser.add_argument("sources", type=Path)
     parser.add_argument("--suite", default="", help="only suites whose name contains this; nothing is written")
     parser.add_argument("--file", default="", help="only files whose path contains this; nothing is written")
+    parser.add_argument("--only", default="", help="only tests that pytest's -k chooses")
     parser.add_argument("--limit", type=int, default=120, help="seconds for a test; a file has 20 times as many")
     parser.add_argument("--again", action="store_true", help="run files whose ends are kept, too")
     parser.add_argument("--differences", action="store_true", help="run the tests that ended differently again")

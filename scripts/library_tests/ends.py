@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ def _text(report: Any) -> str:
         reason = getattr(report, "wasxfail", None)
         return str(reason if reason is not None else report.longrepr[2])[:300]
     crash = getattr(report.longrepr, "reprcrash", None)
-    lines = [line for line in str(crash.message if crash else report.longrepr).splitlines() if line.strip()]
-    return " ".join((lines or ["error"])[:2])[:300]
+    lines = [line.strip() for line in str(crash.message if crash else report.longrepr).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)]
+    return (named[-1:] or lines or ["error"])[0][:300]  # the last one is that of a child process
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
