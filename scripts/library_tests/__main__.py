@@ -6,8 +6,8 @@
 SOURCES holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. A repository's own sources, at the same commit, go before the installed package; what its tests
 import and this environment lacks belongs in SOURCES/packages (`pip install --no-deps --target`). Each file runs in a
-process of its own for each device; how its tests end is kept in SOURCES/.ends, so that a run that was stopped goes on
-where it was. The results are written to results.toml, and their table to docs/compat.md.
+process of its own for each device, or all files of a suite in one. How tests end is kept in SOURCES/.ends, so that a run
+that was stopped goes on where it was. The results are written to results.toml, and their table to docs/compat.md.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _environment(sources: Path, folder: Path, device: str, ends: Path) -> dict[s
     }  # fmt: skip
 
 
-def _run(sources: Path, folder: Path, path: str, device: str, ends: Path, arguments: argparse.Namespace) -> str:
-    """Run a file until no test of it is left; the last output. Nothing is run if an earlier call got that far."""
+def _run(sources: Path, folder: Path, paths: list[str], device: str, ends: Path, arguments: argparse.Namespace) -> str:
+    """Run files until no test of it is left; the last output. Nothing is run if an earlier call got that far."""
     whole = ends.with_suffix(f".whole{arguments.only}")
     command = [sys.executable, *(CARD if device == "npu" else ()), *PYTEST, "--timeout", str(arguments.limit)]
     command += ["-k", arguments.only] if arguments.only else []
@@ -60,7 +60,7 @@ def _run(sources: Path, folder: Path, path: str, device: str, ends: Path, argume
     while status not in (0, 1, 5):  # pytest ended: all passed, some failed, none left
         known = len(Ends.read(ends).ended)
         output, status = run_limited(
-            [*command, path], folder, 20 * arguments.limit, _environment(sources, folder, device, ends)
+            [*command, *paths], folder, 20 * arguments.limit, _environment(sources, folder, device, ends)
         )
         if len(Ends.read(ends).ended) == known:
             break
@@ -152,23 +152,25 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
         folder = Path(name)
         suite.unpack(clone, folder)
         paths = [path for path in suite.paths(clone) if arguments.file in path]
-        for path in paths:
-            stem = Path(path).stem if suite.sample else path.replace("/", ".")
+        if not paths:
+            return ends, 0
+        for group in [paths] if suite.together else [[path] for path in paths]:
+            stem = Path(group[0]).stem if suite.sample else group[0].replace("/", ".")
             both = [kept / device / f"{stem}.jsonl" for device in DEVICES]
             if arguments.again or arguments.differences:
                 _forget(both, arguments.again)
             if suite.sample and not arguments.kept:
-                _run_sample(suite, folder / path, kept, arguments)
+                _run_sample(suite, folder / group[0], kept, arguments)
             for device, file in zip(DEVICES, both, strict=True):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if not (suite.sample or arguments.kept):
-                    output = _run(sources, folder, path, device, file, arguments)
+                    output = _run(sources, folder, group, device, file, arguments)
                     if not file.exists():
                         _say(output[-2000:])
                 found = Ends.read(file)
                 ends[device].ended.update(found.ended)
                 ends[device].texts.update(found.texts)
-                _say(f"{path}, {device}: {dict(Counter(found.ended.values()))}")
+                _say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
     return ends, len(paths)
 
 

@@ -26,6 +26,7 @@ class Suite:
 
     Attributes:
         folders: what its files need of the repository; empty for the topmost folder of the first of `files`.
+        together: whether one process runs all files.
         sample: how many tests are drawn, where not all are run.
     """
 
@@ -34,6 +35,7 @@ class Suite:
     commit: str
     files: list[str]
     folders: Sequence[str] = ()
+    together: bool = False
     sample: int = 0
 
     def clone(self, vendor: Path) -> Path | None:
