@@ -6,7 +6,7 @@
 SOURCES holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. A repository's own sources, at the same commit, go before the installed package; what its tests
 import and this environment lacks belongs in SOURCES/packages (`pip install --no-deps --target`). Each file runs in a
-process of its own for each device, or all files of a suite in one. How tests end is kept in SOURCES/.ends, so that a run
+process of its own for each device, or all files of a suite in one. How tests end is kept in SOURCES/.ends, so a run
 that was stopped goes on where it was. The results are written to results.toml, and their table to docs/compat.md.
 """
 
