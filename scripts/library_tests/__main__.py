@@ -44,8 +44,9 @@ def _say(text: str) -> None:
 def _environment(sources: Path, folder: Path, device: str, ends: Path) -> dict[str, str]:
     path = [sources / "packages", folder / "src", ROOT / "src", ROOT / "scripts"]
     threads = os.environ.get("OMP_NUM_THREADS", "1")
+    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {
-        "PYTHONPATH": os.pathsep.join(map(str, path)), "ENDS": str(ends), "OMP_NUM_THREADS": threads,
+        "PATH": commands, "PYTHONPATH": os.pathsep.join(map(str, path)), "ENDS": str(ends), "OMP_NUM_THREADS": threads,
         "TRANSFORMERS_TEST_DEVICE": device, "DIFFUSERS_TEST_DEVICE": device, "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(sources / ".home"),
     }  # fmt: skip
