@@ -97,10 +97,21 @@ def _summary(suite: Suite, ends: dict[str, Ends], files: int, reasons: list[dict
     for test in sorted({*host.ended, *card.ended}):
         on = [each.ended.get(test, "not there") for each in (host, card)]
         if on[0] != on[1]:
+            # Why it is skipped on the CPU is no reason to fail on the card.
+            which = (card,) if on[1] in ("failed", "died") and on[0] == "skipped" else (host, card)
+            reasoned = " / ".join(each.texts.get(test, "") for each in which)
             text = without_folders(" / ".join(filter(None, (each.texts.get(test, "") for each in (host, card)))))
-            reason = next(
-                (each["reason"] for each in reasons if each.get("test", "") in test and each.get("text", "") in text),
-                "",
+            reason = (
+                "not run on the card"
+                if on[1] == "not there"
+                else next(
+                    (
+                        each["reason"]
+                        for each in reasons
+                        if each.get("test", "") in test and each.get("text", "") in reasoned
+                    ),
+                    "",
+                )
             )
             differences[test] = [*on, reason, text]
     counts = {device: Counter(ends[device].ended.values()) for device in DEVICES}
@@ -148,7 +159,7 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
     """How the tests of a suite end on each device, and the number of its files."""
     sources = arguments.sources.resolve()
     kept = sources / ".ends" / suite.name.replace(" ", "-")
-    ends = {device: Ends() for device in DEVICES}
+    ends, files = {device: Ends() for device in DEVICES}, set[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         suite.unpack(clone, folder)
@@ -172,7 +183,8 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
                 ends[device].ended.update(found.ended)
                 ends[device].texts.update(found.texts)
                 _say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
-    return ends, len(paths)
+                files |= {test.partition("::")[0] for test in found.ended}
+    return ends, len(files)
 
 
 def _main() -> None:
@@ -196,6 +208,8 @@ def _main() -> None:
             _say(f"{suite.repository}: skipped, {arguments.sources / suite.repository.replace('/', '+')} is not there")
             continue
         ends, files = _ends(suite, clone, arguments)
+        if not files:
+            continue
         summaries.append(_summary(suite, ends, files, known.get("difference", [])))
         for test, (host, card, reason, text) in summaries[-1]["differences"].items():
             _say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")

@@ -36,6 +36,6 @@ def test_differences_have_the_first_reason_that_fits(tmp_path: Path) -> None:
     reasons = [{"reason": "elsewhere", "test": "b.py"}, {"reason": "for cards", "text": "needs a card"}]
     found = _summary(Suite("a", "o/a", "c0ffee", ["a.py"]), both, 1, reasons)
     assert found["differences"] == {
-        "a.py::dies": ["died", "not there", "", ""],
+        "a.py::dies": ["died", "not there", "not run on the card", ""],
         "a.py::skips": ["skipped", "passed", "for cards", "needs a card"],
     }
