@@ -4,7 +4,8 @@ python scripts/inductor_tests.py test_torchinductor.py --count 300 --seed 1 --on
 
 The file is torch's test/inductor/test_torchinductor.py, which no wheel has: take it from the release of torch that is
 installed, or from the nearest one. The seed draws a sample of the tests of its CommonTemplate. Those that pass on the
-host and not on the card are printed with their error.
+host and not on the card are printed with their error. `--ends FOLDER` keeps how they end, in the files of
+scripts/library_tests, and runs what is not in them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from library_tests.ends import Ends
 
 DEVICES = ("cpu", "npu")
 # Graphs are lowered again on the card; the C++ kernels that the host's run compiled are taken from the cache.
@@ -85,6 +88,17 @@ def run(file: Path, device: str, names: list[str], limit: int, sim: str) -> dict
     return {each["name"]: each for each in results}
 
 
+def keep(path: Path, results: dict[str, dict[str, str]]) -> None:
+    """Append how tests ended."""
+    with path.open("a", encoding="utf-8") as file:
+        for name, each in results.items():
+            ended = "failed" if each["status"].startswith("exit") else each["status"]
+            lines = [line for line in each["text"].splitlines() if line.strip() and not line.startswith(" ")]
+            wrong = [line for line in lines if "Error" in line] or lines
+            entries = [name, "begins"], [name, ended, (wrong or [""])[0][:300]], [name, "finished"]
+            file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
 def main() -> None:
     """Run the sample on both devices and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,6 +107,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--sim", default="910B3,refuse=off", help="the simulated card, as in TOPROPE_SIM")
     parser.add_argument("--only", default="test_", help="regular expression for the names of the tests")
+    parser.add_argument("--ends", type=Path, help="folder in which to keep how the tests end")
     parser.add_argument("--worker", choices=DEVICES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -101,11 +116,20 @@ def main() -> None:
     known = sorted(name for name in vars(load(args.file).CommonTemplate) if re.match(args.only, name))
     names = random.Random(args.seed).sample(known, min(args.count, len(known)))
 
+    kept = {device: args.ends / device / f"{args.file.stem}.jsonl" for device in DEVICES} if args.ends else {}
+    for path in kept.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    done = set.intersection(*({*Ends.read(path).ended} for path in kept.values())) if kept else set()
+    names = [name for name in names if name not in done]
+
     def both(part: list[str]) -> list[dict[str, dict[str, str]]]:
-        return [run(args.file, device, part, args.limit, args.sim) for device in DEVICES]
+        found = [run(args.file, device, part, args.limit, args.sim) for device in DEVICES]
+        for path, results in zip(kept.values(), found, strict=False):
+            keep(path, results)
+        return found
 
     with ThreadPoolExecutor(args.processes) as pool:
-        parts = list(pool.map(both, (names[first : first + 30] for first in range(0, len(names), 30))))
+        parts = list(pool.map(both, (names[first : first + 15] for first in range(0, len(names), 15))))
     host, card = ({name: one for part in parts for name, one in part[place].items()} for place in (0, 1))
     passed = [name for name in names if host[name]["status"] == "passed"]
     differ = [name for name in passed if card[name]["status"] != "passed"]

@@ -10,27 +10,22 @@ of the file and of toprope, so that a run that was stopped goes on where it was.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import hashlib
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from vendor_tests.suites import ROOT, Suite, run_limited, without_folders
 from vendor_tests.tests import Results, static_tests
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
 CHIP = "910B3"
@@ -39,36 +34,6 @@ CHIP = "910B3"
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _git(repository: Path, *arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", str(repository), *arguments], check=True, capture_output=True).stdout
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Files of one repository at one commit."""
-
-    name: str
-    repository: str
-    commit: str
-    files: list[str]
-
-    def clone(self, vendor: Path) -> Path | None:
-        """The copy of the repository in a folder; None where it is not there."""
-        folder = vendor / self.repository.replace("/", "+")
-        return next(
-            (each for each in (folder / "repo", folder) if (each / "HEAD").exists() or (each / ".git").exists()), None
-        )
-
-    def paths(self, clone: Path) -> list[str]:
-        """Files of the suite, in order."""
-        found = []
-        for pattern in self.files:
-            folder = pattern.rpartition("/")[0]
-            every = _git(clone, "ls-tree", "--name-only", self.commit, f"{folder}/").decode().splitlines()
-            found += [path for path in every if fnmatch.fnmatch(path, pattern)]
-        return found
 
 
 def _sources() -> str:
@@ -88,18 +53,13 @@ def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
         sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
         "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}", Path(path).name,
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=(folder / path).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        output = process.communicate(timeout=limit)[0]
-        otherwise = f"not run: the process ended with status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, otherwise = process.communicate()[0], f"not run: the file did not end within {limit:g} s"
+    output, status = run_limited(command, (folder / path).parent, limit)
+    otherwise = f"not run: the process ended with status {status}"
+    if status is None:
+        otherwise = f"not run: the file did not end within {limit:g} s"
     text = report.read_text(encoding="utf-8") if report.exists() else ""
     if not text:
-        lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip()]
         otherwise += (
             ": " + next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")[:200]
         )
@@ -111,8 +71,7 @@ def _results(
 ) -> Iterator[tuple[str, Results]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        archive = _git(clone, "archive", suite.commit, suite.files[0].partition("/")[0])
-        subprocess.run(["tar", "-x", "-C", name], input=archive, check=True)
+        suite.unpack(clone, folder)
         for path in suite.paths(clone):
             source = (folder / path).read_bytes()
             key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
@@ -139,11 +98,6 @@ def _excluded(known: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _without_folders(text: str) -> str:
-    """A text without the folders of this machine."""
-    return re.sub(r"/tmp/tmp\w+", "TMP", text.replace(str(ROOT), "."))
-
-
 def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
@@ -152,7 +106,7 @@ def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]
             left_out = f"{path}::{test}" in excluded or path in excluded
             counts["excluded" if left_out and ended != "passed" else ended] += 1
             if ended == "failed" and not left_out:
-                failures[f"{path}::{test}"] = _without_folders(each.errors.get(test, ""))
+                failures[f"{path}::{test}"] = without_folders(each.errors.get(test, ""))
     return {
         "suite": suite.name, "repository": suite.repository, "commit": suite.commit, "files": len(results),
         "tests": sum(counts.values()), **{name: counts[name] for name in ("passed", "failed", "skipped", "excluded")},

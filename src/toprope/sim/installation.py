@@ -190,13 +190,14 @@ def _register(torch: ModuleType) -> None:
     )
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.npu)
     from toprope.imports import after_import
-    from toprope.sim import at_exit, distributed, dlpack, inductor
+    from toprope.sim import at_exit, distributed, dlpack, flex_attention, inductor
     from toprope.sim.graph import registration
     from toprope.sim.npu.graphs import accelerator_graphs
 
     distributed.register(torch)
     dlpack.register()
     at_exit.register()
+    flex_attention.register()
     inductor.register()
     registration.register()
     accelerator_graphs(True)

@@ -200,3 +200,31 @@ def test_shapes_that_a_trace_leaves_open(masked: bool) -> None:
         expected.sum().backward()
         found.sum().backward()
         torch.testing.assert_close(card.grad.cpu(), host.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_flex_attention_was_refused_on_the_card(form: str) -> None:
+    """torch lists its devices by name, autocast had none, and Inductor's template for the host has no gradients."""
+    from torch.nn.attention import flex_attention
+
+    def causal(_b: torch.Tensor, _h: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        return row >= column
+
+    def attend(tensors: list[torch.Tensor]) -> torch.Tensor:
+        mask = flex_attention.create_block_mask(causal, None, None, 8, 8, device=tensors[0].device)
+        return function(*tensors, block_mask=mask)
+
+    host = inputs()
+    card = [each.detach().to(CARD).requires_grad_() for each in host]
+    expected = F.scaled_dot_product_attention(*host, is_causal=True)
+    function = flex_attention.flex_attention if form == "eager" else torch.compile(flex_attention.flex_attention)
+    found = attend(card)
+    torch.testing.assert_close(found.cpu(), expected, **CLOSE)
+    expected.sum().backward()
+    found.sum().backward()
+    for mine, theirs in zip(card, host, strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, **CLOSE)
+    with torch.autocast("npu", dtype=torch.bfloat16):
+        assert attend([each.detach() for each in card]).dtype == torch.bfloat16

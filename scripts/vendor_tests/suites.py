@@ -1,0 +1,92 @@
+"""Files of a repository at one commit, and processes that run them with a limit of time."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "Suite", "run_limited", "without_folders"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _git(repository: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(repository), *arguments], check=True, capture_output=True).stdout
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Files of one repository at one commit.
+
+    Attributes:
+        folders: what its files need of the repository; empty for the topmost folder of the first of `files`.
+        together: whether one process runs all files.
+        sample: how many tests are drawn, where not all are run.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    files: list[str]
+    folders: Sequence[str] = ()
+    together: bool = False
+    sample: int = 0
+
+    def clone(self, vendor: Path) -> Path | None:
+        """The copy of the repository in a folder; None where it is not there."""
+        folder = vendor / self.repository.replace("/", "+")
+        return next(
+            (each for each in (folder / "repo", folder) if (each / "HEAD").exists() or (each / ".git").exists()), None
+        )
+
+    def paths(self, clone: Path) -> list[str]:
+        """Files of the suite, in order."""
+        found = []
+        for pattern in self.files:
+            folder = pattern.rpartition("/")[0]
+            every = _git(clone, "ls-tree", "--name-only", self.commit, f"{folder}/").decode().splitlines()
+            found += [path for path in every if fnmatch.fnmatch(path, pattern)]
+        return found
+
+    def unpack(self, clone: Path, folder: Path) -> None:
+        """Write the files of the commit that the tests need: `folders`, or else the first file's topmost folder."""
+        needed = self.folders or [self.files[0].partition("/")[0]]
+        archive = _git(clone, "archive", self.commit, *needed)
+        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+
+
+def run_limited(
+    command: list[str], folder: Path, limit: float, environment: dict[str, str] | None = None
+) -> tuple[str, int | None]:
+    """Run a command, and kill it with its children at the limit.
+
+    Args:
+        command: the program and its arguments.
+        folder: where it runs.
+        limit: seconds.
+        environment: added to this process's.
+
+    Returns:
+        What it wrote, and its status; None at the limit.
+    """
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    try:
+        output, status = process.communicate(timeout=limit)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, status = process.communicate()[0], None
+    return output.decode(errors="replace"), status
+
+
+def without_folders(text: str) -> str:
+    """Leave out the folders of this machine."""
+    return re.sub(r"/tmp/tmp\w+", "TMP", text.replace(str(ROOT), "."))

@@ -1,0 +1,87 @@
+"""torch's flex_attention on the card: tensors of npu, autocast, and graphs without its template.
+
+torch_npu accepts npu where torch lists devices by name, and registers the kernels of autocast:
+torch_npu/utils/patch_flexattention.py. Its Inductor has a template of its own; here a graph has the dense computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from toprope.imports import after_import
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Have flex_attention know the card as soon as a program imports it."""
+    after_import("torch.nn.attention.flex_attention", _accept_card)
+    after_import("torch._higher_order_ops.flex_attention", _register_kernels)
+
+
+def _accept_card() -> None:
+    from torch.nn.attention import flex_attention
+
+    validate = flex_attention._validate_device
+
+    def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "npu":
+            validate(query, key, value)
+        elif not query.device == key.device == value.device:
+            raise ValueError(
+                "Expected query, key, and value to have the same device, but got query.device: "
+                f"{query.device}, key.device: {key.device}, and value.device: {value.device} instead."
+            )
+
+    flex_attention._validate_device = validate_device
+
+
+def _register_kernels() -> None:
+    module = import_module("torch._higher_order_ops.flex_attention")  # the package's attribute is the operator
+
+    forward, backward = module.flex_attention, module.flex_attention_backward
+
+    def cast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("npu")
+        operands = [each.to(dtype) if each.dtype != torch.float64 else each for each in (query, key, value)]
+        with _without_autocast():
+            return forward(*operands, *args, **kwargs)
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            return backward(*args, **kwargs)
+
+    forward.py_impl(_autocast_key())(cast)
+    backward.py_impl(_autocast_key())(keep)
+    _trace_dense(forward, module.sdpa_dense)
+    _trace_dense(backward, module.sdpa_dense_backward)
+
+
+def _autocast_key() -> Any:
+    return torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key()))
+
+
+def _trace_dense(operator: Any, dense: Callable[..., Any]) -> None:
+    """Trace the operators of the dense computation where tensors are the card's, not one operator.
+
+    Inductor's template for the host has no gradients and no logsumexp.
+    """
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    trace = operator.python_key_table[ProxyTorchDispatchMode]
+
+    def trace_for_card(mode: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if query.device.type != "npu":
+            return trace(mode, query, *args, **kwargs)
+        with mode:
+            return torch.func.functionalize(dense)(query, *args, **kwargs)
+
+    operator.python_key_table[ProxyTorchDispatchMode] = trace_for_card
