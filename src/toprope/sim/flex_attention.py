@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from toprope.imports import after_import
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["register"]
 
@@ -41,6 +42,8 @@ def _accept_card() -> None:
 
 
 def _register_kernels() -> None:
+    import torch
+
     module = import_module("torch._higher_order_ops.flex_attention")  # the package's attribute is the operator
 
     forward, backward = module.flex_attention, module.flex_attention_backward
@@ -62,10 +65,14 @@ def _register_kernels() -> None:
 
 
 def _autocast_key() -> Any:
+    import torch
+
     return torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 
 
 def _without_autocast() -> Any:
+    import torch
+
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key()))
 
 
@@ -74,6 +81,7 @@ def _trace_dense(operator: Any, dense: Callable[..., Any]) -> None:
 
     Inductor's template for the host has no gradients and no logsumexp.
     """
+    import torch
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
     trace = operator.python_key_table[ProxyTorchDispatchMode]
