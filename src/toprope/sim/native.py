@@ -89,6 +89,7 @@ class Native:
         self.share_cards = get(core_lib, "ts_share_cards", c_int, c_char_p)
         self.taken_of_card = get(core_lib, "ts_taken_of_card", c_uint64, c_int)
         self.health_of_card = get(core_lib, "ts_health_of_card", c_int, c_int)
+        self.state_of_device = get(core_lib, "ts_state_of_device", c_int, c_int)
         self.set_health_of_card = get(core_lib, "ts_set_health_of_card", None, c_int, c_int)
         self.start_trace = get(core_lib, "ts_start_trace", c_int, c_uint64, c_char_p)
         self.stop_trace = get(core_lib, "ts_stop_trace", c_void_p)

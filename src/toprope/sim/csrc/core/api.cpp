@@ -149,6 +149,7 @@ EXPORT void ts_restart_device(int device) { restart_device(device); }
 
 EXPORT int ts_share_cards(const char* path) { return share_cards(path); }
 EXPORT uint64_t ts_taken_of_card(int physical) { return taken_of_card(physical); }
+EXPORT int ts_state_of_device(int device) { return is_device(device) ? state_of_device(device) : kInvalidDevice; }
 EXPORT int ts_health_of_card(int physical) { return health_of_card(physical); }
 EXPORT void ts_set_health_of_card(int physical, int code) { set_health_of_card(physical, code); }
 

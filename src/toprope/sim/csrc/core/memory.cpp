@@ -9,6 +9,8 @@
 
 namespace toprope::sim {
 
+MemoryRules memory_rules;
+
 // Never destroyed: tensors may be freed after static destruction has begun.
 Heap& heap(int device) {
   static auto* heaps = [] {
