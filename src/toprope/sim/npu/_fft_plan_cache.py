@@ -1,4 +1,4 @@
-"""`torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps, of which only the size is known."""
+"""`torch.npu.backends.fft_plan_cache`: settings of the plans of Fourier transforms that a card keeps."""
 
 from __future__ import annotations
 

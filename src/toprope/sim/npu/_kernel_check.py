@@ -1,6 +1,6 @@
 """The sanitizer's check of kernels: a copy of CANN's operators in which those built for debugging take their place.
 
-The simulated card runs no such kernels; the folders are prepared all the same. Interface: `_kernel_check.py` of torch_npu.
+The simulated card runs no such kernels; the folders are prepared all the same. Interface: torch_npu's own module.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import torch_npu.utils._npu_trace as npu_trace
-from torch_npu.utils.utils import _print_error_log, _print_info_log, _print_warn_log
+import torch_npu.utils._npu_trace as npu_trace  # type: ignore[import-not-found]
+from torch_npu.utils.utils import _print_error_log, _print_info_log, _print_warn_log  # type: ignore[import-not-found]
 
 from toprope.sim.npu._state import one_module
 

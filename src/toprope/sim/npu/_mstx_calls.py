@@ -1,4 +1,4 @@
-"""`torch_npu._C._mstx`: what `torch.npu.mstx` calls. A tool may put functions of its own in their place; none is here."""
+"""`torch_npu._C._mstx`: what `torch.npu.mstx` calls. A tool may put functions of its own in their place."""
 
 from __future__ import annotations
 

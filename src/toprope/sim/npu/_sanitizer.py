@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import suppress
 from typing import Any
 
-import torch_npu.utils._npu_trace as npu_trace
-from torch_npu.utils.utils import _print_warn_log
+import torch_npu.utils._npu_trace as npu_trace  # type: ignore[import-not-found]
+from torch_npu.utils.utils import _print_warn_log  # type: ignore[import-not-found]
 
 import toprope.sim.npu._kernel_check as kernel_check
 import toprope.sim.npu._stream_check as stream_check
@@ -84,9 +83,11 @@ class NPUSanitizer:
             register(getattr(self.event_handler, f"_handle_{event}"), f"handle_{event}")
 
     def __del__(self) -> None:
-        with suppress(Exception):
+        try:
             if self.dispatch:
                 self.dispatch.__exit__(None, None, None)
+        except Exception:
+            pass
 
     def clear_debug_env(self) -> None:
         """Remove what the check of kernels made."""

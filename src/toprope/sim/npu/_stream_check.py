@@ -1,7 +1,7 @@
 """Find data races between streams, and tensors that are freed while another stream may still use them.
 
-torch's own detector for CUDA (`torch.cuda._sanitizer`) keeps the vector clocks of the streams; the operators come from a
-dispatch mode, and so do allocations: an output whose storage was not seen before. Interface: `_stream_check.py` of
+torch's own detector for CUDA (`torch.cuda._sanitizer`) keeps the vector clocks of the streams; the operators come from
+a dispatch mode, and so do allocations: an output whose storage was not seen before. Interface: `_stream_check.py` of
 torch_npu.
 """
 
@@ -74,7 +74,7 @@ class MissingRecordStreamError(csan.SynchronizationError):
             "NPUSanitizer: missing record_stream detected!",
             f"looked at: memory at {self.data_ptr:#x}, allocated on stream {self.allocation_stream}, used on stream"
             f" {self.usage_stream} by {self.usage.operator}",
-            "do: call tensor.record_stream(stream), or let the first stream wait for the second before the tensor is freed",
+            "do: call tensor.record_stream(stream), or let the first stream wait for the second before it is freed",
             "used at:",
             "".join(self.usage.stack_trace.format()),
         ]
@@ -86,8 +86,8 @@ class MissingRecordStreamError(csan.SynchronizationError):
 class NPURecordStreamHandler(csan.EventHandler):
     """Vector clocks of the streams, and the tensors that other streams use.
 
-    Whether `record_stream` is missing is decided when the memory is freed: by then the stream that allocated it may have
-    waited for the one that used it.
+    Whether `record_stream` is missing is decided when the memory is freed: by then the stream that allocated it may
+    have waited for the one that used it.
 
     Attributes:
         record_stream_errors: those found so far.
@@ -109,7 +109,7 @@ class NPURecordStreamHandler(csan.EventHandler):
         self._npu_tensors.pop(data_ptr, None)
         super()._handle_memory_deallocation(data_ptr)
 
-    def _handle_kernel_launch(  # type: ignore[override]
+    def _handle_kernel_launch(
         self, stream: int, read_only: set[int], read_write: set[int], outputs: set[int], operator: str,
         tensor_aliases: dict[int, list[str]], storage_dataptrs_accessed: set[int] | None = None,
     ) -> list[csan.SynchronizationError]:  # fmt: skip
@@ -189,7 +189,7 @@ class NPUArgumentHandler:
                     self._take(each, None, True, is_output=True)
 
 
-class NPUSanitizerDispatchMode(TorchDispatchMode):
+class NPUSanitizerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Report the operators of a program to a handler.
 
     Raises:
@@ -197,7 +197,7 @@ class NPUSanitizerDispatchMode(TorchDispatchMode):
     """
 
     def __init__(self, event_handler: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.event_handler = event_handler
         self.args_handler: Any = None
         self._storages: dict[int, weakref.finalize[Any, Any]] = {}

@@ -80,8 +80,9 @@ def set_device(device: int | str | torch.device) -> None:
     """
     index = device_index(device)
     if index >= 0:
+        if index < native().device_count():
+            refuse_unusable(index)
         torch._C._accelerator_setDeviceIndex(index)
-        refuse_unusable(index)
 
 
 def refuse_unusable(index: int) -> None:

@@ -39,6 +39,7 @@ struct Block {
   bool free_to_merge = false;  // in the ordered set, not awaited by another stream
   bool counted = true;
   bool adopted = false;
+  bool unsafe = false;  // its contents may be damaged: of a card that was restarted
   std::atomic<uint64_t> life{0};  // counts releases: tells a block from its successor behind the same address
   std::vector<Use> uses;
   Context context;  // where it was handed out, while the history is recorded

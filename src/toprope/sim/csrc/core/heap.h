@@ -47,6 +47,7 @@ class Heap {
     block->in_use = true;
     block->counted = true;
     block->adopted = false;
+    block->unsafe = false;
     block->requested = bytes;
     ledger_.handed_out(*block);
     if (room_ > 0) [[unlikely]] {
@@ -92,6 +93,13 @@ class Heap {
       if (use.stream == &by) return;
     }
     block->uses.push_back({&by, 0});
+  }
+
+  void mark_all_unsafe() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (Block* block : firsts_) {
+      for (; block != nullptr; block = block->after) block->unsafe = block->in_use;
+    }
   }
 
   // What a host kernel kept for itself after its call no longer counts.

@@ -104,7 +104,7 @@ TOPROPE_API std::string told_failure(int code);
 // Has a task say more of its failure than its code: the calling thread's task, which is about to end with one.
 TOPROPE_API void explain_failure(const char* text);
 
-// A stream's number is that of its kind and of its place among them (NPUStream.cpp of torch_npu).
+// The number of a stream is made of its kind and its place among them (NPUStream.cpp of torch_npu).
 constexpr int64_t kDefaultStream = 0;
 constexpr int kPool = 32;            // streams of one priority that a card hands out in turn, as torch's other backends do
 constexpr int kSyncLaunchPool = 4;
