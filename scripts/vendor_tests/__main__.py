@@ -86,11 +86,14 @@ def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
     report.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
-        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}", Path(path).name,
+        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
+        f"--timeout={limit / 2:g}", Path(path).name,  # one slow test must not cost the others of its file
     ]  # fmt: skip
+    here = os.path.dirname(sys.executable)  # tests call "python" and "torchrun"
     process = subprocess.Popen(
-        command, cwd=(folder / path).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+        command, cwd=(folder / path).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"},
+    )  # fmt: skip
     try:
         output = process.communicate(timeout=limit)[0]
         otherwise = f"not run: the process ended with status {process.returncode}"

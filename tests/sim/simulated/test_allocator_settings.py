@@ -11,7 +11,7 @@ MIB = 2**20
 RESERVED = """
 import json, torch
 kept = torch.empty({bytes}, dtype=torch.uint8, device="npu")
-print(json.dumps([torch.npu.memory_reserved() // 2**20, torch.npu.memory_allocated() / 2**20]))
+print(json.dumps([torch.npu.memory_reserved() // 2**20, torch.npu.memory_allocated() // 2**20]))
 """
 
 
