@@ -81,7 +81,7 @@ def test_the_fields_of_the_properties() -> None:
     with pytest.raises(AttributeError):
         properties.name = "another"
     assert (properties.name, properties.cube_core_num, properties.vector_core_num) == ("Ascend910B3", 20, 40)
-    assert (properties.total_memory, properties.warp_size, properties.gcnArchName) == (64 * 2**30, 0, "")
+    assert (properties.total_memory, properties.warp_size, properties.gcnArchName) == (64 * 2**30, None, None)
     assert repr(properties).startswith("_NPUDeviceProperties(name='Ascend910B3', total_memory=65536MB, cube_core_num=")
 
 

@@ -281,7 +281,7 @@ def test_a_streams_number_says_its_kind() -> None:
 
 @pytest.mark.parametrize(("number", "card"), [(99999, 0), (1, 0), (68, 0), (0, 99), (-1, 0), (0, -1)])
 def test_numbers_that_no_stream_has_are_refused(number: int, card: int) -> None:
-    with pytest.raises((RuntimeError, OverflowError)):
+    with pytest.raises(RuntimeError):
         npu.Stream(stream_id=number, device_index=card, device_type=20)
 
 

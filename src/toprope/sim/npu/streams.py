@@ -95,11 +95,10 @@ def _check_named(stream_id: int = 0, device_index: int = 0, device_type: int = 0
     """Refuse numbers that no stream has.
 
     Raises:
-        OverflowError: one of them is negative.
-        RuntimeError: there is no such card, or it has no such stream.
+        RuntimeError: there is no such card, or it has no such stream; or a number is negative.
     """
     if min(stream_id, device_index, device_type) < 0:
-        raise OverflowError("can't convert negative int to unsigned")
+        raise RuntimeError(message("can't convert negative value to unsigned int", VALUE))
     count = native().device_count()
     if device_index >= count:
         raise RuntimeError(message(f"Invalid device index {device_index}, valid range is [0, {count})", VALUE))
