@@ -51,9 +51,11 @@ def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
     report.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
-        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}", Path(path).name,
+        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
+        f"--timeout={limit / 2:g}", Path(path).name,  # one slow test must not cost the others of its file
     ]  # fmt: skip
-    output, status = run_limited(command, (folder / path).parent, limit)
+    path_of_tools = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # python, torchrun
+    output, status = run_limited(command, (folder / path).parent, limit, {"PATH": path_of_tools})
     otherwise = f"not run: the process ended with status {status}"
     if status is None:
         otherwise = f"not run: the file did not end within {limit:g} s"

@@ -57,7 +57,7 @@ def _register_interface() -> None:
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
-            return int(npu.current_stream(device_idx).stream_id)
+            return int(npu.current_stream(device_idx).npu_stream)
 
         @staticmethod
         def is_bf16_supported(including_emulation: bool = False) -> bool:

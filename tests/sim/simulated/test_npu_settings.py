@@ -1,5 +1,6 @@
 """Settings of torch.npu: what is checked, kept and read back, and what is said of those without effect."""
 
+import importlib
 import threading
 import warnings
 
@@ -173,7 +174,7 @@ def test_the_longest_wait() -> None:
         npu.set_op_timeout_ms(1091 * 1000)
     npu.synchronize()
     for wrong in (0, -1, True, 2**32, "1"):
-        with pytest.raises(RuntimeError, match="timeout must be a number of milliseconds"):
+        with pytest.raises(RuntimeError, match=r"number of milliseconds|negative value to unsigned|Overflow when"):
             npu.set_op_timeout_ms(wrong)
 
 
@@ -194,6 +195,31 @@ def test_a_stopped_card_drops_its_work_and_fails_until_it_is_started_again() -> 
     assert kept.tolist() == [0, 1, 2]
     with pytest.raises(AssertionError, match="Invalid device id"):
         npu.stop_device(99)
+
+
+def test_a_card_that_stops_in_a_backward_pass_does_not_end_the_process() -> None:
+    weight = torch.ones(3, device="npu:1", requires_grad=True)
+    loss = (weight * 2).sum()
+    npu.stop_device(1)
+    with pytest.raises(RuntimeError, match="FORCE STOP"):
+        loss.backward()
+    npu.restart_device(1)
+    (weight * 2).sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+
+
+def test_tensors_of_a_rebuilt_card_are_not_read() -> None:
+    recovery = importlib.import_module("torch.npu._recovery")
+    damaged = torch.ones(3, device="npu")
+    npu.restart_device(0, rebuild_all_resources=True)
+    try:
+        assert not recovery.check_npu_tensor_is_safe(damaged)
+        with pytest.raises(RuntimeError, match=r"There is unsafe data in the input tensor\."):
+            damaged + 1
+        damaged.copy_(torch.zeros(3))
+        assert (damaged + 1).tolist() == [1, 1, 1]
+    finally:
+        recovery.set_npu_tensor_unsafe_check_flag(False)
 
 
 def test_a_snapshot_lists_pieces_and_their_blocks() -> None:

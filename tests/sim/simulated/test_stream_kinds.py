@@ -265,3 +265,34 @@ def test_the_utilization() -> None:
     assert npu.utilization(1) == 0
     with pytest.raises(AssertionError, match=r"^Invalid device id"):
         npu.utilization(4)
+
+
+# ---- numbers of streams, as torch_npu has them
+
+
+def test_a_streams_number_says_its_kind() -> None:
+    kinds = [
+        stream.stream_id >> 5
+        for stream in (npu.default_stream(), npu.Stream(is_sync_launch=True), npu.Stream(), npu.Stream(priority=-1))
+    ]
+    assert kinds == [0, 2, 3, 4]
+    assert len({npu.SyncLaunchStream().stream_id for _ in range(8)}) == 4
+
+
+@pytest.mark.parametrize(("number", "card"), [(99999, 0), (1, 0), (68, 0), (0, 99), (-1, 0), (0, -1)])
+def test_numbers_that_no_stream_has_are_refused(number: int, card: int) -> None:
+    with pytest.raises(RuntimeError):
+        npu.Stream(stream_id=number, device_index=card, device_type=20)
+
+
+def test_a_stream_of_npurt_is_an_external_one() -> None:
+    runtime, handle = npu.npurt(), ctypes.c_void_p()
+    assert runtime.npuStreamCreate(ctypes.addressof(handle)) == 0
+    stream = npu.ExternalStream(handle.value)
+    with npu.stream(stream):
+        assert npu.current_stream().npu_stream == stream.npu_stream == handle.value
+        ones = torch.ones(3, device="npu") + 1
+    npu.synchronize()
+    assert ones.tolist() == [2, 2, 2]
+    assert runtime.npuStreamDestroy(handle.value) == 0
+    assert runtime.npuStreamDestroy(handle.value) == runtime.npuStreamCreate(0) == 107000

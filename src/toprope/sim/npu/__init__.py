@@ -13,7 +13,7 @@ import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE
 
 from toprope.sim.lacks import note_missing as _note_missing
 from toprope.sim.native import native
-from toprope.sim.npu import amp, backends, npugraph_ex, utils
+from toprope.sim.npu import aclnn, amp, backends, npugraph_ex, utils
 from toprope.sim.npu._backends import (
     enable_flash_sdp,
     enable_math_sdp,
@@ -110,6 +110,7 @@ from toprope.sim.npu.memory_table import memory_summary
 from toprope.sim.npu.mstx import mstx
 from toprope.sim.npu.npu_config import (
     CubeMathType,
+    are_compatible_impl_enabled,
     config,
     conv,
     get_device_limit,
@@ -121,7 +122,9 @@ from toprope.sim.npu.npu_config import (
     set_device_limit,
     set_option,
     set_stream_limit,
+    use_compatible_impl,
 )
+from toprope.sim.npu.npurt import npurt
 from toprope.sim.npu.overflow import clear_npu_overflow_flag, get_npu_overflow_flag
 from toprope.sim.npu.pools import MemPool, graph_pool_handle, use_mem_pool
 from toprope.sim.npu.random import (
@@ -166,7 +169,6 @@ from toprope.sim.npu.tensor_types import (
     LongTensor,
     ShortTensor,
 )
-from toprope.sim.npu.unavailable import MODULES as _MODULES
 from toprope.sim.npu.unavailable import NAMES as _NAMES
 from toprope.sim.npu.utils import _get_device_index as _get_device_index
 from toprope.sim.npu.utils import current_blas_handle
@@ -193,7 +195,9 @@ __all__ = [
     "StreamContext",
     "SyncLaunchStream",
     "_sleep",
+    "aclnn",
     "amp",
+    "are_compatible_impl_enabled",
     "backends",
     "caching_allocator_alloc",
     "caching_allocator_delete",
@@ -269,6 +273,7 @@ __all__ = [
     "memory_summary",
     "mstx",
     "npugraph_ex",
+    "npurt",
     "preferred_linalg_library",
     "register_npu_graph_handler",
     "reset_accumulated_host_memory_stats",
@@ -302,21 +307,19 @@ __all__ = [
     "super_kernel_scope_begin",
     "super_kernel_scope_end",
     "synchronize",
+    "use_compatible_impl",
     "use_mem_pool",
     "utilization",
     "utils",
 ]
-__all__ += sorted((*_NAMES, *_MODULES))
+__all__ += sorted(_NAMES)
 
 globals().update(_NAMES)
-globals().update(_MODULES)
 
 # Under its other name, too, each module is one module: `import torch.npu.streams` must not load it again.
 for _name, _module in {**sys.modules}.items():
     if _name.startswith(f"{__name__}."):
         sys.modules[f"torch.npu.{_name.removeprefix(f'{__name__}.')}"] = _module
-for _name, _module in _MODULES.items():
-    sys.modules[f"torch.npu.{_name}"] = _module
 
 
 def _is_in_bad_fork() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -30,9 +31,11 @@ __all__ = [
     "chip",
     "device_index",
     "every_stream",
+    "is_stream_number",
     "lazy_init",
     "message",
     "not_here",
+    "one_module",
     "spec",
     "vendor_error",
 ]
@@ -47,8 +50,8 @@ ACL = "ERR00100 PTA call acl api failed"
 INVALID = 107000
 """The vendor's code of a parameter that does not pass its verification."""
 
-_STREAMS = 1 + 2 * 32
-"""Streams of a card: the default one, and a pool of each priority (kPool of csrc/core/stream.cpp)."""
+_STREAMS = (0, *range(64, 68), *range(96, 192))
+"""Numbers of the streams of a card: is_stream of csrc/core/stream.cpp."""
 
 _BAD_FORK = (
     "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the 'spawn' start"
@@ -161,10 +164,22 @@ def check_index(device: Any) -> int:
 
 
 def every_stream(device: int) -> Iterator[torch.Stream]:
-    """All streams that work can be queued on."""
+    """Yield all streams that work can be queued on."""
     kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
-    for number in range(_STREAMS):
+    for number in _STREAMS:
         yield torch.Stream(stream_id=number, device_index=device, device_type=kind)
+
+
+def is_stream_number(number: int) -> bool:
+    """Tell if a card has a stream of this number."""
+    return number in _STREAMS
+
+
+def one_module(name: str) -> None:
+    """Let a module of this package, under whichever name it is being loaded, be the same one under all of them."""
+    module, short = sys.modules[name], name.rpartition(".")[2]
+    for package in ("toprope.sim.npu", "torch.npu", "torch_npu.npu"):
+        sys.modules.setdefault(f"{package}.{short}", module)
 
 
 def also_in_torch_npu(module: str) -> Callable[[str], Any]:

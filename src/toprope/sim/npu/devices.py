@@ -12,7 +12,18 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import VALUE, check_index, chip, device_index, every_stream, lazy_init, message, spec
+from toprope.sim.npu._state import (
+    VALUE,
+    check_index,
+    chip,
+    device_index,
+    every_stream,
+    lazy_init,
+    message,
+    spec,
+    vendor_error,
+)
+from toprope.sim.npu.trace_callbacks import fire
 
 __all__ = [
     "can_device_access_peer",
@@ -65,11 +76,23 @@ def set_device(device: int | str | torch.device) -> None:
     """Makes a card the current one of this thread.
 
     Raises:
-        RuntimeError: 107001, no card of that number.
+        RuntimeError: 107001, no card of that number; or the card is stopped or unhealthy.
     """
     index = device_index(device)
     if index >= 0:
+        if index < native().device_count():
+            refuse_unusable(index)
         torch._C._accelerator_setDeviceIndex(index)
+
+
+def refuse_unusable(index: int) -> None:
+    """Raise the error with which a stopped or unhealthy card refuses work."""
+    for code, call in (
+        (native().health_of_card(native().physical_id(index)), "c10_npu::SetDevice(device)"),
+        (native().state_of_device(index), "FORCE STOP"),
+    ):
+        if code:
+            raise vendor_error("SetDevice", call, code, "")
 
 
 class device:  # noqa: N801 - torch's own name
@@ -107,6 +130,7 @@ def synchronize(device: Any = None) -> None:
     """Waits for all work on a card."""
     lazy_init()
     torch.accelerator.synchronize(torch.device("npu", device_index(device)))
+    fire("device_synchronization")
 
 
 def get_device_name(device_name: Any = None) -> str:
@@ -132,7 +156,7 @@ def is_bf16_supported(including_emulation: bool = False) -> bool:
 
 
 class _NPUDeviceProperties:
-    """What a card is. The chip's figures; what no NPU has (warps, registers, ...) is 0, as torch_npu gives it."""
+    """What a card is. The chip's figures; what no NPU has (warps, registers, ...) is None, as torch_npu gives it."""
 
     __slots__ = (
         "L2_cache_size",
@@ -161,7 +185,7 @@ class _NPUDeviceProperties:
 
     def __init__(self, **figures: Any) -> None:
         for name in self.__slots__:
-            object.__setattr__(self, name, figures.get(name, 0))
+            object.__setattr__(self, name, figures.get(name))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("can't set attribute")
@@ -191,7 +215,6 @@ def get_device_properties(device_name: Any = None) -> _NPUDeviceProperties:
         L2_cache_size=(kind.l2_mib or 0) * 2**20,
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"toprope simulated {kind.name} {physical}"),
         multi_processor_count=kind.vector_cores or kind.cube_cores or 0,
-        gcnArchName="",
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from toprope.sim.native import TASK, native
 from toprope.sim.npu._state import INTERNAL, PARAMETER, device_index, lazy_init, message, not_here
+from toprope.sim.npu.trace_callbacks import fire
 
 __all__ = ["Event", "ExternalEvent", "sleep", "waiting_replays"]
 
@@ -75,12 +76,16 @@ class Event(torch.Event):
         """Marks the end of the work queued so far on a stream, None for the current one."""
         where = _stream_or_current(stream, "NPUEvent::record")
         super().record(where)
+        fire("event_record", self.event_id, where.native_handle)  # type: ignore[attr-defined]
         if (capture := _capture()) is not None:
             capture.recorded(self, where.stream_id)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Lets work queued from now on on a stream, None for the current one, wait for the event."""
-        super().wait(_stream_or_current(stream, "NPUEvent::block"))
+        where = _stream_or_current(stream, "NPUEvent::block")
+        super().wait(where)
+        if self.event_id:
+            fire("event_wait", self.event_id, where.native_handle)  # type: ignore[attr-defined]
         if (capture := _capture()) is not None:
             capture.waited(self)
 
@@ -91,6 +96,8 @@ class Event(torch.Event):
     def synchronize(self) -> None:
         """Waits until the event has passed."""
         super().synchronize()
+        if self.event_id:
+            fire("event_synchronization", self.event_id)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to another, on the host's clock: the card's own time is not simulated."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from toprope.sim.native import native
 from toprope.sim.npu._state import PARAMETER, lazy_init, message
@@ -124,12 +127,12 @@ def dump_snapshot(filename: str = "dump_snapshot.pickle", augment_with_fx_traces
 
 
 def set_allocator_settings(settings: str) -> None:
-    """Check settings as PYTORCH_NPU_ALLOC_CONF has them, "key:value,key:value"; they change nothing here.
+    """Change settings, which are as PYTORCH_NPU_ALLOC_CONF has them: "key:value,key:value".
 
     Raises:
         RuntimeError: there is no such setting.
     """
-    for part in filter(None, (each.strip() for each in settings.split(","))):
-        key = part.partition(":")[0].strip()
+    for key in re.findall(r"(\w+)\s*:", re.sub(r"\[.*?\]", "", settings)):
         if key not in _SETTINGS:
             raise RuntimeError(message(f"Unrecognized CachingAllocator option: {key}", PARAMETER))
+    torch._C._accelerator_setAllocatorSettings(settings)

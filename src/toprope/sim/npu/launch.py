@@ -80,6 +80,10 @@ def set_op_timeout_ms(timeout: int) -> None:
     Raises:
         RuntimeError: it is not a number of milliseconds.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, int) or not 1 <= timeout < 2**32:
+    if isinstance(timeout, int) and timeout < 0:
+        raise RuntimeError(message("can't convert negative value to unsigned int", VALUE))
+    if isinstance(timeout, int) and timeout >= 2**32:
+        raise RuntimeError(message("Overflow when unpacking unsigned int", VALUE))
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout == 0:
         raise RuntimeError(message(f"timeout must be a number of milliseconds, but got {timeout!r}.", VALUE))
     native().set_wait_limit_ms(timeout)

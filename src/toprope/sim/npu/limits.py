@@ -107,18 +107,17 @@ def _check_stream(stream: Any) -> Stream:
 
 def _once(function: Callable[_P, None]) -> Callable[_P, None]:
     """Lets a function be called once in a process; a call that fails counts, too."""
-    called = False
 
     @functools.wraps(function)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        nonlocal called
-        if called:
+        if vars(guarded).get("called"):  # an attribute, as torch_npu keeps it
             raise RuntimeError(
                 f"Function '{function.__name__}' has already been called, You can only set this interface once."
             )
-        called = True
+        vars(guarded)["called"] = True
         function(*args, **kwargs)
 
+    vars(guarded)["called"] = False
     return guarded
 
 

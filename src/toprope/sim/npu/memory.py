@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -253,7 +254,9 @@ def caching_allocator_delete(mem_ptr: int) -> None:
 
 
 def empty_virt_addr_cache() -> None:
-    """Does nothing: a card's addresses are reserved once, and no mapping is kept beside them."""
+    """Give back free memory where segments are expandable: that is all that a mapping is kept for here."""
+    if "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", ""):
+        empty_cache()
 
 
 def get_allocator_backend() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import toprope.sim.npu._mstx_calls as calls
 from toprope.sim.npu.streams import Stream
 
 __all__ = ["annotate", "mstx"]
@@ -33,31 +34,44 @@ def _fits(function: str, message: Any, stream: Any, domain: Any) -> bool:
     return not wrong
 
 
+def _call(function: str, message: str, stream: Any, domain: str) -> int:
+    if stream:
+        of_stream = getattr(calls, f"_{function}")
+        return int(of_stream(message, stream.stream_id, stream.device_index, stream.device_type, domain) or 0)
+    return int(getattr(calls, f"_{function}_on_host")(message, domain) or 0)
+
+
 class mstx:  # noqa: N801 - torch_npu's own name
     """Marks and ranges; each may be on a stream and in a domain of names."""
 
     @staticmethod
     def mark(message: str, stream: Any = None, domain: str = "default") -> None:
         """Marks a moment."""
-        _fits("mark", message or "", stream, domain)
+        if _fits("mark", message or "", stream, domain):
+            _call("mark", message, stream, domain)
 
     @staticmethod
     def range_push(message: str, stream: Any = None, domain: str = "default") -> int:
         """Begins a range inside those begun before; how many those are, -1 where no tool is attached."""
-        _fits("range_push", message or "", stream, domain)
-        return _NO_DEPTH
+        return (
+            _call("range_push", message, stream, domain)
+            if _fits("range_push", message or "", stream, domain)
+            else _NO_DEPTH
+        )
 
     @staticmethod
     def range_pop(domain: str = "default") -> int:
         """Ends the range begun last; how many are left, -1 where no tool is attached."""
-        _fits("range_pop", None, None, domain)
-        return _NO_DEPTH
+        return int(calls._range_pop(domain)) if _fits("range_pop", None, None, domain) else _NO_DEPTH
 
     @staticmethod
     def range_start(message: str, stream: Any = None, domain: str = "default") -> int:
         """Begins a range; its number for `range_end`, 0 where no tool is attached."""
-        _fits("range_start", message or "", stream, domain)
-        return _NO_RANGE
+        return (
+            _call("range_start", message, stream, domain)
+            if _fits("range_start", message or "", stream, domain)
+            else _NO_RANGE
+        )
 
     @staticmethod
     def range_end(range_id: Any, domain: str = "default") -> None:
@@ -65,7 +79,8 @@ class mstx:  # noqa: N801 - torch_npu's own name
         if not isinstance(range_id, int):
             warnings.warn("mstx.range_end does nothing: its range_id is not from range_start.", stacklevel=2)
             return
-        _fits("range_end", None, None, domain)
+        if _fits("range_end", None, None, domain):
+            calls._range_end(range_id, domain)
 
     @staticmethod
     def mstx_range(message: str, stream: Any = None, domain: str = "default") -> Callable[..., Any]:

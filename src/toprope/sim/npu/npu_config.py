@@ -22,6 +22,7 @@ from toprope.sim.npu.limits import (
 
 __all__ = [
     "CubeMathType",
+    "are_compatible_impl_enabled",
     "config",
     "conv",
     "get_device_limit",
@@ -33,6 +34,7 @@ __all__ = [
     "set_device_limit",
     "set_option",
     "set_stream_limit",
+    "use_compatible_impl",
 ]
 
 # The names that torch_npu 2.13 registers (REGISTER_OPTION... in torch_npu/csrc), and the values its Python side allows.
@@ -145,6 +147,16 @@ def is_jit_compile_false() -> bool:
 def _check_bool(value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(message(f"allow_hf32 must be a bool, but got {type(value).__name__}", TYPE))
+
+
+def use_compatible_impl(is_enable: Any) -> None:
+    """Sets whether operators whose two implementations differ take the one that is compatible with torch's."""
+    _keep({"TORCH_NPU_USE_COMPATIBLE_IMPL": "1" if is_enable else "0"})
+
+
+def are_compatible_impl_enabled() -> bool:
+    """Whether compatible implementations are set; the simulated card has one of each operator."""
+    return _values.get("TORCH_NPU_USE_COMPATIBLE_IMPL") == "1"
 
 
 class _Settings:

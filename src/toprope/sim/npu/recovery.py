@@ -4,35 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from toprope.sim.native import native
-from toprope.sim.npu._state import check_index, lazy_init
+from toprope.sim.npu._recovery import restart_device, stop_device
+from toprope.sim.npu._state import lazy_init
 
 __all__ = ["check_uce_in_memory", "ipc_collect", "restart_device", "stop_device"]
-
-
-def stop_device(device_id: int) -> None:
-    """Drops the work that is queued on a card. Until `restart_device`, whatever uses it fails with 107022.
-
-    Raises:
-        AssertionError: no card of that number.
-    """
-    native().stop_device(check_index(device_id))
-
-
-def restart_device(
-    device_id: int, rebuild_all_resources: bool = False, disable_tensor_unsafe_check: bool = False
-) -> None:
-    """Lets a stopped card be used again. Its tensors keep what they held.
-
-    Args:
-        device_id: the card.
-        rebuild_all_resources: accepted; the simulated card has nothing to build again.
-        disable_tensor_unsafe_check: accepted; tensors are not marked as unsafe here.
-
-    Raises:
-        AssertionError: no card of that number.
-    """
-    native().restart_device(check_index(device_id))
 
 
 def check_uce_in_memory(device_id: int) -> int:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 
+from toprope.sim.native import native
 from toprope.sim.npu._state import (
     NOT_SUPPORTED,
     PARAMETER,
+    VALUE,
     device_index,
     every_stream,
+    is_stream_number,
     lazy_init,
     message,
     vendor_error,
 )
 from toprope.sim.npu.devices import device as device_context
 from toprope.sim.npu.events import Event, ExternalEvent
+from toprope.sim.npu.trace_callbacks import fire
 
 __all__ = [
     "Event",
@@ -76,6 +82,7 @@ class _StreamOfCard(torch.Stream):
     def synchronize(self) -> None:
         """Waits until all work on the stream is done."""
         super().synchronize()
+        fire("stream_synchronization", self.native_handle)  # type: ignore[attr-defined]
 
     def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
         """Marks the stream as one that prepares data; the simulated card treats all streams alike."""
@@ -84,20 +91,54 @@ class _StreamOfCard(torch.Stream):
         return f"<torch_npu.npu.{type(self).__name__} device={self.device} npu_stream={self.npu_stream:#x}>"
 
 
+def _check_named(stream_id: int = 0, device_index: int = 0, device_type: int = 0, **others: Any) -> None:
+    """Refuse numbers that no stream has.
+
+    Raises:
+        RuntimeError: there is no such card, or it has no such stream; or a number is negative.
+    """
+    if min(stream_id, device_index, device_type) < 0:
+        raise RuntimeError(message("can't convert negative value to unsigned int", VALUE))
+    count = native().device_count()
+    if device_index >= count:
+        raise RuntimeError(message(f"Invalid device index {device_index}, valid range is [0, {count})", VALUE))
+    if not is_stream_number(stream_id):
+        raise RuntimeError(message(f"Invalid stream index {stream_id} for NPU stream", PARAMETER))
+
+
+_sync_launch_turns = itertools.count()
+
+
+def _next_sync_launch(device: Any) -> dict[str, Any]:
+    """Name the next of the streams whose work passes torch_npu's queue by: a card has four of them."""
+    index = device_index(device)
+    kind = torch.accelerator.current_stream(torch.device("npu", index)).device_type
+    return {"stream_id": 64 + next(_sync_launch_turns) % 4, "device_index": index, "device_type": kind}
+
+
 class Stream(_StreamOfCard):
     """A queue of work on a card; work on different streams may overlap.
 
     Args:
         device: the card, None for the current one.
         priority: 0, or -1 for high.
+        is_sync_launch: with this keyword, one of those that `SyncLaunchStream` makes.
+
+    Raises:
+        RuntimeError: stream_id, device_index and device_type name no stream.
     """
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        """A stream from the card's pool, or with keywords stream_id, device_index, device_type that very one."""
+        """Make a stream of the card's pool, or with keywords stream_id, device_index, device_type that very one."""
         lazy_init()
+        if kwargs.pop("is_sync_launch", False):
+            kwargs = _next_sync_launch(device)
         if kwargs:
+            _check_named(**kwargs)
             return super().__new__(cls, priority=priority, **kwargs)
-        return super().__new__(cls, torch.device("npu", device_index(device)), priority=priority)
+        made = super().__new__(cls, torch.device("npu", device_index(device)), priority=priority)
+        fire("stream_creation", made.native_handle)  # type: ignore[attr-defined]
+        return made
 
 
 class SyncLaunchStream(_StreamOfCard):
@@ -109,11 +150,11 @@ class SyncLaunchStream(_StreamOfCard):
     """
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> SyncLaunchStream:
-        """A stream from the card's pool, or with keywords stream_id, device_index, device_type that very one."""
+        """Make a stream of the card's pool, or with keywords stream_id, device_index, device_type that very one."""
         lazy_init()
-        if kwargs:
-            return super().__new__(cls, priority=priority, **kwargs)
-        return super().__new__(cls, torch.device("npu", device_index(device)), priority=priority)
+        kwargs = kwargs or _next_sync_launch(device)
+        _check_named(**kwargs)
+        return super().__new__(cls, priority=priority, **kwargs)
 
 
 class ExternalStream(Stream):
@@ -141,6 +182,18 @@ class ExternalStream(Stream):
         )
         assert isinstance(made, cls)
         return made
+
+    @property
+    def npu_stream(self) -> int:
+        """The stream's number.
+
+        Raises:
+            RuntimeError: torch_npu has a queue for each stream, which one of another library cannot have.
+        """
+        blocking = os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" or os.environ.get("TASK_QUEUE_ENABLE") == "0"
+        if os.environ.get("PER_STREAM_QUEUE") == "1" and not blocking:
+            self._refuse("External NPU stream is not supported in NPUStream::stream() when PER_STREAM_QUEUE is on.")
+        return super().npu_stream
 
     def query(self) -> bool:
         """Refused.

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from toprope.sim.npu._state import not_here
 
-__all__ = ["MODULES", "NAMES"]
+__all__ = ["NAMES"]
 
 _DUMP = "CANN's dumps of operators are not simulated"
 _ALLOCATOR = "its allocator cannot be replaced"
 _OBFUSCATION = "CANN's obfuscation of models is not simulated"
 _STORAGE = 'typed storages are not made for it; use torch.UntypedStorage(size, device="npu")'
 _FORMATS = "it has no formats of its own for matrix products"
-_COMPATIBLE = "it has one implementation of each operator"
 
 _FUNCTIONS = {
-    "are_compatible_impl_enabled": _COMPATIBLE,
     "change_current_allocator": _ALLOCATOR,
     "finalize_dump": _DUMP,
     "get_mm_bmm_format_nd": _FORMATS,
     "init_dump": _DUMP,
-    "npurt": "CANN's runtime is not simulated",
     "obfuscation_calculate": _OBFUSCATION,
     "obfuscation_finalize": _OBFUSCATION,
     "obfuscation_initialize": _OBFUSCATION,
@@ -31,7 +27,6 @@ _FUNCTIONS = {
     "set_dump": _DUMP,
     "set_mm_bmm_format_nd": _FORMATS,
     "stress_detect": "it has no hardware to put under stress",
-    "use_compatible_impl": _COMPATIBLE,
 }
 
 _CLASSES = {
@@ -48,23 +43,9 @@ _CLASSES = {
     "ShortStorage": _STORAGE,
 }
 
-_MODULES = {
-    "aclnn": "CANN's operator library is not simulated",
-}
-
 
 class NotHereError(NotImplementedError, AttributeError):
     """An attribute of a module that is not there; AttributeError, too, so that hasattr and getattr work."""
-
-
-class _Module(ModuleType):
-    """A module of torch_npu of which nothing is there."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        short = self.__name__.removeprefix("torch.npu.")
-        raise NotHereError(*not_here(f"{short}.{name}", _MODULES[short]).args)
 
 
 def _function(name: str, why: str) -> Callable[..., Any]:
@@ -86,6 +67,3 @@ def _class(name: str, why: str) -> type:
 NAMES: dict[str, Any] = {name: _function(name, why) for name, why in _FUNCTIONS.items()}
 NAMES |= {name: _class(name, why) for name, why in _CLASSES.items()}
 """The functions and classes by name. A class can be named in isinstance and annotations; making one raises."""
-
-MODULES = {name: _Module(f"torch.npu.{name}", f"Not there: {why}.") for name, why in _MODULES.items()}
-"""The modules by name."""

@@ -3,7 +3,10 @@
 Those of devices and streams are made of `torch.npu`, and are missing where there is no card.
 """
 
+import importlib
 from typing import Any
+
+import torch
 
 from toprope.compat.missing import missing_from
 
@@ -37,10 +40,14 @@ __all__ = [
     "_weak_ref_tensor",
 ]
 
+_MODULES = {"_mstx": "_mstx_calls", "_npurt": "npurt"}
+
 _missing = missing_from(__name__)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES and hasattr(torch, "npu"):
+        return importlib.import_module(f"toprope.sim.npu.{_MODULES[name]}")
     found = _find(name)
     return _missing(name) if found is None else found
 

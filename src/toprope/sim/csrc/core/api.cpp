@@ -56,6 +56,11 @@ EXPORT int ts_allocate(int device, int64_t stream, uint64_t bytes, void** data) 
 }
 EXPORT void ts_release(void* data) { release(data); }
 EXPORT int ts_device_of(const void* data) { return device_of(data); }
+EXPORT void ts_mark_all_unsafe(int device) { mark_all_unsafe(device); }
+EXPORT int ts_is_safe(const void* data) { return is_safe(data); }
+EXPORT void ts_set_safe(const void* data) { set_safe(data); }
+EXPORT void ts_check_unsafe(int on) { watch(kUnsafe, on != 0); }
+EXPORT int ts_checks_unsafe() { return watching(kUnsafe); }
 EXPORT void ts_empty_cache(int device) { empty_cache(device); }
 EXPORT void ts_reset_peaks(int device) { reset_peaks(device); }
 EXPORT void ts_reset_totals(int device) { reset_totals(device); }
@@ -149,6 +154,7 @@ EXPORT void ts_restart_device(int device) { restart_device(device); }
 
 EXPORT int ts_share_cards(const char* path) { return share_cards(path); }
 EXPORT uint64_t ts_taken_of_card(int physical) { return taken_of_card(physical); }
+EXPORT int ts_state_of_device(int device) { return is_device(device) ? state_of_device(device) : kInvalidDevice; }
 EXPORT int ts_health_of_card(int physical) { return health_of_card(physical); }
 EXPORT void ts_set_health_of_card(int physical, int code) { set_health_of_card(physical, code); }
 

@@ -2,12 +2,14 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <set>
 #include <vector>
 
 #include "address_space.h"
 #include "memory.h"
+#include "memory_rules.h"
 #include "stream.h"
 
 namespace toprope::sim {
@@ -18,7 +20,6 @@ constexpr size_t kStep = 512;
 constexpr size_t kSmallBlock = size_t{1} << 20;
 constexpr size_t kSmallPiece = size_t{2} << 20;
 constexpr size_t kMediumBlock = size_t{10} << 20;
-constexpr size_t kMediumPiece = size_t{20} << 20;
 
 struct Use {
   Stream* stream;
@@ -38,6 +39,7 @@ struct Block {
   bool free_to_merge = false;  // in the ordered set, not awaited by another stream
   bool counted = true;
   bool adopted = false;
+  bool unsafe = false;  // its contents may be damaged: of a card that was restarted
   std::atomic<uint64_t> life{0};  // counts releases: tells a block from its successor behind the same address
   std::vector<Use> uses;
   Context context;  // where it was handed out, while the history is recorded
@@ -54,15 +56,28 @@ struct BySize {
 
 using FreeBlocks = std::set<Block*, BySize>;
 
+// The number of steps between the powers of two around a size that it is rounded up to.
+inline size_t divisions_of(size_t size) {
+  const auto& divisions = memory_rules.divisions;
+  int place = static_cast<int>(std::bit_width(size)) - 1 - 20;
+  return divisions[static_cast<size_t>(std::clamp(place, 0, static_cast<int>(divisions.size()) - 1))];
+}
+
 inline size_t block_size(size_t bytes) {
   size_t padded = bytes + machine().padding;
+  if (size_t parts = divisions_of(padded); parts > 1 && padded > kStep * parts && padded < SIZE_MAX / 4) {
+    if (std::has_single_bit(padded)) return padded;
+    size_t step = std::max(std::bit_floor(padded) / parts, kStep);
+    return (padded + step - 1) / step * step;
+  }
   return std::max(kStep, (padded + kStep - 1) / kStep * kStep);
 }
 
 inline size_t piece_size(size_t size) {
   if (size <= kSmallBlock) return kSmallPiece;
-  if (size < kMediumBlock) return kMediumPiece;
-  return (size + kGrain - 1) / kGrain * kGrain;
+  if (size < kMediumBlock) return memory_rules.medium_piece;
+  size_t grain = std::max(kGrain, memory_rules.segment);
+  return (size + grain - 1) / grain * grain;
 }
 
 }  // namespace toprope::sim

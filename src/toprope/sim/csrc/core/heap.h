@@ -47,6 +47,7 @@ class Heap {
     block->in_use = true;
     block->counted = true;
     block->adopted = false;
+    block->unsafe = false;
     block->requested = bytes;
     ledger_.handed_out(*block);
     if (room_ > 0) [[unlikely]] {
@@ -92,6 +93,13 @@ class Heap {
       if (use.stream == &by) return;
     }
     block->uses.push_back({&by, 0});
+  }
+
+  void mark_all_unsafe() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (Block* block : firsts_) {
+      for (; block != nullptr; block = block->after) block->unsafe = block->in_use;
+    }
   }
 
   // What a host kernel kept for itself after its call no longer counts.
@@ -249,6 +257,8 @@ class Heap {
     auto found = blocks.lower_bound(&key);
     if (found == blocks.end() || (*found)->stream != place.stream || (*found)->pool != place.pool) return nullptr;
     Block* block = *found;
+    bool whole = block->size >= memory_rules.max_split;  // such a block is not split
+    if (whole && (size < memory_rules.max_split || block->size >= size + memory_rules.max_rounding)) return nullptr;
     blocks.erase(found);
     block->free_to_merge = false;
     ledger_.free_part(*block, false);
@@ -328,7 +338,7 @@ class Heap {
   // Cuts a block to size; the rest becomes a free block of its own where the vendor's rule finds it worth it.
   void split(Block* block, size_t size) {
     size_t rest = block->size - size;
-    if (block->small ? rest < kStep : rest <= kSmallBlock) return;
+    if (block->small ? rest < kStep : rest <= kSmallBlock || size >= memory_rules.max_split) return;
     Block* remainder = make_block(block->data + size, rest, block->pool, block->stream, block->small);
     remainder->before = block;
     remainder->after = block->after;

@@ -9,6 +9,8 @@
 
 namespace toprope::sim {
 
+MemoryRules memory_rules;
+
 // Never destroyed: tensors may be freed after static destruction has begun.
 Heap& heap(int device) {
   static auto* heaps = [] {
@@ -59,6 +61,22 @@ void release(void* data) {
 void used_by_stream(void* data, int64_t id) {
   int device = device_of(data);
   if (device >= 0 && !forked_after_use()) heap(device).used_by(data, stream(device, id));
+}
+
+void mark_all_unsafe(int device) {
+  use_cards();
+  if (is_device(device)) heap(device).mark_all_unsafe();
+}
+
+bool is_safe(const void* data) {
+  int device = device_of(data);
+  const Block* block = device < 0 ? nullptr : heap(device).at(data);
+  return block == nullptr || !block->unsafe;
+}
+
+void set_safe(const void* data) {
+  int device = device_of(data);
+  if (Block* block = device < 0 ? nullptr : heap(device).at(data)) block->unsafe = false;
 }
 
 void empty_cache(int device) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 
 struct CardStreams {
   std::mutex mutex;
-  std::vector<std::unique_ptr<Stream>> streams;
+  std::map<int64_t, std::unique_ptr<Stream>> streams;  // those that something was done with
   uint64_t handed_out[2] = {0, 0};
 };
 
@@ -124,18 +125,21 @@ int Stream::take_failure_slowly() {
   return code;
 }
 
-bool is_stream(int64_t id) { return id >= 0 && id < kStreams; }
+bool is_stream(int64_t id) {
+  if (id == kDefaultStream) return true;
+  if (id < 0 || id >= kStreams) return false;
+  return id / kPool >= kNormalPriority || (id / kPool == kSyncLaunch && id % kPool < kSyncLaunchPool);
+}
 
 Stream& stream(int device, int64_t id) {
   static thread_local Stream* defaults[kMaxCards] = {};
   if (id == kDefaultStream && defaults[device] != nullptr) [[likely]] return *defaults[device];
   CardStreams& card = streams_of(device);
   std::lock_guard<std::mutex> guard(card.mutex);
-  while (card.streams.size() <= static_cast<size_t>(id)) {
-    card.streams.push_back(std::make_unique<Stream>(device, static_cast<int64_t>(card.streams.size())));
-  }
-  if (id == kDefaultStream) defaults[device] = card.streams[0].get();
-  return *card.streams[id];
+  std::unique_ptr<Stream>& found = card.streams[id];
+  if (found == nullptr) found = std::make_unique<Stream>(device, id);
+  if (id == kDefaultStream) defaults[device] = found.get();
+  return *found;
 }
 
 std::vector<Stream*> all_streams() {
@@ -143,7 +147,7 @@ std::vector<Stream*> all_streams() {
   for (int device = 0; device < device_count(); device++) {
     CardStreams& card = streams_of(device);
     std::lock_guard<std::mutex> guard(card.mutex);
-    for (const auto& each : card.streams) all.push_back(each.get());
+    for (const auto& [id, each] : card.streams) all.push_back(each.get());
   }
   return all;
 }
@@ -166,7 +170,7 @@ int64_t stream_from_pool(int device, bool high_priority) {
   CardStreams& card = streams_of(device);
   std::lock_guard<std::mutex> guard(card.mutex);
   uint64_t turn = card.handed_out[high_priority]++ % kPool;
-  return 1 + static_cast<int64_t>(2 * turn) + (high_priority ? 1 : 0);
+  return static_cast<int64_t>(turn) + kPool * (high_priority ? kHighPriority : kNormalPriority);
 }
 
 int64_t current_stream(int device) { return chosen_streams[device]; }
@@ -182,15 +186,15 @@ bool has_chosen_stream(int device) { return has_chosen[device]; }
 
 int wait_for_device(int device) {
   CardStreams& card = streams_of(device);
-  size_t count;
+  std::vector<Stream*> streams;
   {
     std::lock_guard<std::mutex> guard(card.mutex);
-    count = card.streams.size();
+    for (const auto& [id, each] : card.streams) streams.push_back(each.get());
   }
   int status = kOk;
   DelayedFailure first;
-  for (size_t id = 0; id < count; id++) {
-    int one = stream(device, static_cast<int64_t>(id)).wait();
+  for (Stream* each : streams) {
+    int one = each->wait();
     if (status != kOk || one == kOk) continue;
     status = one;
     first = std::exchange(told, {});

@@ -104,11 +104,14 @@ TOPROPE_API std::string told_failure(int code);
 // Has a task say more of its failure than its code: the calling thread's task, which is about to end with one.
 TOPROPE_API void explain_failure(const char* text);
 
+// The number of a stream is made of its kind and its place among them (NPUStream.cpp of torch_npu).
 constexpr int64_t kDefaultStream = 0;
-constexpr int kPool = 32;  // streams of one priority that a card hands out in turn, as torch's other backends do
-constexpr int kStreams = 1 + 2 * kPool;
+constexpr int kPool = 32;            // streams of one priority that a card hands out in turn, as torch's other backends do
+constexpr int kSyncLaunchPool = 4;
+enum StreamKind { kSyncLaunch = 2, kNormalPriority = 3, kHighPriority = 4, kExternal = 5 };
+constexpr int kStreams = (kExternal + 1) * kPool;  // more than the largest number
 
-// Whether there can be a stream of this number: the default one and those of the pools.
+// Whether there can be a stream of this number: the default one, those of the pools, and those of other libraries.
 TOPROPE_API bool is_stream(int64_t id);
 
 // A stream that there can be.

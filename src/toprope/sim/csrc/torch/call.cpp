@@ -98,6 +98,11 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
   if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype);
+  if (written_) {
+    check_host_memory(device, tensor);
+  } else if (sim::watching(sim::kUnsafe)) [[unlikely]] {
+    check_safe(tensor);
+  }
   // A tensor that is given twice stays one, so that the kernel sees what overlaps. Not so in long lists of tensors,
   // whose kernels take one after the other.
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {

@@ -17,6 +17,19 @@ constexpr c10::DispatchKeySet kHostKeys(c10::DispatchKey::CPU);
 // A host tensor over the bytes of a device tensor.
 at::Tensor host_alias(const at::Tensor& tensor);
 
+// `check_host_memory` for a tensor of a card or of the host.
+inline void check_host_memory(int device, const at::Tensor& written) {
+  if (written.nbytes() < sim::kMuchMemory || !written.is_contiguous()) [[likely]] return;
+  check_host_memory_slowly(device, written.const_data_ptr(), written.nbytes());
+}
+
+// Raises where a tensor lies in memory that may be damaged (torch_npu.npu._recovery).
+inline void check_safe(const at::Tensor& read) {
+  if (!sim::is_safe(read.storage().data())) {
+    raise_coded("There is unsafe data in the input tensor.", "ERR00003 PTA invalid value");
+  }
+}
+
 constexpr c10::DispatchKeySet kHostSparseKeys(c10::DispatchKey::SparseCPU);
 
 // A device tensor with this storage and the shape of `like`.

@@ -79,8 +79,10 @@ void wait_for_stream_slowly(sim::Stream& stream) {
 
 namespace {
 
+// Raises for a number that no card has, and not for a card that is stopped or unhealthy: torch's own threads switch the
+// device where nothing catches an error, and the process would end. Whatever then uses the card raises.
 void choose(int device, const char* function) {
-  if (sim::is_device(device)) check_usable(device);
+  if (sim::forked_after_use()) [[unlikely]] raise_forked();
   check(sim::set_device(device), function, "c10_npu::SetDevice(device)");
 }
 

@@ -87,6 +87,11 @@ void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage
                    " max_split_size_mb to avoid fragmentation.");
 }
 
+void raise_host_out_of_memory(int device, size_t bytes, size_t left) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(bytes), " (NPU ", device,
+                   "; the host that simulates it has ", binary_size(left), " left).");
+}
+
 void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype) {
   std::string function = kind->name;
   if (size_t place = function.find("::"); place != std::string::npos) function.erase(0, place + 2);

@@ -11,6 +11,7 @@
 #include "../core/device.h"
 #include "../core/documents.h"
 #include "../core/faults.h"
+#include "../core/host_memory.h"
 #include "../core/limits.h"
 #include "../core/memory.h"
 #include "../core/stream.h"
@@ -31,6 +32,7 @@ constexpr int kStreamCaptured = 107027, kEventCaptured = 107028, kCaptureNotSupp
 // Raises what torch_npu raises when a call of the runtime returns this code.
 [[noreturn]] void raise_status(int status, const char* function, const char* call);
 [[noreturn]] void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage);
+[[noreturn]] void raise_host_out_of_memory(int device, size_t bytes, size_t left);
 [[noreturn]] void raise_forked();
 // The end of a text of torch_npu's, with a code such as "ERR01007 OPS feature not supported".
 std::string trailer(const char* code);
@@ -67,6 +69,16 @@ inline void note_site(const char* operation, bool back, bool waits) {
 
 c10::DataPtr allocate(int device, size_t bytes);
 c10::DeviceAllocator* allocator();
+
+// allocator_settings.cpp: reads PYTORCH_NPU_ALLOC_CONF, once; raises where it is wrong.
+void read_allocator_settings();
+
+// Raises OutOfMemoryError where memory that is about to be written is more than the host can give: the system would end
+// the process instead. Asked for large ranges only.
+void check_host_memory_slowly(int device, const void* data, size_t bytes);
+inline void check_host_memory(int device, const void* data, size_t bytes) {
+  if (bytes >= sim::kMuchMemory) [[unlikely]] check_host_memory_slowly(device, data, bytes);
+}
 
 // Makes memory that a host kernel allocated the card's own; copies it there where it lies elsewhere.
 c10::DataPtr into_device(c10::DataPtr data, size_t bytes, int device);

@@ -91,7 +91,9 @@ class Redirect final : public c10::Allocator {
     sim::Shortage shortage;
     void* data = sim::allocate_for_kernel(bytes, &status, &shortage);
     if (status != sim::kOk) raise_out_of_memory(sim::kernel_device, bytes, shortage);
-    return {data, data, &free_block, c10::Device(c10::kCPU)};
+    c10::DataPtr block(data, data, &free_block, c10::Device(c10::kCPU));
+    check_host_memory(sim::kernel_device, data, bytes);
+    return block;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_by_owner; }
   void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
@@ -196,6 +198,7 @@ bool is_pinned(const void* data) { return PinnedAllocator::get().owns(data); }
 
 c10::DataPtr allocate(int device, size_t bytes) {
   check_usable(device);
+  read_allocator_settings();
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < uint64_t{1} << 60,
                    "NPU out of memory. Tried to allocate more than 1EB memory.");
   void* data = nullptr;
@@ -204,6 +207,11 @@ c10::DataPtr allocate(int device, size_t bytes) {
   if (status == sim::kOutOfMemory) raise_out_of_memory(device, bytes, shortage);
   check(status, "allocate", "c10_npu::SetDevice(device)");
   return {data, data, &free_block, npu(device)};
+}
+
+void check_host_memory_slowly(int device, const void* data, size_t bytes) {
+  size_t missing = sim::bytes_without_memory(data, bytes), left = sim::host_memory_left();
+  if (missing > left) raise_host_out_of_memory(device, bytes, left);
 }
 
 c10::DataPtr into_device(c10::DataPtr data, size_t bytes, int device) {

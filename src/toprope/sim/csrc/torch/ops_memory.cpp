@@ -247,6 +247,11 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     check_cast(src.scalar_type());
     if (self.scalar_type() == c10::kBFloat16) check_cast(c10::kBFloat16);  // LLaMA-Factory#4165: the target too
   }
+  check_host_memory((on_npu(self) ? self : src).device().index(), self);
+  if (sim::watching(sim::kUnsafe)) [[unlikely]] {
+    if (on_npu(src)) check_safe(src);
+    sim::set_safe(self.storage().data());
+  }
   Copy copy(self, src, non_blocking);
   Tensor to = on_npu(self) ? host_alias(self) : self;
   at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);

@@ -1,0 +1,18 @@
+// Memory of the host that simulates the cards, of which a card may promise more than there is.
+#pragma once
+#include <cstddef>
+
+#include "device.h"
+
+namespace toprope::sim {
+
+// Bytes from which on it is worth to ask before they are written.
+constexpr size_t kMuchMemory = size_t{1} << 30;
+
+// Bytes that the host can give without ending a process; SIZE_MAX where nothing tells.
+TOPROPE_API size_t host_memory_left();
+
+// Bytes of a range that no memory is behind yet.
+TOPROPE_API size_t bytes_without_memory(const void* data, size_t bytes);
+
+}  // namespace toprope::sim

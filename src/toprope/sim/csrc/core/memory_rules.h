@@ -1,0 +1,21 @@
+// The sizes in which the caching allocator hands out memory, as PYTORCH_NPU_ALLOC_CONF changes them.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "device.h"
+
+namespace toprope::sim {
+
+struct MemoryRules {
+  size_t medium_piece = size_t{20} << 20;  // blocks up to kMediumBlock share pieces of this size
+  size_t segment = 0;                      // larger pieces are multiples of it; 0 for those of kGrain
+  size_t max_split = SIZE_MAX;             // blocks of this size on are not split
+  size_t max_rounding = size_t{20} << 20;  // what such a block may be larger than what is asked for
+  std::array<size_t, 16> divisions{};      // steps between powers of two that sizes are rounded to, from 1 MiB on
+};
+
+TOPROPE_API extern MemoryRules memory_rules;
+
+}  // namespace toprope::sim

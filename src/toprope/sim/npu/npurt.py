@@ -1,0 +1,81 @@
+"""`torch.npu.npurt()`: the few functions of CANN's runtime that torch_npu hands to programs.
+
+They return the runtime's code: 0, or 107000 for a parameter that is not valid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import ModuleType
+
+import torch
+
+from toprope.sim.native import native
+from toprope.sim.npu._state import INVALID, device_index, lazy_init
+
+__all__ = ["npuHostRegister", "npuHostUnregister", "npuStreamCreate", "npuStreamDestroy", "npurt"]
+
+_FIRST, _COUNT = 160, 32
+"""Numbers of the streams that other libraries make (kExternal of csrc/core/stream.h)."""
+
+_registered: dict[int, int] = {}
+_streams: dict[int, tuple[int, int]] = {}
+
+
+def npurt() -> ModuleType:
+    """The module of these functions; initialises the cards."""
+    lazy_init()
+    return sys.modules[__name__]
+
+
+def npuHostRegister(ptr: int, size: int, flags: int) -> int:  # noqa: N802 - torch_npu's own name
+    """Let cards read a range of the host's memory, which simulated ones can in any case.
+
+    Args:
+        ptr: its address.
+        size: its bytes.
+        flags: how it is registered (pinned, mapped).
+    """
+    if not ptr or size <= 0 or ptr in _registered:
+        return INVALID
+    _registered[ptr] = size
+    return 0
+
+
+def npuHostUnregister(ptr: int) -> int:  # noqa: N802 - torch_npu's own name
+    """Take back that a range is registered."""
+    return INVALID if _registered.pop(ptr, None) is None else 0
+
+
+def npuStreamCreate(ptr: int) -> int:  # noqa: N802 - torch_npu's own name
+    """Make a stream of the current card, for `ExternalStream`.
+
+    Args:
+        ptr: address of a pointer, into which the stream's handle is written.
+    """
+    if not ptr:
+        return INVALID
+    device = device_index()
+    taken = {number for card, number in _streams.values() if card == device}
+    number = next((each for each in range(_FIRST, _FIRST + _COUNT) if each not in taken), None)
+    if number is None:
+        return INVALID
+    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
+    made = torch.Stream(stream_id=number, device_index=device, device_type=kind)
+    handle = int(made.native_handle)  # type: ignore[attr-defined]
+    _streams[handle] = device, number
+    ctypes.c_void_p.from_address(ptr).value = handle
+    return 0
+
+
+def npuStreamDestroy(ptr: int) -> int:  # noqa: N802 - torch_npu's own name
+    """Give back a stream that `npuStreamCreate` made, once its work is done."""
+    if ptr not in _streams:
+        return INVALID
+    device, number = _streams.pop(ptr)
+    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
+    torch.Stream(stream_id=number, device_index=device, device_type=kind).synchronize()
+    if native().current_device() == device and torch.accelerator.current_stream().stream_id == number:
+        torch.accelerator.set_stream(torch.Stream(stream_id=0, device_index=device, device_type=kind))
+    return 0

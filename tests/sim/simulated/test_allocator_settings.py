@@ -1,0 +1,79 @@
+"""PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out."""
+
+import pytest
+import torch
+
+from children import facts
+
+SIM = "910B3,refuse=off"
+MIB = 2**20
+
+RESERVED = """
+import json, torch
+kept = torch.empty({bytes}, dtype=torch.uint8, device="npu")
+print(json.dumps([torch.npu.memory_reserved() // 2**20, torch.npu.memory_allocated() // 2**20]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "reserved", "allocated"),
+    [
+        ("large_segment_size_mb:50", 5, 50, 5),
+        ("expandable_segments:True,segment_size_mb:128", 8, 128, 8),
+        ("roundup_power2_divisions:[64:4,128:8,>:16]", 65, 80, 80),
+        ("roundup_power2_divisions:[64:4,128:8,>:16]", 200, 208, 208),
+    ],
+)
+def test_sizes_follow_the_settings(settings: str, asked: int, reserved: int, allocated: float) -> None:
+    found = facts(RESERVED.format(bytes=asked * MIB), sim="910B3", PYTORCH_NPU_ALLOC_CONF=settings)
+    assert found == [reserved, allocated]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ("per_process_memory_fraction:2.0", "per_process_memory_fraction is invalid"),
+        ("per_process_memory_fraction:0.1", "NPU out of memory"),
+        ("large_segment_size_mb:5", "large_segment_size_mb"),
+    ],
+)
+def test_the_first_allocation_refuses_what_they_do_not_allow(settings: str, text: str) -> None:
+    body = """
+import json, torch
+try:
+    torch.empty(20 * 2**30, dtype=torch.uint8, device="npu")
+except (RuntimeError, ValueError) as error:
+    print(json.dumps(str(error)))
+"""
+    assert text in facts(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF=settings)
+
+
+def test_large_blocks_are_not_split_for_smaller_ones() -> None:
+    torch.npu.memory._set_allocator_settings("max_split_size_mb:50,max_non_split_rounding_mb:20")
+    try:
+        kept = torch.empty(100 * MIB, dtype=torch.uint8, device="npu")
+        del kept
+        before = torch.npu.memory_reserved()
+        kept = torch.empty(75 * MIB, dtype=torch.uint8, device="npu")
+        assert (kept.nbytes, torch.npu.memory_reserved() - before) == (75 * MIB, 76 * MIB)
+    finally:
+        torch.npu.memory._set_allocator_settings("max_split_size_mb:1048576")
+
+
+def test_more_than_the_host_has_is_refused_before_it_is_written() -> None:
+    body = """
+import json, torch
+try:
+    torch.ones(60 * 2**30, dtype=torch.uint8, device="npu").add_(1)
+except torch.OutOfMemoryError as error:
+    print(json.dumps([str(error), torch.npu.memory_allocated()]))
+else:
+    print(json.dumps(["the host has so much", 0]))
+"""
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    if available > 50 * 2**20:
+        pytest.skip("the host has the memory")
+    text, left = facts(body, sim="910B3")
+    assert text.startswith("NPU out of memory. Tried to allocate 60.00 GiB (NPU 0; the host that simulates it has")
+    assert left == 0
