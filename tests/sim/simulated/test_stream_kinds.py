@@ -265,3 +265,8 @@ def test_the_utilization() -> None:
     assert npu.utilization(1) == 0
     with pytest.raises(AssertionError, match=r"^Invalid device id"):
         npu.utilization(4)
+
+
+def test_priority_range_is_refused():
+    with pytest.raises(RuntimeError, match=r"does not support Stream.priority_range\(\) currently"):
+        npu.Stream.priority_range()
