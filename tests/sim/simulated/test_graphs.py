@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 import torch
 
+import toprope.compat.torch_npu as torch_npu
+
 SIM = "910B3x2,refuse=off"
 MIB = 1 << 20
 
@@ -385,6 +387,33 @@ def test_a_pool_of_the_program():
     gc.collect()
     torch.npu.empty_cache()
     assert all(each["segment_pool_id"] != name for each in torch.npu.memory_snapshot())
+
+
+def test_every_replay_draws_the_dropout_of_fused_attention_again():
+    x = torch.ones(1, 2, 16, 8, device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = torch_npu.npu_fusion_attention(x, x, x, 2, "BNSD", keep_prob=0.5)[0]
+    graph.replay()
+    first = y.clone()
+    graph.replay()
+    assert not torch.equal(first, y)
+
+
+def test_gradient_of_fused_attention_v3_is_captured_with_its_seed_on_the_cpu():
+    x, ones = torch.rand(1, 2, 4, 8, device="npu"), torch.ones(1, 2, 4, 8, device="npu")
+
+    def gradient():
+        out, largest, total, _, seed, offset = torch_npu.npu_fusion_attention_v3(x, x, x, 2, "BNSD")
+        return torch_npu.npu_fusion_attention_grad_v3(
+            x, x, x, ones, 2, "BNSD", softmax_max=largest, softmax_sum=total, attention_in=out, seed=seed, offset=offset
+        )[0]
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        result = gradient()
+    graph.replay()
+    assert torch.equal(result, gradient())
 
 
 def test_a_pool_serves_a_full_card_if_it_was_made_for_that():

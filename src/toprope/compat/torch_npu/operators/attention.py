@@ -27,7 +27,7 @@ class Dropout:
 
     Attributes:
         keep: probability that a weight stays, in (0, 1].
-        seed: seed of the numbers; None takes seed and offset from the device's generator, which moves on.
+        seed: seed of the numbers; None draws them from the device's generator, as a graph does at every replay.
         offset: position in that seed's sequence; another offset gives other numbers.
     """
 
@@ -91,8 +91,9 @@ def kept_weights(
         return bits.reshape(-1)[:count].bool()
     if dropout.keep == 1.0:
         return None
-    seed, offset = (dropout.seed, dropout.offset) if dropout.seed is not None else drawn_seed(device)
-    return drawn_bits(count, 1 - dropout.keep, seed, offset, device)
+    if dropout.seed is None:
+        return torch.rand(count, dtype=torch.float32, device=device) < dropout.keep
+    return drawn_bits(count, 1 - dropout.keep, dropout.seed, dropout.offset, device)
 
 
 def attention(

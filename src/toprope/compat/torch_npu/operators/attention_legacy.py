@@ -510,7 +510,7 @@ def _drawn(name: str, weights: torch.Tensor, keep: float) -> torch.Tensor:
     """Mask of the weights that dropout keeps, of their shape."""
     if keep == 1.0:
         return torch.ones_like(weights, dtype=torch.bool)
-    dropout = Dropout(keep, 0) if traced(weights) else Dropout(keep, *drawn_seed(weights.device))
+    dropout = Dropout(keep) if traced(weights) else Dropout(keep, *drawn_seed(weights.device))
     kept = kept_weights(name, weights.numel(), dropout, None, weights.device)
     return torch.ones_like(weights, dtype=torch.bool) if kept is None else kept.reshape(weights.shape)
 
