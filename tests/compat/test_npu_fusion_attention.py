@@ -227,6 +227,17 @@ def test_dropout(attend):
     assert torch.equal(out, attend(query, query, value, 4, "BNSD", scale=0.1, keep_prob=0.75)[0])
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_dropout_keeps_the_weights_of_the_mask_of_its_seed(attend, seed):
+    """_npu_dropout_gen_mask makes the mask that the attention draws by itself, also where the seed is 0."""
+    query = normal(1, 2, 9, 4)
+    torch.manual_seed(seed)
+    drawn = attend(query, query, query, 2, "BNSD", keep_prob=0.75)
+    assert drawn[4] == seed
+    mask = torch.ops.npu._npu_dropout_gen_mask.Tensor(query, [1, 2, 9, 9], 0.25, *drawn[4:6])
+    assert torch.equal(drawn[0], attend(query, query, query, 2, "BNSD", keep_prob=0.75, dropout_mask=mask)[0])
+
+
 def test_dropout_by_its_own_seed(attend):
     query = normal(1, 1, 16, 4)
 

@@ -51,6 +51,13 @@ def broadcast(
     tensor = _utils._handle_complex(tensor)
     if devices is not None:
         return tuple(tensor.to(_card(device), non_blocking=True) for device in devices)
+    for place, target in enumerate(out or ()):
+        _check_output(target, place)
+        if target.shape != tensor.shape:
+            raise _refusal(
+                f"Expected all output tensors to have same shape as the source tensor {[*tensor.shape]}, but output"
+                f" tensor at index {place} has shape {[*target.shape]}"
+            )
     for target in out or ():
         target.copy_(tensor, non_blocking=True)
     return tuple(out or ())
@@ -62,19 +69,32 @@ def broadcast_coalesced(
     """Copies of several tensors on several cards, small ones in one copy; on their own card the tensors themselves."""
     _tell()
     tensors = [_utils._handle_complex(tensor) for tensor in tensors]
-    flat = [(group, _utils._flatten_dense_tensors(group)) for group in _utils._take_tensors(tensors, buffer_size)]
+    flat = [(group, _flattened(group)) for group in _utils._take_tensors(tensors, buffer_size)]
     everywhere = []
     for device in map(_card, devices):
         if all(tensor.device == device for tensor in tensors):
             everywhere.append(list(tensors))
             continue
         copies = []
-        for group, row in flat:
-            parts = _utils._unflatten_dense_tensors(row.to(device, non_blocking=True), group)
+        for group, rows in flat:
+            parts = _unflattened([row.to(device, non_blocking=True) for row in rows], group)
             # each with a version of its own: to write to one is not to have written to all
             copies += [part.data for part in parts]
         everywhere.append(list(_utils._reorder_tensors_as(copies, tensors)))
     return everywhere
+
+
+def _flattened(group: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one type in one row, sparse ones in a row of indices and a row of values."""
+    return [*_utils._flatten_sparse_tensors(group)] if group[0].is_sparse else [_utils._flatten_dense_tensors(group)]
+
+
+def _unflattened(rows: list[Tensor], group: Sequence[Tensor]) -> Any:
+    return (
+        _utils._unflatten_sparse_tensors(rows, group)
+        if group[0].is_sparse
+        else _utils._unflatten_dense_tensors(rows[0], group)
+    )
 
 
 def reduce_add(own: Callable[..., Any], inputs: Sequence[Tensor], destination: int | None = None) -> Any:
@@ -108,6 +128,13 @@ def scatter(
     _tell()
     tensor = _utils._handle_complex(tensor)
     cards = [_card(device) for device in devices]
+    if not cards:
+        raise _refusal("Expected at least one device to scatter to")
+    if chunk_sizes is not None and len(chunk_sizes) != len(cards):
+        raise _refusal(
+            f"Expected devices and chunk_sizes to be of same length, but got len(devices) = {len(cards)} and"
+            f" len(chunk_sizes) = {len(chunk_sizes)}"
+        )
     chunks = tensor.chunk(len(cards), dim) if chunk_sizes is None else tensor.split_with_sizes(list(chunk_sizes), dim)
     placed = []
     for place, (chunk, card) in enumerate(zip(chunks, cards, strict=False)):
@@ -132,7 +159,23 @@ def _scatter_out(
         return own(tensor, devices, chunk_sizes, dim, out=out)  # raises
     _tell()
     tensor = _utils._handle_complex(tensor)
-    for target, chunk in zip(out, tensor.split_with_sizes([one.size(dim) for one in out], dim), strict=True):
+    if not out:
+        raise _refusal("Expected at least one output tensor to scatter to")
+    dim = range(tensor.dim())[dim]
+    for place, target in enumerate(out):
+        _check_output(target, place)
+        if target.dim() != tensor.dim() or _without(target, dim) != _without(tensor, dim):
+            raise _refusal(
+                f"Output tensor at index {place} has incorrect shape: {[*target.shape]}. Expected same shape except for"
+                f" scatter dim {dim} as the source tensor: {[*tensor.shape]}"
+            )
+    sizes = [target.size(dim) for target in out]
+    if sum(sizes) != tensor.size(dim):
+        raise _refusal(
+            f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}."
+            f" Expected {tensor.size(dim)}, but got total size {sum(sizes)}"
+        )
+    for target, chunk in zip(out, tensor.split_with_sizes(sizes, dim), strict=True):
         target.copy_(chunk, non_blocking=True)
     return tuple(out)
 
@@ -150,10 +193,60 @@ def gather(
     if out is not None:
         if destination is not None:
             return own(tensors, dim, destination, out=out)  # raises
+        expected = _check_gathered(tensors, dim)
+        if [*out.shape] != expected:
+            raise _refusal(f"Expected out tensor to have shape {expected}, but got {[*out.shape]}")
         return out.copy_(torch.cat([tensor.to(out.device) for tensor in tensors], dim))
+    _check_gathered(tensors, dim)
     index = _utils._get_device_index(destination, allow_cpu=True, optional=True)
     device = torch.device("npu", index) if index >= 0 else torch.device("cpu")
     return torch.cat([tensor.to(device) for tensor in tensors], dim)
+
+
+def _check_gathered(tensors: Sequence[Tensor], dim: int) -> list[int]:
+    """Check the tensors to be joined, and return the shape of the whole."""
+    if not tensors:
+        raise _refusal("Expected at least one tensor to gather from")
+    expected = [*tensors[0].shape]
+    for place, tensor in enumerate(tensors):
+        if tensor.device.type != "npu":
+            raise _refusal(
+                f"Expected all input tensors to be NPU tensors, but tensor at index {place} has device {tensor.device}",
+                of_type=True,
+            )
+        if tensor.dim() != len(expected):
+            raise _refusal(
+                f"Expected all input tensors to have the same number of dimensions, but tensor at index {place} has"
+                f" {tensor.dim()} dimensions, (expected {len(expected)})"
+            )
+        expected[dim] = tensor.size(dim)
+        if [*tensor.shape] != expected:
+            raise _refusal(
+                f"Input tensor at index {place} has invalid shape {[*tensor.shape]}, but expected {expected}"
+            )
+    expected[dim] = sum(tensor.size(dim) for tensor in tensors)
+    return expected
+
+
+def _check_output(tensor: Tensor, place: int) -> None:
+    if tensor.device.type != "npu":
+        raise _refusal(
+            f"Expected all output tensors to be NPU tensors, but output tensor at index {place} has device"
+            f" '{tensor.device}'",
+            of_type=True,
+        )
+
+
+def _without(tensor: Tensor, dim: int) -> list[int]:
+    """Sizes of a tensor, apart from one dimension."""
+    return [size for place, size in enumerate(tensor.shape) if place != dim]
+
+
+def _refusal(text: str, of_type: bool = False) -> RuntimeError:
+    """Make an error as torch_npu words it (Ascend/pytorch 9e73e708, torch_npu/csrc/npu/DataParallelComm.cpp)."""
+    from toprope.sim.npu._state import TYPE, VALUE, message
+
+    return RuntimeError(message(text, TYPE if of_type else VALUE))
 
 
 def parallel_apply(

@@ -82,6 +82,7 @@ class Native:
             core_lib, "ts_memory_snapshot", ctypes.c_size_t, c_int, ctypes.POINTER(c_int64), ctypes.c_size_t
         )
         self.use_pool = get(core_lib, "ts_use_pool", None, c_int, c_int64)
+        self.set_pool = get(core_lib, "ts_set_pool", None, c_int, c_int64, c_int, c_int)
         self.pool_users = get(core_lib, "ts_pool_users", c_int, c_int, c_int64)
         self.open_pool = get(core_lib, "ts_open_pool", None, c_int, c_int64, c_int)
         self.close_pool = get(core_lib, "ts_close_pool", None, c_int, c_int64)

@@ -264,3 +264,34 @@ def test_uninstalling_gives_torch_its_functions_back() -> None:
     assert not hasattr(torch.nn.parallel.parallel_apply, "__toprope_wraps__")
     with pytest.raises(AttributeError, match="_scatter"):
         nn.DataParallel(nn.Linear(8, 4).to("npu:0"), device_ids=[0, 1])(torch.ones(2, 8))
+
+
+def test_scatter_gather_and_broadcast_refuse_what_the_vendor_refuses() -> None:
+    x = torch.randn(4, 4)
+    out = list(comm.scatter(x, (0, 1)))
+    refused = [
+        (lambda: comm.scatter(x, ()), "Expected at least one device to scatter to"),
+        (lambda: comm.scatter(x, (0, 1), (1, 2, 1)), "Expected devices and chunk_sizes to be of same length"),
+        (lambda: comm.scatter(x, out=[]), "Expected at least one output tensor to scatter to"),
+        (lambda: comm.scatter(x, out=[out[0].cpu(), out[1]]), "to be NPU tensors, but output tensor at index 0"),
+        (lambda: comm.scatter(x, out=[out[0][None], out[1]]), "Output tensor at index 0 has incorrect shape"),
+        (lambda: comm.scatter(x, out=[out[0][1:], out[1]]), "Total size for output tensors along scatter dim 0 does"),
+        (lambda: comm.broadcast(x, out=[x.npu(0), x]), "to be NPU tensors, but output tensor at index 1"),
+        (lambda: comm.broadcast(x, out=[x.npu(0), x.npu(1)[None]]), "same shape as the source .+ at index 1"),
+        (lambda: comm.gather(()), "Expected at least one tensor to gather from"),
+        (lambda: comm.gather((x, x.npu(1))), "Expected all input tensors to be NPU tensors, but tensor at index 0"),
+        (lambda: comm.gather((x.npu(0), x.npu(1)[None])), "to have the same number of dimensions, but tensor at index"),
+        (lambda: comm.gather((x.npu(0), x.npu(1)[:, 1:])), "Input tensor at index 1 has invalid shape"),
+        (lambda: comm.gather((x.npu(0),), out=x.npu(1)[1:]), "Expected out tensor to have shape"),
+    ]
+    for call, text in refused:
+        with pytest.raises(RuntimeError, match=text):
+            call()
+
+
+def test_broadcast_coalesced_takes_sparse_tensors() -> None:
+    tensors = [torch.eye(3).to_sparse().npu(), torch.ones(2).npu()]
+    copies = comm.broadcast_coalesced(tensors, (0, 1))
+    assert copies[0][0] is tensors[0]
+    assert [copy.device.index for copy in copies[1]] == [1, 1]
+    assert torch.equal(copies[1][0].to_dense().cpu(), torch.eye(3))

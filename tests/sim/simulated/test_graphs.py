@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 import torch
 
+import toprope.compat.torch_npu as torch_npu
+
 SIM = "910B3x2,refuse=off"
 MIB = 1 << 20
 
@@ -385,6 +387,76 @@ def test_a_pool_of_the_program():
     gc.collect()
     torch.npu.empty_cache()
     assert all(each["segment_pool_id"] != name for each in torch.npu.memory_snapshot())
+
+
+def test_every_replay_draws_the_dropout_of_fused_attention_again():
+    x = torch.ones(1, 2, 16, 8, device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = torch_npu.npu_fusion_attention(x, x, x, 2, "BNSD", keep_prob=0.5)[0]
+    graph.replay()
+    first = y.clone()
+    graph.replay()
+    assert not torch.equal(first, y)
+
+
+def test_gradient_of_fused_attention_v3_is_captured_with_its_seed_on_the_cpu():
+    x, ones = torch.rand(1, 2, 4, 8, device="npu"), torch.ones(1, 2, 4, 8, device="npu")
+
+    def gradient():
+        out, largest, total, _, seed, offset = torch_npu.npu_fusion_attention_v3(x, x, x, 2, "BNSD")
+        return torch_npu.npu_fusion_attention_grad_v3(
+            x, x, x, ones, 2, "BNSD", softmax_max=largest, softmax_sum=total, attention_in=out, seed=seed, offset=offset
+        )[0]
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        result = gradient()
+    graph.replay()
+    assert torch.equal(result, gradient())
+
+
+def test_a_pool_serves_a_full_card_if_it_was_made_for_that():
+    def taken(pool):
+        with torch.npu.use_mem_pool(pool):
+            return torch.empty(40 * MIB, dtype=torch.int8, device="npu").data_ptr()
+
+    torch.npu.empty_cache()
+    closed, opened = torch.npu.MemPool(), torch.npu.MemPool(use_on_oom=True)
+    allowed = torch.npu.memory_reserved() + 88 * MIB
+    torch.npu.set_per_process_memory_fraction(allowed / torch.npu.mem_get_info()[1])
+    try:
+        taken(closed)
+        address = taken(opened)
+        x = torch.empty(30 * MIB, dtype=torch.int8, device="npu")
+        assert x.data_ptr() == address
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(30 * MIB, dtype=torch.int8, device="npu")
+        del x, opened
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(80 * MIB, dtype=torch.int8, device="npu")
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+
+
+def test_a_pool_without_splits_has_one_block_in_each_piece():
+    pools = torch.npu.MemPool(), torch.npu.MemPool(no_split=True)
+    tensors = []
+    for pool in pools:
+        with torch.npu.use_mem_pool(pool):
+            tensors += [torch.empty(4 * MIB, dtype=torch.int8, device="npu") for _ in range(2)]
+    assert [[len(piece["blocks"]) for piece in pool.snapshot()] for pool in pools] == [[3], [1, 1]]
+
+
+def test_a_block_that_a_stream_used_is_reused_before_its_piece_is_cut():
+    stream = torch.npu.Stream()
+    with torch.npu.use_mem_pool(torch.npu.MemPool()):
+        x = torch.empty(MIB, dtype=torch.int8, device="npu")
+        address = x.data_ptr()
+        x.record_stream(stream)
+        del x
+        torch.npu.synchronize()
+        assert torch.empty(MIB, dtype=torch.int8, device="npu").data_ptr() == address
 
 
 def test_no_crash_when_a_graph_outlives_its_results_and_inputs():

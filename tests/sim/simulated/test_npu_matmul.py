@@ -79,3 +79,24 @@ def test_kernels_of_other_families():
     weight, scale = torch.ones(4, 8, device="npu", dtype=torch.int8), torch.ones(4, device="npu")
     with pytest.raises(RuntimeError, match="for the Ascend 310P, not for Ascend 910B"):
         torch_npu.npu_quant_matmul_dequant(x, weight, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_half_precision_add_up_in_single(dtype):
+    """The host's own kernels take minutes for the sizes of a model; the memory of the card holds no wide copies."""
+    a, b, bias = (torch.randn(shape, device="npu", dtype=dtype) for shape in ((256, 512), (512, 1024), (1024,)))
+    wide = a.float() @ b.float()
+    torch.npu.empty_cache()
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    product = a @ b
+    assert torch.npu.max_memory_allocated() - before <= product.nbytes + 512
+    assert torch.equal(product, wide.to(dtype))
+    assert torch.equal(torch.bmm(a[None], b[None])[0], product)
+    out = torch.empty_like(product)
+    assert torch.equal(torch.mm(a, b, out=out), product)
+    assert torch.equal(torch.zeros_like(product).addmm_(a, b), product)
+    torch.testing.assert_close(torch.addmm(bias, a, b), (wide + bias).to(dtype))
+    torch.testing.assert_close(a @ b[:, 0], wide[:, 0].to(dtype))
+    with pytest.raises(RuntimeError, match="dtype"):
+        a @ b.float()

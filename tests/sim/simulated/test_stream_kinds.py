@@ -296,3 +296,8 @@ def test_a_stream_of_npurt_is_an_external_one() -> None:
     assert ones.tolist() == [2, 2, 2]
     assert runtime.npuStreamDestroy(handle.value) == 0
     assert runtime.npuStreamDestroy(handle.value) == runtime.npuStreamCreate(0) == 107000
+
+
+def test_priority_range_is_refused():
+    with pytest.raises(RuntimeError, match=r"does not support Stream.priority_range\(\) currently"):
+        npu.Stream.priority_range()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from toprope.sim.native import TASK, native
-from toprope.sim.npu._state import INTERNAL, PARAMETER, device_index, lazy_init, message, not_here
+from toprope.sim.npu._state import INTERNAL, PARAMETER, device_index, lazy_init, message, not_here, vendor_error
 from toprope.sim.npu.trace_callbacks import fire
 
 __all__ = ["Event", "ExternalEvent", "sleep", "waiting_replays"]
@@ -100,11 +100,20 @@ class Event(torch.Event):
             fire("event_synchronization", self.event_id)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to another, on the host's clock: the card's own time is not simulated."""
+        """Milliseconds from this event to another, on the host's clock: the card's own time is not simulated.
+
+        Waits for both, as torch_npu does (NPUEvent::elapsed_time).
+
+        Raises:
+            RuntimeError: one is not recorded, or they are of two cards.
+        """
         if not self.event_id or not end_event.event_id:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        if not self.query() or not end_event.query():
-            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+            raise RuntimeError(message("Both events must be recorded before calculating elapsed time.", INTERNAL))
+        self.synchronize()
+        end_event.synchronize()
+        if self.device != end_event.device:
+            detail = f"The events are of {self.device} and {end_event.device}."
+            raise vendor_error("elapsed_time", "aclrtEventElapsedTime(&time_ms, event_, other.event_)", 107000, detail)
         return float(native().elapsed_ms(self.event_id, end_event.event_id))
 
     def recorded_time(self) -> int:
@@ -126,6 +135,11 @@ class Event(torch.Event):
             NotImplementedError: always.
         """
         raise not_here("Event.ipc_handle", _BETWEEN_PROCESSES)
+
+    @property
+    def device(self) -> torch.device | None:  # type: ignore[override]
+        """The card of the stream that it was recorded on; None before."""
+        return super().device if self.event_id else None
 
     @property
     def npu_event(self) -> int:

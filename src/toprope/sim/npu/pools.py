@@ -40,8 +40,8 @@ class MemPool:
 
     Args:
         allocator: not there; a pool of another allocator.
-        use_on_oom: accepted; the pool is not used for other allocations when the card is full.
-        no_split: accepted; blocks are split as everywhere.
+        use_on_oom: allocations outside of pools take free blocks of this one when the card is full.
+        no_split: the pool's pieces of memory are not split into blocks.
 
     Raises:
         NotImplementedError: an allocator is given.
@@ -54,6 +54,7 @@ class MemPool:
         self._id = new_pool(of_graph=False)
         self._device = device_index()
         native().use_pool(self._device, pool_number(self._id))
+        native().set_pool(self._device, pool_number(self._id), use_on_oom, no_split)
 
     @property
     def id(self) -> PoolId:
@@ -74,6 +75,7 @@ class MemPool:
 
     def __del__(self) -> None:
         if hasattr(self, "_device"):
+            native().set_pool(self._device, pool_number(self._id), False, False)
             native().release_pool(self._device, pool_number(self._id))
             native().empty_cache(self._device)
 

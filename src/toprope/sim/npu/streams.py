@@ -140,6 +140,15 @@ class Stream(_StreamOfCard):
         fire("stream_creation", made.native_handle)  # type: ignore[attr-defined]
         return made
 
+    @staticmethod
+    def priority_range() -> NoReturn:
+        """Refused, as torch_npu does.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(message("NPU does not support Stream.priority_range() currently.", NOT_SUPPORTED))
+
 
 class SyncLaunchStream(_StreamOfCard):
     """A stream whose work goes to the card without torch_npu's queue in between; the simulated card has no such queue.

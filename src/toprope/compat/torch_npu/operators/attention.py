@@ -13,6 +13,7 @@ import torch
 from toprope.sim.npu import random
 
 from .checks import compute_dtype, refuse
+from .dropout import drawn_bits
 
 __all__ = ["Dropout", "Gradients", "attention", "attention_grad", "drawn_seed", "kept_weights", "list_of", "traced"]
 
@@ -26,20 +27,13 @@ class Dropout:
 
     Attributes:
         keep: probability that a weight stays, in (0, 1].
-        seed: seed of a generator of its own; 0 takes the device's generator.
-        offset: position in that generator's sequence; another offset gives other numbers.
+        seed: seed of the numbers; None draws them from the device's generator, as a graph does at every replay.
+        offset: position in that seed's sequence; another offset gives other numbers.
     """
 
     keep: float = 1.0
-    seed: int = 0
+    seed: int | None = None
     offset: int = 0
-
-    def generator(self, device: torch.device) -> torch.Generator | None:
-        """Generator for one call: None for the device's own."""
-        if self.keep == 1.0 or not self.seed:
-            return None
-        # One stream of numbers for each pair: 2654435761 is Knuth's multiplier for hashing.
-        return torch.Generator(device).manual_seed((self.seed + self.offset * 2654435761) % 2**63)
 
 
 @dataclass(frozen=True)
@@ -97,8 +91,9 @@ def kept_weights(
         return bits.reshape(-1)[:count].bool()
     if dropout.keep == 1.0:
         return None
-    drawn = torch.rand(count, dtype=torch.float32, device=device, generator=dropout.generator(device))
-    return drawn < dropout.keep
+    if dropout.seed is None:
+        return torch.rand(count, dtype=torch.float32, device=device) < dropout.keep
+    return drawn_bits(count, 1 - dropout.keep, dropout.seed, dropout.offset, device)
 
 
 def attention(

@@ -17,6 +17,7 @@ from .registry import operator
 __all__ = [
     "byte_dropout",
     "byte_dropout_backward",
+    "drawn_bits",
     "dropout_with_byte_mask",
     "keep_bits",
     "npu_dropout",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _ALIGN = 128
+_AT_ONCE = 1 << 22  # numbers that are drawn together, which bounds the memory that it takes
 _SIDES = (128, 256, 384, 512)
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shifts and factors of SplitMix64
@@ -194,9 +196,22 @@ def seeded_dropout_gen_mask(
     """
     _check_p(p)
     count = math.prod(size)
-    place = torch.arange(-(-count // _ALIGN) * _ALIGN, device=self.device)
-    bits = (_uniform(place, seed, offset) >= p) & (place < -(-count // 8) * 8)
-    return _packed(bits)
+    whole = -(-count // 8) * 8
+    bits = drawn_bits(whole, p, seed, offset, self.device)
+    return _packed(torch.nn.functional.pad(bits, (0, -(-count // _ALIGN) * _ALIGN - whole)))
+
+
+def drawn_bits(count: int, p: float, seed: int, offset: int, device: torch.device) -> torch.Tensor:
+    """Draw booleans, one after the other; each is False with probability p.
+
+    _npu_dropout_gen_mask and the dropout of the fused attention draw the same ones from a seed and an offset.
+    """
+    starts = range(0, count, _AT_ONCE)
+    drawn = [
+        _uniform(torch.arange(start, min(start + _AT_ONCE, count), device=device), seed, offset) >= p
+        for start in starts
+    ]
+    return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.bool, device=device)
 
 
 def _signed(value: int) -> int:

@@ -97,6 +97,10 @@ OPERATORS: dict[str, Operator] = _found()
 """Every operator of the facade, by its name with overload ("npu_format_cast.Tensor")."""
 
 
+_TWO_DEVICES = ("npu_fusion_attention_grad_v3",)
+"""Operators with arguments on the CPU next to those on the card: a trace takes them only from a kernel of its own."""
+
+
 def register() -> None:
     """Define the operators in torch.ops; those that are there already stay."""
     libraries = {namespace: _LIBRARY(namespace, "FRAGMENT") for namespace in ("npu", "atb")}
@@ -109,6 +113,9 @@ def register() -> None:
         key = "CompositeImplicitAutograd" if made.composite else "CompositeExplicitAutograd"
         libraries[made.namespace].define(name + made.schema)
         libraries[made.namespace].impl(name, _called(made), key)
+    for name in _TWO_DEVICES:
+        if name not in there:
+            torch.library.register_fake(f"npu::{name}", _called(OPERATORS[name]), lib=libraries["npu"])
     _libraries.extend(libraries.values())
 
 

@@ -94,6 +94,9 @@ EXPORT size_t ts_memory_snapshot(int device, int64_t* out, size_t room) {
 }
 
 EXPORT void ts_use_pool(int device, int64_t pool) { use_pool(device, pool); }
+EXPORT void ts_set_pool(int device, int64_t pool, int used_when_full, int unsplit) {
+  set_pool(device, pool, used_when_full != 0, unsplit != 0);
+}
 EXPORT int ts_pool_users(int device, int64_t pool) { return pool_users(device, pool); }
 EXPORT void ts_open_pool(int device, int64_t pool, int every_thread) { open_pool(device, pool, every_thread != 0); }
 EXPORT void ts_close_pool(int device, int64_t pool) { close_pool(device, pool); }

@@ -179,6 +179,11 @@ class Heap {
     auto found = users_.find(pool);
     return found == users_.end() ? 0 : found->second;
   }
+  void set_pool(int64_t pool, bool used_when_full, bool unsplit) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    set(used_when_full_, pool, used_when_full);
+    set(unsplit_, pool, unsplit);
+  }
   void open_pool(int64_t pool, bool every_thread) {
     std::lock_guard<std::mutex> guard(mutex_);
     users_[pool]++;
@@ -210,6 +215,14 @@ class Heap {
   double fraction = 1.0;
 
  private:
+  static void set(std::set<int64_t>& pools, int64_t pool, bool is) {
+    if (is) {
+      pools.insert(pool);
+    } else {
+      pools.erase(pool);
+    }
+  }
+
   size_t limit() const { return static_cast<size_t>(static_cast<double>(machine().capacity) * fraction); }
 
   FreeBlocks& free_blocks(bool small) { return small ? free_small_ : free_large_; }
@@ -241,10 +254,10 @@ class Heap {
     note(what, block.data, block.size, block.pool, block.stream, context);
   }
 
+  // What streams no longer use is reused before the rest of a piece is cut.
   Block* fitting_block(const Place& place, size_t size) {
-    if (Block* block = search(place, size)) return block;
-    if (take_back_waiting()) return search(place, size);
-    return nullptr;
+    if (!waiting_.empty()) take_back_waiting();
+    return search(place, size);
   }
 
   Block* search(const Place& place, size_t size) {
@@ -284,6 +297,11 @@ class Heap {
   // The card is full: waits for memory that other streams still use, gives back all that is free, and tries again.
   Block* last_resort(std::unique_lock<std::mutex>& lock, const Place& place, size_t size) {
     ledger_.retried();
+    if (place.pool == 0) {
+      for (int64_t pool : used_when_full_) {
+        if (Block* block = search({pool, place.stream, place.context}, size)) return block;
+      }
+    }
     wait_for_uses(lock);
     drop_free_pieces();
     return new_piece(place, size);
@@ -338,6 +356,7 @@ class Heap {
   // Cuts a block to size; the rest becomes a free block of its own where the vendor's rule finds it worth it.
   void split(Block* block, size_t size) {
     size_t rest = block->size - size;
+    if (!unsplit_.empty() && unsplit_.contains(block->pool)) return;
     if (block->small ? rest < kStep : rest <= kSmallBlock || size >= memory_rules.max_split) return;
     Block* remainder = make_block(block->data + size, rest, block->pool, block->stream, block->small);
     remainder->before = block;
@@ -379,12 +398,11 @@ class Heap {
   }
 
   // Frees blocks whose other streams have done the work that was queued when they were marked.
-  bool take_back_waiting() {
+  void take_back_waiting() {
     auto is_done = [](const Block* block) {
       return std::all_of(block->uses.begin(), block->uses.end(),
                          [](const Use& use) { return use.stream->done.load() >= use.ticket; });
     };
-    size_t before = waiting_.size();
     std::erase_if(waiting_, [&](Block* block) {
       if (!is_done(block)) return false;
       block->uses.clear();
@@ -393,7 +411,6 @@ class Heap {
       merge(block);
       return true;
     });
-    return waiting_.size() != before;
   }
 
   void drop_free_pieces() {
@@ -425,6 +442,7 @@ class Heap {
   std::vector<Block*> spare_;
   std::vector<Block*> waiting_;  // freed, but another stream still uses them
   std::map<int64_t, int> users_;  // of the private pools
+  std::set<int64_t> used_when_full_, unsplit_;
   std::vector<Open> open_;        // pools that memory is taken from now, the last one first
   std::deque<HistoryEvent> events_;
   size_t room_ = 0;  // for events; 0 while none are recorded

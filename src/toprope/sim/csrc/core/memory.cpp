@@ -117,6 +117,10 @@ void use_pool(int device, int64_t pool) {
   if (is_device(device)) heap(device).use_pool(pool);
 }
 
+void set_pool(int device, int64_t pool, bool used_when_full, bool unsplit) {
+  if (is_initialised() && is_device(device) && !forked_after_use()) heap(device).set_pool(pool, used_when_full, unsplit);
+}
+
 int pool_users(int device, int64_t pool) {
   return is_initialised() && is_device(device) ? heap(device).pool_users(pool) : 0;
 }

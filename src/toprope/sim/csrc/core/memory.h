@@ -80,6 +80,8 @@ TOPROPE_API double fraction(int device);
 // never given back while it is used. Numbers are torch's MempoolId_t, 0 is the ordinary pool.
 
 TOPROPE_API void use_pool(int device, int64_t pool);
+// Whether the ordinary pool takes free blocks of this one when the card is full, and whether its pieces stay whole.
+TOPROPE_API void set_pool(int device, int64_t pool, bool used_when_full, bool unsplit);
 TOPROPE_API int pool_users(int device, int64_t pool);
 TOPROPE_API void open_pool(int device, int64_t pool, bool every_thread);
 TOPROPE_API void close_pool(int device, int64_t pool);

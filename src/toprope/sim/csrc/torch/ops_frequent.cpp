@@ -80,6 +80,8 @@
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
 
+#include <ATen/native/Resize.h>
+
 #include "call.h"
 
 // Boxed calls are rare and run as every other operator does; torch's own boxing and its inference of schemas would be
@@ -113,6 +115,82 @@ void use() {
   (add(Op::name, Op::overload_name, kernel(Op::name, Op::overload_name, &Op::redispatch)), ...);
 }
 
+// ---- products of matrices in half precision
+//
+// A card adds up in float32 and rounds once. The host's kernels for half precision are up to 200 times slower than those
+// for float32, so larger products are computed in float32, in memory that is not the card's.
+
+constexpr int64_t kManyProducts = 1 << 15;
+
+template <class A>
+struct Single {
+  using type = A;
+  static A make(A argument) { return std::forward<A>(argument); }
+};
+template <class T>
+  requires std::is_same_v<std::remove_cvref_t<T>, at::Tensor>
+struct Single<T> {
+  using type = at::Tensor;
+  static at::Tensor make(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
+};
+
+// Products that an operator adds up, whose last two inputs are the factors; 0 where its tensors are not of one half
+// precision.
+template <class... A>
+int64_t half_products(const std::remove_reference_t<A>&... arguments) {
+  c10::SmallVector<const at::Tensor*, 4> tensors, inputs;
+  auto look = [&]<class Argument, class T>(const T& argument) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      tensors.push_back(&argument);
+      if (std::is_same_v<Argument, const at::Tensor&>) inputs.push_back(&argument);
+    }
+  };
+  (look.template operator()<A>(arguments), ...);
+  c10::ScalarType dtype = tensors[0]->scalar_type();
+  if (dtype != at::kHalf && dtype != at::kBFloat16) return 0;
+  for (const at::Tensor* tensor : tensors) {
+    if (tensor->scalar_type() != dtype) return 0;
+  }
+  const at::Tensor& last = *inputs.back();
+  return inputs[inputs.size() - 2]->numel() * (last.dim() > 1 ? last.size(-1) : 1);
+}
+
+template <class Op, class Schema>
+struct InSingle;
+template <class Op, class R, class... A>
+struct InSingle<Op, R(c10::DispatchKeySet, A...)> {
+  static R run(c10::DispatchKeySet keys, A... arguments) {
+    if (half_products<A...>(arguments...) < kManyProducts) {
+      return Op::redispatch(keys, std::forward<A>(arguments)...);
+    }
+    if constexpr (std::is_reference_v<R>) {
+      at::Tensor result = compute(keys, arguments...);
+      at::Tensor& written = convert::returned(arguments...);
+      at::native::resize_output(written, result.sizes());
+      return written.copy_(result);
+    } else {
+      c10::ScalarType dtype = std::get<0>(std::forward_as_tuple(arguments...)).scalar_type();
+      return compute(keys, arguments...).to(dtype);
+    }
+  }
+
+ private:
+  static at::Tensor compute(c10::DispatchKeySet keys, const std::remove_reference_t<A>&... arguments) {
+    sim::KernelScope on_host(sim::kNoDevice);
+    return redispatch(keys, Single<A>::make(arguments)...);
+  }
+  static at::Tensor redispatch(c10::DispatchKeySet keys, typename Single<A>::type... single) {
+    return Op::redispatch(keys, single...);
+  }
+};
+
+template <class... Op>
+void use_in_single() {
+  (add(Op::name, Op::overload_name,
+       kernel(Op::name, Op::overload_name, &InSingle<Op, std::remove_pointer_t<decltype(&Op::redispatch)>>::run)),
+   ...);
+}
+
 }  // namespace
 
 namespace op = at::_ops;
@@ -121,7 +199,9 @@ const bool registered_frequent = [] {
   use<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
       op::div_Tensor, op::div__Tensor, op::neg, op::rsub_Scalar, op::addcmul_, op::addcdiv_, op::lerp__Scalar,
       op::maximum, op::minimum, op::clamp, op::abs, op::sign>();
-  use<op::mm, op::addmm, op::bmm, op::baddbmm, op::dot, op::mv, op::addmv>();
+  use_in_single<op::mm, op::addmm, op::bmm, op::baddbmm, op::mv, op::addmv>();
+  use_in_single<op::mm_out, op::addmm_out, op::addmm_, op::bmm_out, op::baddbmm_out, op::baddbmm_>();
+  use<op::dot>();
   use<op::sum, op::sum_dim_IntList, op::mean, op::mean_dim, op::amax, op::max_dim, op::argmax, op::any,
       op::all, op::cumsum>();
   use<op::relu, op::relu_, op::threshold_backward, op::gelu, op::gelu_backward, op::silu, op::silu_backward,
