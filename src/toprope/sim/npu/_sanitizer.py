@@ -25,7 +25,7 @@ _OF_STREAMS = (
 
 
 class SanitizerMode:
-    """What is checked."""
+    """Checks of the sanitizer."""
 
     STREAM = 0
     KERNEL = 1

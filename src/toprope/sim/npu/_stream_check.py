@@ -42,7 +42,7 @@ class CrossStreamUsage:
 
 @dataclass
 class NPUTensorInfo:
-    """Where the memory of a tensor was allocated, and who used it."""
+    """The stream that allocated a tensor's memory, and those that used it."""
 
     allocation_stream: int | None = None
     allocation_stack_trace: traceback.StackSummary | None = None

@@ -1,4 +1,4 @@
-"""What torch.compile knows of the card: under torch_npu's name, the registration that toprope makes with the card."""
+"""Registration of the card with torch.compile under torch_npu's name; toprope makes it with the card."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ struct MemoryRules {
   size_t medium_piece = size_t{20} << 20;  // blocks up to kMediumBlock share pieces of this size
   size_t segment = 0;                      // larger pieces are multiples of it; 0 for those of kGrain
   size_t max_split = SIZE_MAX;             // blocks of this size on are not split
-  size_t max_rounding = size_t{20} << 20;  // what such a block may be larger than what is asked for
+  size_t max_rounding = size_t{20} << 20;  // most bytes of such a block beyond those asked for
   std::array<size_t, 16> divisions{};      // steps between powers of two that sizes are rounded to, from 1 MiB on
 };
 
