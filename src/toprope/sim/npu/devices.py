@@ -156,7 +156,7 @@ def is_bf16_supported(including_emulation: bool = False) -> bool:
 
 
 class _NPUDeviceProperties:
-    """Properties of a card: the chip's figures; those that no NPU has (warps, registers) are None, as torch_npu gives them."""
+    """Properties of a card: the chip's figures; those that no NPU has (warps, registers) are None, as in torch_npu."""
 
     __slots__ = (
         "L2_cache_size",
