@@ -32,7 +32,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium for the browser tests (Debian: apt install chromium)"
 )
-LONG = 120.0
+LONG = 240.0
 """Seconds that things may take on a machine that is busy with other tests."""
 STEPS = 6
 
@@ -79,7 +79,16 @@ class Server:
         command += ["--refiner", words]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, env=kept, stdout=log, stderr=log)
-        self.url = self.said(r"http://\S+")
+        try:
+            self.url = self.said(r"http://\S+")
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def said(self, pattern):
         """What the server wrote, waited for."""
@@ -130,9 +139,7 @@ class Server:
 def server(tmp_path_factory, words):
     made = Server(tmp_path_factory.mktemp("page"), words)
     yield made
-    if made.process.poll() is None:
-        made.process.kill()
-        made.process.wait()
+    made.end()
 
 
 @pytest.fixture(scope="module")

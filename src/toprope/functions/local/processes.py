@@ -36,7 +36,7 @@ WARM = 2
 LAST_MOMENT = 0.2
 """Seconds in which a process whose socket has closed may still end by itself."""
 
-EXIT_NEWS = 5.0
+EXIT_NEWS = 20.0
 """Seconds that the news how a process ended may come after its socket has closed; what it left is ended before."""
 
 FLUSH = 0.002
