@@ -1,4 +1,7 @@
-"""What torch.nn.DataParallel asks of a device, for cards: torch has it for CUDA alone, and torch_npu has none of it.
+"""Scatter, gather and broadcast of torch.nn.DataParallel for simulated cards: torch has them for CUDA alone.
+
+torch_npu has brought its own since its release 6.0.rc2 (Ascend/pytorch 9e73e708, initCommMethods in
+torch_npu/csrc/npu/Module.cpp).
 
 Each function has the name and the arguments of torch's in torch.nn.parallel, after the one it stands in for.
 """
@@ -6,35 +9,24 @@ Each function has the name and the arguments of torch's in torch.nn.parallel, af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from toprope.compat.notes import note
 
 __all__ = ["broadcast", "broadcast_coalesced", "gather", "on_cards", "parallel_apply", "reduce_add", "scatter"]
 
 # torch's own helpers, which are untyped
 _utils: Any = torch._utils
 
-_NOTE = "torch_npu alone would not run nn.DataParallel on cards, toprope did; DistributedDataParallel runs on both"
-
 
 def on_cards() -> bool:
-    """Whether the devices that numbers stand for in torch.nn.parallel are cards."""
-    return bool(_utils._get_available_device_type() == "npu")
+    """Whether the devices that numbers stand for in torch.nn.parallel are cards without functions of their own."""
+    return bool(_utils._get_available_device_type() == "npu") and not hasattr(torch._C, "_scatter")
 
 
 def _card(device: Any) -> torch.device:
     return torch.device("npu", _utils._get_device_index(device))
-
-
-@cache
-def _tell() -> None:
-    """Have the report of the run say what kind of program this is."""
-    note("data-parallel", _NOTE)
 
 
 def broadcast(
@@ -47,7 +39,6 @@ def broadcast(
     """Copies of a tensor on several cards; on its own card the tensor itself."""
     if (devices is None) == (out is None):
         return own(tensor, devices, out=out)  # raises
-    _tell()
     tensor = _utils._handle_complex(tensor)
     if devices is not None:
         return tuple(tensor.to(_card(device), non_blocking=True) for device in devices)
@@ -67,7 +58,6 @@ def broadcast_coalesced(
     own: Callable[..., Any], tensors: Sequence[Tensor], devices: Iterable[Any], buffer_size: int = 10485760
 ) -> list[list[Tensor]]:
     """Copies of several tensors on several cards, small ones in one copy; on their own card the tensors themselves."""
-    _tell()
     tensors = [_utils._handle_complex(tensor) for tensor in tensors]
     flat = [(group, _flattened(group)) for group in _utils._take_tensors(tensors, buffer_size)]
     everywhere = []
@@ -125,7 +115,6 @@ def scatter(
     """The chunks of a tensor, each on a card of its own."""
     if devices is None or out is not None:
         return _scatter_out(own, tensor, devices, chunk_sizes, dim, out)
-    _tell()
     tensor = _utils._handle_complex(tensor)
     cards = [_card(device) for device in devices]
     if not cards:
@@ -157,7 +146,6 @@ def _scatter_out(
 ) -> Any:
     if out is None or devices is not None or chunk_sizes is not None:
         return own(tensor, devices, chunk_sizes, dim, out=out)  # raises
-    _tell()
     tensor = _utils._handle_complex(tensor)
     if not out:
         raise _refusal("Expected at least one output tensor to scatter to")

@@ -1,6 +1,6 @@
 """Gives torch.nn.DataParallel its way to the cards, when and if torch.nn.parallel is imported.
 
-torch's own scatter, gather and broadcast are CUDA's, and torch_npu brings none. The functions are in data_parallel.py;
+torch's own scatter, gather and broadcast are CUDA's; torch_npu brings its own. The functions are in data_parallel.py;
 this file is read at the start of every Python process of a run and imports no more than it must.
 """
 

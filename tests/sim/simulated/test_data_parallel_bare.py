@@ -1,7 +1,6 @@
-"""nn.DataParallel on the card alone, without toprope.compat: it fails as it does with torch_npu alone.
+"""nn.DataParallel on the card alone, without toprope.compat, which brings what torch_npu brings.
 
-torch_npu publishes nothing in the place of torch's CUDA functions for scatter and gather, and the torch that goes with
-it is built without CUDA: its own AttributeError is what a program sees.
+torch that is built without CUDA has no scatter and gather of its own: its AttributeError is what a program sees.
 """
 
 import pytest
