@@ -203,7 +203,7 @@ total, seed = card.properties().total_memory, card.generator(1).initial_seed()
 tell(card.name, total, card.memory().total, str(card.best_dtype()), seed)
 """
     )
-    assert told(code) == ["Ascend910B3", 64 * 2**30, 64 * 2**30, "torch.bfloat16", 1]
+    assert told(code) == ["Ascend910B3", 62423 * 2**20, 62423 * 2**20, "torch.bfloat16", 1]
 
 
 def test_thread_23_what_was_asked_for_and_what_was_got():

@@ -73,7 +73,7 @@ KINDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "ERROR: Cannot uninstall 'blinker'. It is a distutils installed project and thus we cannot accurately determine which files belong to it",
     )),
     ("network-download", ("mirror",), (
-        "Could not fetch URL https://pypi.org/simple/torch/: There was a problem confirming the ssl certificate",
+        "Could not fetch URL https://mirrors.example.org/simple/torch/: There was a problem confirming the ssl certificate",
         'Error response from daemon: Get "https://quay.io/v2/": net/http: request canceled while waiting for connection (Client.Timeout exceeded while awaiting headers)',
     )),
     ("host-name", ("/etc/hosts",), (
