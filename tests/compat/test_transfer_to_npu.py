@@ -45,6 +45,7 @@ torch.randn(2, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
 
 # events
 for event in (torch.Event(device="cuda:0", enable_timing=True), torch.Event("cuda:0"), torch.cuda.Event()):
+    event.record()  # one of torch.npu has no device before
     assert event.device.type == "npu" and isinstance(event, torch.Event)
 assert issubclass(torch.cuda.Event, torch.Event)
 
