@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from library_tests.ends import Ends
-from vendor_tests.suites import ROOT, Suite, run_limited, without_folders
+from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
 
 KNOWN, TABLE = (Path(__file__).with_name(name) for name in ("suites.toml", "results.toml"))
 PAGE = ROOT / "docs" / "compat.md"
@@ -34,11 +34,6 @@ BEGIN, END = (f"<!-- {word}: written by `python scripts/library_tests` -->" for 
 DEVICES = ("cpu", "npu")
 CARD = ["-m", "toprope", "run", "--quiet", "--chip", "910B3", "--count", "2"]
 PYTEST = ["-m", "pytest", "-q", "-p", "library_tests.ends", "-p", "no:cacheprovider", "--tb=short"]
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _environment(sources: Path, folder: Path, device: str, ends: Path) -> dict[str, str]:
@@ -178,11 +173,11 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
                 if not (suite.sample or arguments.kept):
                     output = _run(sources, folder, group, device, file, arguments)
                     if not file.exists():
-                        _say(output[-2000:])
+                        say(output[-2000:])
                 found = Ends.read(file)
                 ends[device].ended.update(found.ended)
                 ends[device].texts.update(found.texts)
-                _say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
+                say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
                 files |= {test.partition("::")[0] for test in found.ended}
     return ends, len(files)
 
@@ -199,21 +194,14 @@ def _main() -> None:
     parser.add_argument("--kept", action="store_true", help="run nothing: write what is kept")
     arguments = parser.parse_args()
     known, summaries = tomllib.loads(KNOWN.read_text(encoding="utf-8")), []
-    for entry in known["suite"]:
-        suite = Suite(**entry)
-        if arguments.suite not in suite.name:
-            continue
-        clone = suite.clone(arguments.sources)
-        if clone is None:
-            _say(f"{suite.repository}: skipped, {arguments.sources / suite.repository.replace('/', '+')} is not there")
-            continue
+    for suite, clone in chosen(known["suite"], arguments.sources, arguments.suite):
         ends, files = _ends(suite, clone, arguments)
         if not files:
             continue
         summaries.append(_summary(suite, ends, files, known.get("difference", [])))
         for test, (host, card, reason, text) in summaries[-1]["differences"].items():
-            _say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")
-        _say(_page(summaries[-1:]))
+            say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")
+        say(_page(summaries[-1:]))
     if summaries and not arguments.suite and not arguments.file:
         _write(summaries)
 

@@ -23,17 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from vendor_tests.suites import ROOT, Suite, run_limited, without_folders
+from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
 from vendor_tests.tests import Results, static_tests
 
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
 CHIP = "910B3"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _sources() -> str:
@@ -86,7 +81,7 @@ def _results(
                 file.write_text(json.dumps(vars(results)))
             counts = Counter(results.ended.values())
             ended = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped"))
-            _say(f"{path}: {ended}")
+            say(f"{path}: {ended}")
             yield path, results
 
 
@@ -162,18 +157,11 @@ def _main() -> None:
     known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
     excluded, sources = _excluded(known), _sources()
     summaries = []
-    for entry in known["suite"]:
-        suite = Suite(**entry)
-        if arguments.suite not in suite.name:
-            continue
-        clone = suite.clone(arguments.vendor)
-        if clone is None:
-            _say(f"{suite.repository}: skipped, {arguments.vendor / suite.repository.replace('/', '+')} is not there")
-            continue
+    for suite, clone in chosen(known["suite"], arguments.vendor, arguments.suite):
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
         summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded))
-        _say(_page(summaries[-1:]))
+        say(_page(summaries[-1:]))
     if summaries and not arguments.suite:
         _write(summaries)
 

@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["ROOT", "Suite", "run_limited", "without_folders"]
+__all__ = ["ROOT", "Suite", "chosen", "run_limited", "say", "without_folders"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,6 +61,24 @@ class Suite:
         needed = self.folders or [self.files[0].partition("/")[0]]
         archive = _git(clone, "archive", self.commit, *needed)
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def chosen(entries: Iterable[dict[str, Any]], folder: Path, name: str) -> Iterator[tuple[Suite, Path]]:
+    """Yield the suites whose name contains a text, each with its copy in the folder; one without a copy is reported."""
+    for suite in (Suite(**entry) for entry in entries):
+        if name not in suite.name:
+            continue
+        clone = suite.clone(folder)
+        if clone is None:
+            say(f"{suite.repository}: skipped, {folder / suite.repository.replace('/', '+')} is not there")
+        else:
+            yield suite, clone
 
 
 def run_limited(
