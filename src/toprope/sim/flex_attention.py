@@ -47,33 +47,25 @@ def _register_kernels() -> None:
     module = import_module("torch._higher_order_ops.flex_attention")  # the package's attribute is the operator
 
     forward, backward = module.flex_attention, module.flex_attention_backward
+    key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+
+    def without_autocast() -> Any:
+        return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
 
     def cast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("npu")
         operands = [each.to(dtype) if each.dtype != torch.float64 else each for each in (query, key, value)]
-        with _without_autocast():
+        with without_autocast():
             return forward(*operands, *args, **kwargs)
 
     def keep(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast():
+        with without_autocast():
             return backward(*args, **kwargs)
 
-    forward.py_impl(_autocast_key())(cast)
-    backward.py_impl(_autocast_key())(keep)
+    forward.py_impl(key)(cast)
+    backward.py_impl(key)(keep)
     _trace_dense(forward, module.sdpa_dense)
     _trace_dense(backward, module.sdpa_dense_backward)
-
-
-def _autocast_key() -> Any:
-    import torch
-
-    return torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
-
-
-def _without_autocast() -> Any:
-    import torch
-
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key()))
 
 
 def _trace_dense(operator: Any, dense: Callable[..., Any]) -> None:

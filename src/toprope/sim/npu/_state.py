@@ -37,6 +37,7 @@ __all__ = [
     "not_here",
     "one_module",
     "spec",
+    "stream_key",
     "vendor_error",
 ]
 
@@ -50,7 +51,10 @@ ACL = "ERR00100 PTA call acl api failed"
 INVALID = 107000
 """The vendor's code of a parameter that does not pass its verification."""
 
-_STREAMS = (0, *range(64, 68), *range(96, 192))
+SYNC_LAUNCH, EXTERNAL = range(64, 68), range(160, 192)
+"""Numbers of the streams that pass torch_npu's queue by, and of those of other libraries (csrc/core/stream.h)."""
+
+_STREAMS = (0, *SYNC_LAUNCH, *range(96, 160), *EXTERNAL)
 """Numbers of the streams of a card: is_stream of csrc/core/stream.cpp."""
 
 _BAD_FORK = (
@@ -165,9 +169,14 @@ def check_index(device: Any) -> int:
 
 def every_stream(device: int) -> Iterator[torch.Stream]:
     """Yield all streams that work can be queued on."""
-    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
     for number in _STREAMS:
-        yield torch.Stream(stream_id=number, device_index=device, device_type=kind)
+        yield torch.Stream(**stream_key(device, number))
+
+
+def stream_key(device: int, number: int) -> dict[str, int]:
+    """Return the arguments of `torch.Stream` for a stream of a card by its number."""
+    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
+    return {"stream_id": number, "device_index": device, "device_type": kind}
 
 
 def is_stream_number(number: int) -> bool:

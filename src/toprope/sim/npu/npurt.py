@@ -12,12 +12,9 @@ from types import ModuleType
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import INVALID, device_index, lazy_init
+from toprope.sim.npu._state import EXTERNAL, INVALID, device_index, lazy_init, stream_key
 
 __all__ = ["npuHostRegister", "npuHostUnregister", "npuStreamCreate", "npuStreamDestroy", "npurt"]
-
-_FIRST, _COUNT = 160, 32
-"""Numbers of the streams that other libraries make (kExternal of csrc/core/stream.h)."""
 
 _registered: dict[int, int] = {}
 _streams: dict[int, tuple[int, int]] = {}
@@ -58,11 +55,10 @@ def npuStreamCreate(ptr: int) -> int:  # noqa: N802 - torch_npu's own name
         return INVALID
     device = device_index()
     taken = {number for card, number in _streams.values() if card == device}
-    number = next((each for each in range(_FIRST, _FIRST + _COUNT) if each not in taken), None)
+    number = next((each for each in EXTERNAL if each not in taken), None)
     if number is None:
         return INVALID
-    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
-    made = torch.Stream(stream_id=number, device_index=device, device_type=kind)
+    made = torch.Stream(**stream_key(device, number))
     handle = int(made.native_handle)  # type: ignore[attr-defined]
     _streams[handle] = device, number
     ctypes.c_void_p.from_address(ptr).value = handle
@@ -74,8 +70,7 @@ def npuStreamDestroy(ptr: int) -> int:  # noqa: N802 - torch_npu's own name
     if ptr not in _streams:
         return INVALID
     device, number = _streams.pop(ptr)
-    kind = torch.accelerator.current_stream(torch.device("npu", device)).device_type
-    torch.Stream(stream_id=number, device_index=device, device_type=kind).synchronize()
+    torch.Stream(**stream_key(device, number)).synchronize()
     if native().current_device() == device and torch.accelerator.current_stream().stream_id == number:
-        torch.accelerator.set_stream(torch.Stream(stream_id=0, device_index=device, device_type=kind))
+        torch.accelerator.set_stream(torch.Stream(**stream_key(device, 0)))
     return 0

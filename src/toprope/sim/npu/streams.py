@@ -14,12 +14,14 @@ from toprope.sim.native import native
 from toprope.sim.npu._state import (
     NOT_SUPPORTED,
     PARAMETER,
+    SYNC_LAUNCH,
     VALUE,
     device_index,
     every_stream,
     is_stream_number,
     lazy_init,
     message,
+    stream_key,
     vendor_error,
 )
 from toprope.sim.npu.devices import device as device_context
@@ -111,9 +113,7 @@ _sync_launch_turns = itertools.count()
 
 def _next_sync_launch(device: Any) -> dict[str, Any]:
     """Name the next of the streams whose work passes torch_npu's queue by: a card has four of them."""
-    index = device_index(device)
-    kind = torch.accelerator.current_stream(torch.device("npu", index)).device_type
-    return {"stream_id": 64 + next(_sync_launch_turns) % 4, "device_index": index, "device_type": kind}
+    return stream_key(device_index(device), SYNC_LAUNCH[next(_sync_launch_turns) % len(SYNC_LAUNCH)])
 
 
 class Stream(_StreamOfCard):
