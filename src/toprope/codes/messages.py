@@ -214,9 +214,10 @@ class _Search:
     def _below(self, number: int, raw: bytes) -> None:
         """Keep a frame for a message that came just before its traceback."""
         self._headless = [each for each in self._headless if number - each.line < (TRACEBACK if each.frames else BELOW)]
+        frame = _decoded(raw) if self._headless else ""
+        own = reasons.process(frame)
         for each in self._headless:
-            frame = _decoded(raw)
-            if reasons.process(frame) == reasons.process(each.whole):
+            if own == reasons.process(each.whole):
                 each.frames.append(frame)
 
     def _reason(self, number: int, line: str) -> None:
@@ -236,10 +237,7 @@ class _Search:
         for found in self.found.values():
             if found.frames and found.rule is not None and (match := found.rule.pattern.search(found.whole)):
                 groups = match.groupdict()
-                frames = packages.of_frames(reversed(found.frames), owners())
-                found.what = _filled(
-                    found.rule, groups, {**packages.of_name(groups.get("name") or "", owners()), **frames}
-                )
+                found.what = _filled(found.rule, groups, _around(groups.get("name") or "", reversed(found.frames)))
         wanted = {code: found.rule.partners if found.rule is not None else () for code, found in self.found.items()}
         found_with = {
             code: [self.found[each].place for each in names if each in self.found] for code, names in wanted.items()
@@ -285,7 +283,7 @@ class _Search:
             earlier = known is None or (number, match.start()) < (known.line, known.column)
             if earlier:
                 groups = match.groupdict()
-                around = self._around(line, number, groups.get("name") or "")
+                around = _around(groups.get("name") or "", self._near(line, number))
                 yield match.start(), _filled(rule, groups, around), "text"
             else:
                 yield match.start(), rule.what, "text"
@@ -296,15 +294,16 @@ class _Search:
             what = rule.values.get(value) or replace(rule.what, code=f"{rule.what.code} {value}")
             yield match.start(), what, "number"
 
-    def _around(self, line: str, number: int, name: str) -> Mapping[str, str]:
-        """Values of a family: the owner of a name, and where in the traceback the exception was raised."""
-        return {**packages.of_name(name, owners()), **packages.of_frames(self._near(line, number), owners())}
-
     def _near(self, line: str, number: int) -> list[str]:
         """The frames just above a line, of the same process, the innermost first."""
         own = reasons.process(line)
         near = (_decoded(raw) for at, raw in reversed(self._frames) if number - at < TRACEBACK)
         return [frame for frame in near if reasons.process(frame) == own]
+
+
+def _around(name: str, frames: Iterable[str]) -> Mapping[str, str]:
+    """Values of a family: the owner of a name, and the place of the innermost of the frames."""
+    return {**packages.of_name(name, owners()), **packages.of_frames(frames, owners())}
 
 
 def _decoded(raw: bytes) -> str:
