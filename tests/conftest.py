@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import zlib
@@ -75,6 +76,39 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_state_is_put_back():
+    """Fail a module whose tests leave the process otherwise than they found it: the next module would see that.
+
+    Which module is next depends on how the tests are spread over processes.
+    """
+    before = shared_state()
+    yield
+    after = shared_state()
+    left = [f"{name}: {before.get(name)!r}, now {after.get(name)!r}" for name in sorted(before | after)
+            if after.get(name) != before.get(name)]  # fmt: skip
+    assert not left, "what these tests have changed and not put back: " + "; ".join(left)
+
+
+LIBRARIES_OWN = ("PYTEST_", "TORCHINDUCTOR_", "RAY_", "KMP_", "HF_", "DIFFUSERS_", "TRANSFORMERS_")
+"""Variables that pytest and libraries set, or that are set for them."""
+
+
+def shared_state():
+    """What the tests of one process share and may change, by a name for each part."""
+    variables = {f"${name}": text for name, text in os.environ.items() if not name.startswith(LIBRARIES_OWN)}
+    torch = sys.modules.get("torch")
+    return {
+        **variables,
+        "folder": os.getcwd(),
+        "sys.path": [path for path in sys.path if "site-packages" not in path],  # Ray adds its own
+        "Ctrl-C": signal.getsignal(signal.SIGINT),
+        "modules named torch_npu": [name for name in sys.modules if name.partition(".")[0] == "torch_npu"],
+        "torch.npu": getattr(torch, "npu", None),
+        "default dtype": str(torch.get_default_dtype()) if hasattr(torch, "get_default_dtype") else "torch.float32",
+    }
 
 
 @pytest.fixture

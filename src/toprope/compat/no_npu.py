@@ -20,11 +20,10 @@ __all__ = [
     "is_initialized",
     "manual_seed",
     "manual_seed_all",
-    "uninstall",
 ]
 
 __toprope_stand_in__ = True
-"""Says to whoever installs a card that this `torch.npu` may be replaced; `uninstall` takes it away."""
+"""Says to whoever installs a card that this `torch.npu` may be replaced."""
 
 _NEED_A_CARD = frozenset((
     "current_device", "current_stream", "default_stream", "device", "device_of", "get_device_limit", "get_device_name",
@@ -43,14 +42,6 @@ def install() -> None:
     if not hasattr(torch, "npu"):
         sys.modules["torch.npu"] = sys.modules[__name__]
         vars(torch)["npu"] = sys.modules[__name__]
-
-
-def uninstall() -> None:
-    """Undo `install`, so that a card can be installed; nothing is done where `torch.npu` is another module."""
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "npu", None) is sys.modules[__name__]:
-        del vars(torch)["npu"]
-        sys.modules.pop("torch.npu", None)
 
 
 def is_available() -> bool:

@@ -23,10 +23,8 @@ def version() -> str:
 
 
 def current_npu() -> ModuleType:
-    """`torch.npu` as it is now; where there is none, the one that says that there is no card is installed first."""
-    if not hasattr(torch, "npu"):
-        no_npu.install()
-    module: ModuleType = vars(torch)["npu"]
+    """`torch.npu` as it is now; where there is none, the one that says that there is no card."""
+    module: ModuleType = vars(torch).get("npu", no_npu)
     return module
 
 
@@ -34,11 +32,12 @@ def alias_npu(package: str) -> None:
     """Make `torch_npu.npu` and the modules in it importable: they are `torch.npu` and those in it.
 
     Args:
-        package: name under which the facade is being imported; only as "torch_npu" is anything aliased.
+        package: name under which the facade is being imported; only as "torch_npu" does it change anything.
     """
-    npu = current_npu()
     if package != _NAME:
         return
+    no_npu.install()
+    npu = current_npu()
     for name, module in list(sys.modules.items()):
         if module is npu or name.startswith(f"{npu.__name__}."):
             inside = module.__name__.removeprefix(npu.__name__)

@@ -187,7 +187,7 @@ def is_stream_number(number: int) -> bool:
 def one_module(name: str) -> None:
     """Let a module of this package, under whichever name it is being loaded, be the same one under all of them."""
     module, short = sys.modules[name], name.rpartition(".")[2]
-    for package in ("toprope.sim.npu", "torch.npu", "torch_npu.npu"):
+    for package in {"toprope.sim.npu", "torch.npu", "torch_npu.npu"} & sys.modules.keys():
         sys.modules.setdefault(f"{package}.{short}", module)
 
 
