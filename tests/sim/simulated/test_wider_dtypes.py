@@ -37,6 +37,37 @@ def test_operators_in_place_and_lists_are_computed_wider_too() -> None:
     assert out.tolist() == [3, 1]
 
 
+def _sampled(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    size = (5, 6) if kind == "2d" else (4, 5, 6)
+    image = torch.randn(2, 3, *size, generator=generator)
+    return image, torch.rand(2, *size, len(size), generator=generator) * 2 - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["2d", "3d"])
+def test_positions_between_pixels_were_rounded_to_half_precision(kind: str, dtype: torch.dtype) -> None:
+    image, grid = (x.to(dtype) for x in _sampled(kind))
+    x = image.npu().requires_grad_()
+    found = torch.nn.functional.grid_sample(x, grid.npu(), align_corners=False)
+    found.sum().backward()
+    exact = image.float().requires_grad_()
+    wanted = torch.nn.functional.grid_sample(exact, grid.float(), align_corners=False)
+    wanted.sum().backward()
+    assert torch.equal(found.cpu(), wanted.to(dtype))
+    assert x.grad is not None and exact.grad is not None
+    assert torch.equal(x.grad.cpu(), exact.grad.to(dtype))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_of_logits_in_half_precision_was_rounded_at_every_step(reduction: str) -> None:
+    logits, target = (torch.rand(10, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in (1, 2))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    found = loss(logits.npu() * 10, target.npu(), reduction=reduction)
+    wanted = loss((logits * 10).float(), target.float(), reduction=reduction)
+    assert torch.equal(found.cpu(), wanted.half())
+
+
 @pytest.mark.soak
 def test_no_operator_of_torchs_database_names_a_kernel_of_the_cpu() -> None:
     pytest.importorskip("expecttest")

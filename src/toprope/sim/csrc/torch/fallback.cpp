@@ -27,6 +27,7 @@ struct Operator {
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
   const ArgumentCheck* check = nullptr;  // what torch_npu itself refuses
+  bool rounds_once = false;        // half precision is computed in float32
   bool indexes = false;            // argument 1 holds indices; a mask among them has a size to be learnt
   std::vector<size_t> generators;  // places of arguments named "generator"
 };
@@ -42,6 +43,15 @@ bool has_size_from_data(const std::string& name) {
   static const std::unordered_set<std::string> names = {"aten::nonzero",      "aten::masked_select", "aten::_unique",
                                                         "aten::_unique2",     "aten::unique_dim",    "aten::bincount",
                                                         "aten::unique_consecutive", "aten::_coalesce", "aten::_to_sparse"};
+  return names.count(name) > 0;
+}
+
+// Where the host's kernel rounds each of several steps to half precision, and the vendor's tests hold the card against
+// float32: of more than 1,000 samples in torch's op_db, those of these operators were off by more than the last place.
+bool rounds_once(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::binary_cross_entropy_with_logits", "aten::grid_sampler_2d", "aten::grid_sampler_2d_backward",
+      "aten::grid_sampler_3d", "aten::grid_sampler_3d_backward"};
   return names.count(name) > 0;
 }
 
@@ -67,6 +77,7 @@ Operator describe(const c10::FunctionSchema& schema) {
   if (copies(op.name)) op.host_arguments = ~0u;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
   op.waits = has_size_from_data(op.name);
+  op.rounds_once = rounds_once(op.name);
   op.check = argument_check(op.name);
   op.indexes = op.name.rfind("aten::index", 0) == 0 && schema.arguments().size() > 1 && is_list(schema.arguments()[1]);
   for (const c10::Argument& result : schema.returns()) {
@@ -234,6 +245,14 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, const Ca
   const Arguments arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
   if (op.check != nullptr) [[unlikely]] check_arguments(*op.check, op.name, arguments);
   const size_t below = stack->size() - count;
+  if (op.rounds_once) {
+    auto dtype = static_cast<c10::ScalarType>(first_dtype(*stack, count));
+    if (dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16) {
+      stack->resize(below);
+      run_wider(handle, op, arguments, dtype, stack);
+      return;
+    }
+  }
   try {
     handle.redispatchBoxed(host, stack);
   } catch (const c10::Error& error) {
