@@ -55,7 +55,8 @@ def test_positions_between_pixels_were_rounded_to_half_precision(kind: str, dtyp
     wanted = torch.nn.functional.grid_sample(exact, grid.float(), align_corners=False)
     wanted.sum().backward()
     assert torch.equal(found.cpu(), wanted.to(dtype))
-    assert x.grad is not None and exact.grad is not None
+    assert x.grad is not None
+    assert exact.grad is not None
     assert torch.equal(x.grad.cpu(), exact.grad.to(dtype))
 
 
