@@ -193,8 +193,7 @@ def test_scaled_training_is_plain_training(make: Callable[..., torch.amp.GradSca
     assert scaler.get_scale() == 1024.0
 
 
-@pytest.mark.parametrize("make", scalers())
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("make", "fused"), [(make, False) for make in scalers()] + [(scalers()[0], True)])
 def test_a_step_with_infinite_gradients_is_left_out(make: Callable[..., torch.amp.GradScaler], fused: bool) -> None:
     weight = nn.Parameter(torch.ones(2, device=CARD))
     optimizer = torch.optim.AdamW([weight], 0.1, fused=fused)
@@ -214,11 +213,12 @@ def test_a_step_with_infinite_gradients_is_left_out(make: Callable[..., torch.am
 
 
 def test_the_state_of_a_scaler_is_kept() -> None:
-    scaler = torch.amp.GradScaler("npu", init_scale=4.0)
+    scaler = torch.npu.amp.GradScaler(init_scale=4.0, dynamic=False)
     scaler.scale(torch.ones(1, device=CARD))
     other = torch.npu.amp.GradScaler()
     other.load_state_dict(scaler.state_dict())
     assert other.get_scale() == 4.0
+    assert other.state_dict()["dynamic"] is False
     assert_same(on(CARD, torch.ones(1)) * 0 + other.scale(torch.ones(1, device=CARD)), torch.full((1,), 4.0))
 
 
@@ -234,7 +234,44 @@ def test_a_scaler_that_is_off_or_static() -> None:
     static.step(optimizer)
     static.update()
     assert static.get_scale() == 16.0
-    assert_same(weight, torch.ones(2))
+    assert torch.isinf(weight).all()  # nothing is looked at, so the step is made
+
+
+def test_an_infinite_gradient_left_out_the_step_of_one_optimizer_only(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = [nn.Parameter(torch.ones(2, device=CARD)) for _ in range(3)]
+    optimizers = [torch.optim.SGD([weight], 1.0) for weight in weights]
+    scaler = torch.npu.amp.GradScaler(init_scale=8.0, growth_interval=1)
+    factors = 1.0, float("inf"), 1.0
+    scaler.scale(sum((weight * by).sum() for weight, by in zip(weights, factors, strict=True))).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    assert [weight.tolist() for weight in weights] == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    scaler.update()
+    optimizers[0].zero_grad()
+    scaler.scale(weights[0].sum()).backward()
+    scaler.step(optimizers[0])
+    scaler.update()
+    assert weights[0].tolist() == [-1.0, -1.0]
+    assert capsys.readouterr().out.splitlines() == [
+        "Gradient overflow. Skipping step", "Gradient overflow. Skipping step",
+        "Loss scaler reducing loss scale to 4.0", "Loss scaler increasing loss scale to 8.0",
+    ]  # fmt: skip
+
+
+def test_a_scaler_refuses_what_torch_npus_refuses() -> None:
+    scaler = torch.npu.amp.GradScaler()
+    with pytest.raises(ValueError, match="Device type of outputs should be npu"):
+        scaler.scale([torch.ones(1)])
+    with pytest.raises(ValueError, match="growth factor must be > 1"):
+        torch.npu.amp.GradScaler(growth_factor=1.0)
+    weight = nn.Parameter(torch.ones(2, device=CARD))
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(TypeError, match="grad_scaler"):
+        scaler.step(torch.optim.AdamW([weight], fused=True))
+    half = nn.Parameter(torch.ones(2, device=CARD, dtype=FP16))
+    half.sum().backward()
+    with pytest.raises(TypeError, match="Attempting to unscale FP16 gradients"):
+        scaler.unscale_(torch.optim.SGD([half], 1.0))
 
 
 # ---- the names of torch_npu
