@@ -204,6 +204,16 @@ def test_ffn_of_integers(facade):
         facade.npu_ffn(x, w1, w2, "relu")
 
 
+def test_ffn_of_integers_rounded_once_where_the_vendors_test_rounds_every_step(facade):
+    x, w1, w2 = (torch.randint(-128, 127, size, dtype=torch.int8) for size in ((64, 32), (32, 256), (256, 32)))
+    first, second = torch.rand(256) * 0.04 + 0.01, torch.rand(32) * 0.04 + 0.01
+    scale, offset = torch.full((1,), 0.001), torch.zeros(1)
+    found = facade.npu_ffn(x, w1, w2, "gelu", scale=scale, offset=offset, deq_scale1=first, deq_scale2=second)
+    hidden = torch.nn.functional.gelu((x.int() @ w1.int() * first).half()) * scale.half() + offset.half()
+    whole = torch.round(hidden).clamp(-128, 127).int()
+    assert torch.equal(found, (whole @ w2.int() * second).half())
+
+
 def test_ffn_with_integer_weights(facade):
     x, w1, w2 = torch.randn(4, 8).half(), *(torch.randint(-9, 9, s, dtype=torch.int8) for s in ((8, 12), (12, 8)))
     parameters = [torch.rand(size).half() for size in (12, 8, 12, 8)]
