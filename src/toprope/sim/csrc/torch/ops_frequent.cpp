@@ -83,6 +83,7 @@
 #include <ATen/native/Resize.h>
 
 #include "call.h"
+#include "cube.h"
 
 // Boxed calls are rare and run as every other operator does; torch's own boxing and its inference of schemas would be
 // most of this file's time to compile.
@@ -155,12 +156,33 @@ int64_t half_products(const std::remove_reference_t<A>&... arguments) {
   return inputs[inputs.size() - 2]->numel() * (last.dim() > 1 ? last.size(-1) : 1);
 }
 
+// The factors are the last two of the tensors that are only read.
+template <class... A>
+constexpr std::array<bool, sizeof...(A)> factors() {
+  std::array<bool, sizeof...(A)> found{std::is_same_v<A, const at::Tensor&>...};
+  int left = 2;
+  for (size_t i = found.size(); i-- > 0;) found[i] = found[i] && left-- > 0;
+  return found;
+}
+
+template <bool Factor, class A>
+decltype(auto) as_factor(A&& argument) {
+  if constexpr (Factor) {
+    return taken(argument, kept_bits.products);
+  } else {
+    return std::forward<A>(argument);
+  }
+}
+
 template <class Op, class Schema>
 struct InSingle;
 template <class Op, class R, class... A>
 struct InSingle<Op, R(c10::DispatchKeySet, A...)> {
   static R run(c10::DispatchKeySet keys, A... arguments) {
     if (half_products<A...>(arguments...) < kManyProducts) {
+      if (kept_bits.products.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+        return rounding(keys, std::index_sequence_for<A...>{}, std::forward<A>(arguments)...);
+      }
       return Op::redispatch(keys, std::forward<A>(arguments)...);
     }
     if constexpr (std::is_reference_v<R>) {
@@ -175,6 +197,11 @@ struct InSingle<Op, R(c10::DispatchKeySet, A...)> {
   }
 
  private:
+  template <size_t... I>
+  static R rounding(c10::DispatchKeySet keys, std::index_sequence<I...>, A... arguments) {
+    constexpr auto is_factor = factors<A...>();
+    return Op::redispatch(keys, as_factor<is_factor[I]>(std::forward<A>(arguments))...);
+  }
   static at::Tensor compute(c10::DispatchKeySet keys, const std::remove_reference_t<A>&... arguments) {
     sim::KernelScope on_host(sim::kNoDevice);
     return redispatch(keys, Single<A>::make(arguments)...);

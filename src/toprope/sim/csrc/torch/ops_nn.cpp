@@ -18,6 +18,7 @@
 #include <torch/library.h>
 
 #include "call.h"
+#include "cube.h"
 
 namespace toprope::glue {
 
@@ -30,6 +31,8 @@ using MaybeTensor = std::optional<Tensor>;
 
 // ---- convolutions: the choice of a backend is made again for the host
 
+Tensor as_factor(const Tensor& host) { return taken(host, kept_bits.convolutions); }
+
 Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor& bias, SymIntArrayRef stride,
                    SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
                    SymInt groups) {
@@ -40,6 +43,8 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor&
   MaybeTensor host_bias = call.in(bias);
   call.begin();
   sim::KernelScope scope(call.device());
+  host_input = as_factor(host_input);
+  host_weight = as_factor(host_weight);
   try {
     return call.out(at::convolution_symint(host_input, host_weight, host_bias, stride, padding, dilation, transposed,
                                            output_padding, std::move(groups)));
@@ -62,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   sim::KernelScope scope(call.device());
   std::vector<SymInt> bias_size{transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
   auto [grad_input, grad_weight, grad_bias] = at::convolution_backward_symint(
-      host_grad, host_input, host_weight, mask[2] ? at::OptionalSymIntArrayRef(bias_size) : std::nullopt, stride,
+      as_factor(host_grad), as_factor(host_input), as_factor(host_weight), mask[2] ? at::OptionalSymIntArrayRef(bias_size) : std::nullopt, stride,
       padding, dilation, transposed, output_padding, groups, mask);
   return {call.out(grad_input), call.out(grad_weight), call.out(grad_bias)};
 }
