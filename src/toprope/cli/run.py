@@ -77,6 +77,14 @@ def run(
         str | None,
         typer.Option(metavar="SIZE", help="Memory of a simulated card, such as 256MB. [default: the chip's own]"),
     ] = None,
+    torch_npu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Release of torch_npu that decides which operators fall back to the host, such as 2.7.1.post2; "
+            "implies sim. [default: the newest for the installed torch]",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -131,7 +139,7 @@ def run(
     settings = Settings.load()
     choice = choose(
         device, chip=chip, count=count, hbm=hbm, settings=settings, probe=probe,
-        begun=begun.sim if begun is not None else "",
+        begun=begun.sim if begun is not None else "", torch_npu=torch_npu,
     )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)

@@ -17,7 +17,7 @@ from typing import Any
 
 from toprope.errors import UsageError
 
-__all__ = ["FILE", "Kind", "Release", "Status", "find_release", "releases", "status", "torch_composes"]
+__all__ = ["FILE", "Kind", "Release", "Status", "find_release", "host_operators", "releases", "status"]
 
 FILE = Path(__file__).with_name("operators_by_release.toml")
 MASTER = "master"
@@ -181,10 +181,16 @@ def status(
     return Status(full, kind, reason, found, source, dtypes=dtypes, registered=True)
 
 
-def torch_composes(operator: str) -> bool:
-    """Return True if torch composes an operator of others, or of its out= variant, where a device has no kernel."""
-    name = operator.removeprefix("aten::")
-    return name in _table().composed or name in _table().delegates
+def host_operators(release: Release, chip: str | None = None) -> Iterator[tuple[str, Status]]:
+    """All operators of ATen that a release leaves to the host, for all dtypes or some, by name without "aten::".
+
+    Those that compute on the host for some arguments only are not among them.
+    """
+    table = _table()
+    for name in sorted({*table.histories, *table.delegates, *table.host, *table.nowhere}):
+        found = status(name, release=release, chip=chip)
+        if found.kind is Kind.HOST or found.dtypes:
+            yield name, found
 
 
 def _with_host_code(letter: str, dtypes: frozenset[str], dtype: str | None, chip: str | None) -> tuple[Kind, str]:

@@ -108,6 +108,10 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
     if (operands_[i].original->is_same(tensor)) return operands_[i].alias;
   }
+  if (host_ != nullptr) [[unlikely]] {
+    bytes_to_host_ += tensor.nbytes();
+    if (written_) bytes_back_ += tensor.nbytes();
+  }
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
   return alias;
@@ -158,6 +162,14 @@ void Call::begin() {
   wait_for_current_stream(device_);
   sim::add(sim::counters->operators);
   sim::add(kind_->calls);
+  if (host_ != nullptr) [[unlikely]] leave_card();
+}
+
+void Call::leave_card() {
+  // A part of an operator that the vendor has a kernel for does not run on a card.
+  if (Unchecked::active() || (host_->dtypes != 0 && (dtype_ < 0 || !(host_->dtypes >> dtype_ & 1)))) return;
+  announce_host_operator(*host_);
+  left_card_ = true;
 }
 
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype) {
@@ -293,6 +305,7 @@ at::Tensor Call::out(const at::Tensor& result) {
     if (from == storage) return device_tensor(to, result);
   }
   size_t bytes = storage->nbytes();
+  if (left_card_) [[unlikely]] bytes_back_ += bytes;
   c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
   storage->set_nbytes(0);
   c10::Storage moved = make_storage(into_device(std::move(data), bytes, device_), bytes);
