@@ -41,6 +41,7 @@ HEAD = """\
 #                n  kernel on the new road (aclnn)        o  only on the old road (aclop, compiled when first used)
 #                h  registered, and computes on the host  d  the same for the dtypes in [dtypes]
 #                c  the same on chips before the 910B     a  the same for some arguments
+#                u  registered, and its C++ is not stored
 #                -  no kernel
 # [host_code]  where the newest release has the code of h, d, c and a
 # [structure]  what torch does with an operator that has no kernel: leaves it to its out= variant (delegates), composes
@@ -116,7 +117,10 @@ def _of_wheel(path: Path, plugin: Repository) -> tuple[Release, dict[str, Kernel
     return release, of_wheel(data)
 
 
-def _fill(release: Release, kernels: dict[str, Kernel], code: list[HostCode]) -> None:
+def _fill(
+    release: Release, kernels: dict[str, Kernel], code: list[HostCode], stored: frozenset[str] | None = None
+) -> None:
+    """Set what a release has kernels for; `stored` are those whose C++ was searched, None for all."""
     by_name = defaultdict(list)
     for one in code:
         by_name[one.road, re.sub(r"_symint$", "", one.function)].append(one)
@@ -131,7 +135,7 @@ def _fill(release: Release, kernels: dict[str, Kernel], code: list[HostCode]) ->
             release.places[name] = f"{found.path}:{found.line}"
             if letter == "d":
                 release.dtypes[name] = found.when
-        release.kernels[name] = letter
+        release.kernels[name] = letter if stored is None or name in stored else "u"
 
 
 def _function(name: str, schema: str) -> str:
@@ -222,7 +226,9 @@ def _main() -> None:
         sys.stderr.write(f"{one.branch}: {len(one.kernels)} operators\n")
     for path in map(Path, sys.argv[3:]):
         one, kernels = _of_wheel(path, plugin)
-        _fill(one, kernels, functions_with_host_code(plugin, one.op_plugin, one.torch.rpartition(".")[0]))
+        short = one.torch.rpartition(".")[0]
+        stored = {**op_plugin(plugin, one.op_plugin, short), **of_torch_npu(pytorch, pytorch.commit("master"))}
+        _fill(one, kernels, functions_with_host_code(plugin, one.op_plugin, short), frozenset(stored))
         sys.stderr.write(f"{one.branch}: {len(one.kernels)} operators\n")
         releases.append(one)
     releases.sort(key=lambda one: (_order(one.release) if one.release != one.torch else (999.0,), _order(one.torch)))

@@ -161,6 +161,17 @@ def run(
     raise typer.Exit(end_as(status))
 
 
+def _without_effect(choice: Choice) -> tuple[str, ...]:
+    """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
+    from toprope.sim.host_operators import DISABLE
+    from toprope.support.operators_on_card import find_release
+
+    if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
+        return ()
+    release = find_release(choice.spec.torch_npu)
+    return () if release.can_refuse else (f"{DISABLE}=1 has no effect in {release.text}, which does not know it",)
+
+
 def _run(
     command: list[str],
     choice: Choice,
@@ -209,7 +220,7 @@ def _run(
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
         cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
-        told = notes.read(Path(folder))
+        told = notes.read(Path(folder)) + _without_effect(choice)
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)
         if trace_cuda is not None:

@@ -175,6 +175,9 @@ def status(
         new = letter == "n"
         reason = "a kernel of the newer interface (aclnn)" if new else "a kernel of the older interface only (aclop)"
         return Status(full, Kind.ON_CARD if new else Kind.OLD_ROAD, reason, found, source, registered=True)
+    if letter == "u":
+        reason = "a kernel is registered, whose source is not stored: it may compute on the host"
+        return Status(full, Kind.PARTLY_HOST, reason, found, source, registered=True)
     source = f"Ascend/op-plugin: {table.host_code[name]} (as of the newest release that has it)"
     dtypes = frozenset(table.dtypes.get(name, "").split()) if letter == "d" else frozenset()
     kind, reason = _with_host_code(letter, dtypes, dtype, chip)

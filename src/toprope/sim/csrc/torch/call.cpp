@@ -97,7 +97,12 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   }
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
-  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype);
+  if (host_ != nullptr) [[unlikely]] {
+    bytes_to_host_ += tensor.nbytes();  // torch_npu copies each argument, also one that is given twice
+    if (written_) bytes_back_ += tensor.nbytes();
+  }
+  const bool by_documents = host_ == nullptr || host_->dtypes != 0;  // which are about kernels of the card
+  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype, by_documents);
   if (written_) {
     check_host_memory(device, tensor);
   } else if (sim::watching(sim::kUnsafe)) [[unlikely]] {
@@ -107,10 +112,6 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   // whose kernels take one after the other.
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
     if (operands_[i].original->is_same(tensor)) return operands_[i].alias;
-  }
-  if (host_ != nullptr) [[unlikely]] {
-    bytes_to_host_ += tensor.nbytes();
-    if (written_) bytes_back_ += tensor.nbytes();
   }
   at::Tensor alias = host_alias(tensor);
   operands_.push_back({std::move(original), alias});
@@ -172,10 +173,10 @@ void Call::leave_card() {
   left_card_ = true;
 }
 
-void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype) {
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents) {
   uint64_t bit = uint64_t{1} << dtype;
   if (sim::refused_dtypes[sim::index_of(kind)] & bit) [[unlikely]] raise_refused(kind, dtype);
-  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  if (!by_documents || !sim::watching(sim::kDocuments) || Unchecked::active()) return;
   if (rules != nullptr) {
     if (position >= sim::kPositions) return;
     if (rules->refused[position] & bit) [[unlikely]] raise_undocumented(kind, *rules, position, dtype);

@@ -116,8 +116,9 @@ class Call {
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
 
-// Refuses an operand as the chip does, or as a test wants it; notes what no document mentions.
-void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype);
+// Refuses an operand as the chip does, where it goes by the vendor's documents, or as a test wants it; notes what no
+// document mentions.
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents = true);
 
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
