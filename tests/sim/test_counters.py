@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.sim import counters
-from toprope.sim.counters import MAX_CARDS, MAX_KINDS, SIZE, Assumed, Lack, LackRecord, Site, parse, read, read_run
+from toprope.sim.counters import (
+    MAX_CARDS,
+    MAX_KINDS,
+    SIZE,
+    Assumed,
+    HostSite,
+    Lack,
+    LackRecord,
+    Site,
+    parse,
+    read,
+    read_run,
+)
 
 ANY = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=47)
@@ -17,7 +29,7 @@ TEXTS = st.text(st.characters(codec="ascii", min_codepoint=32), max_size=31)
 
 def packed(
     *, magic=b"TOPROPE\x01", pid=1, chip="910B3", torch="2.13.0", flags=0, mask="", totals=(0,) * 8, cards=(), kinds=(),
-    events=0, sites=(), assumed=(), lacks=(),
+    events=0, sites=(), assumed=(), lacks=(), torch_npu="", host_sites=(),
 ) -> bytes:  # fmt: skip
     """A counters file as csrc/core/counters.h lays it out, written down once more."""
     out = struct.pack("<8sQ32s32sQ64sQ", magic, pid, chip.encode(), torch.encode(), flags, mask.encode(), len(cards))
@@ -31,14 +43,28 @@ def packed(
     out += bytes(216 * (256 - len(sites)))
     out += b"".join(struct.pack("<Ihh", *one) for one in assumed) + bytes(8 * (512 - len(assumed)))
     out += b"".join(struct.pack("<64sIiQQ424s", lack[0].encode(), *lack[1:-1], lack[-1].encode()) for lack in lacks)
-    return out + bytes(512 * (32 - len(lacks)))
+    out += bytes(512 * (32 - len(lacks))) + struct.pack("<64sQ", torch_npu.encode(), len(host_sites))
+    out += b"".join(struct.pack("<80s144s4Q", one[0].encode(), one[1].encode(), *one[2:]) for one in host_sites)
+    return out + bytes(256 * (128 - len(host_sites)))
 
 
 def test_the_size_of_a_file_is_that_of_the_struct_in_c():
     # char[8], u64, char[32], char[32], u64, char[64], u64; 8 totals; 16 cards of 10; a count; 2048 kinds of char[48], 2
     # then 4 counts, 256 sites, 512 assumed dtypes, 32 lacks
     kinds_end = 160 + 64 + 16 * 80 + 8 + 2048 * 64
-    assert SIZE == kinds_end + 32 + 256 * 216 + 512 * 8 + 32 * 512 == len(packed())
+    # and the release with a count, and 128 places of operators on the host
+    assert SIZE == kinds_end + 32 + 256 * 216 + 512 * 8 + 32 * 512 + 72 + 128 * 256 == len(packed())
+
+
+def test_places_of_operators_on_the_host_are_read_with_the_release():
+    found = parse(
+        packed(
+            torch_npu="v2.9.0-7.3.0", host_sites=[("aten::hypot.out", "/a/b.py", 7, 3, 24, 12), ("x", "", 0, 0, 0, 0)]
+        )
+    )
+    assert found is not None
+    assert found.torch_npu == "v2.9.0-7.3.0"
+    assert found.host_sites == (HostSite("aten::hypot.out", "/a/b.py", 7, 3, 24, 12),)
 
 
 def test_places_assumed_dtypes_and_lacks_are_read():

@@ -87,6 +87,7 @@ def choose(
     settings: Settings,
     probe: Callable[[], Probe],
     begun: str = "",
+    torch_npu: str | None = None,
 ) -> Choice:
     """The card for a program.
 
@@ -97,17 +98,18 @@ def choose(
         hbm: --hbm.
         settings: what the options leave open: the device, and the simulated card.
         probe: the search for a real card; called only where its answer matters.
+        torch_npu: --torch-npu.
         begun: the simulated cards that `toprope start` began, as TOPROPE_SIM spells them; "" for none.
 
     Raises:
         UsageError: the options contradict each other or what was begun, or one of them, or a setting, cannot be read.
         CardError: a real card was asked for and there is none that works.
     """
-    described = {"--chip": chip, "--count": count, "--hbm": hbm}
+    described = {"--chip": chip, "--count": count, "--hbm": hbm, "--torch-npu": torch_npu}
     given = [option for option, value in described.items() if value is not None]
     if asked is None:
         asked = Asked.AUTO if given else _from_settings(settings)
-    if asked is Asked.AUTO and chip is not None:
+    if asked is Asked.AUTO and (chip is not None or torch_npu is not None):
         asked = Asked.SIM
     if asked not in (Asked.SIM, Asked.AUTO):
         if given:
@@ -127,8 +129,8 @@ def choose(
             )
         return Choice("npu", probe=found)
     if begun:
-        return Choice("sim", _join(begun, chip, count, hbm, given), begun=True)
-    spec = _spec(chip, count, hbm, settings)
+        return Choice("sim", _join(begun, chip, count, hbm, torch_npu, given), begun=True)
+    spec = _spec(chip, count, hbm, torch_npu, settings)
     if asked is Asked.SIM:
         return Choice("sim", spec)
     found = probe()
@@ -143,10 +145,15 @@ def choose(
     return Choice("npu", probe=found, automatic=True)
 
 
-def _join(begun: str, chip: str | None, count: int | None, hbm: str | None, given: list[str]) -> SimSpec:
-    """The cards that were begun, which options may describe, but not otherwise."""
+def _join(
+    begun: str, chip: str | None, count: int | None, hbm: str | None, torch_npu: str | None, given: list[str]
+) -> SimSpec:
+    """The cards that were begun, which options may describe, but not otherwise. The release is each program's own."""
     spec = SimSpec.parse(begun)
-    asked = SimSpec.make(chip or spec.chip, spec.count if count is None else count, spec.hbm if hbm is None else hbm)
+    asked = SimSpec.make(
+        chip or spec.chip, spec.count if count is None else count, spec.hbm if hbm is None else hbm,
+        torch_npu=torch_npu or spec.torch_npu,
+    )  # fmt: skip
     if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):
         raise UsageError(
             f"{' and '.join(given)} {'do' if len(given) > 1 else 'does'} not fit the cards that were started.",
@@ -154,7 +161,7 @@ def _join(begun: str, chip: str | None, count: int | None, hbm: str | None, give
             + ("" if spec.hbm is None else f" with {spec.hbm} bytes each"),
             do=f"leave out {' and '.join(given)}, or end what was started with toprope stop (yr stop)",
         )
-    return replace(spec, force=True)
+    return replace(spec, force=True, torch_npu=asked.torch_npu)
 
 
 def _from_settings(settings: Settings) -> Asked:
@@ -169,7 +176,7 @@ def _from_settings(settings: Settings) -> Asked:
     return Asked.AUTO if kind == "npu" else Asked(kind)
 
 
-def _spec(chip: str | None, count: int | None, hbm: str | None, settings: Settings) -> SimSpec:
+def _spec(chip: str | None, count: int | None, hbm: str | None, torch_npu: str | None, settings: Settings) -> SimSpec:
     base = SimSpec.parse(settings.sim) if settings.sim else SimSpec()
     if chip is not None and hbm is None:
         base = replace(base, hbm=None)  # the memory in the settings goes with the chip there
@@ -177,6 +184,7 @@ def _spec(chip: str | None, count: int | None, hbm: str | None, settings: Settin
         base.chip if chip is None else chip,
         base.count if count is None else count,
         base.hbm if hbm is None else hbm,
+        torch_npu=torch_npu or base.torch_npu,
         force=True,  # the user, or the search for a real card, has decided: nothing is left to refuse
     )
     spec.capacity  # noqa: B018  raises where no public figure is known and none was given

@@ -162,6 +162,21 @@ def _totals_as_dict(totals: Totals) -> dict[str, Any]:
             "assumed_cores": list(totals.assumed_cores),
         },
         "synchronisations": totals.synchronisations,
+        "torch_npu": totals.torch_npu or None,
+        "on_host": [
+            {
+                "operator": one.operator,
+                "times": one.times,
+                "bytes": one.bytes_to_host + one.bytes_back,
+                "bytes_to_host": one.bytes_to_host,
+                "bytes_back": one.bytes_back,
+                "file": one.file,
+                "line": one.line,
+                "advice": one.advice or None,
+            }
+            for one in totals.on_host
+        ],
+        "slow_on_card": [{"operator": operator, "why": why} for operator, why in totals.slow],
         "places": {
             "estimated": totals.sampled,
             "copies_back": [asdict(cause) for cause in totals.copies_back],
@@ -320,6 +335,8 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
         *_causes(totals.copies_back, totals, folder, "back: "),
     )
     yield from _row("operators", _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
+    if totals.on_host:
+        yield from _row("on host", *_on_host(totals, folder))
     if kernels := sum(card.kernels for card in totals.cards):
         yield from _row("kernels", f"{_number(kernels)} launched by the program")
     waits = totals.synchronisations
@@ -328,6 +345,16 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
         f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}",
         *_causes(totals.waits, totals, folder),
     )
+
+
+def _on_host(totals: Totals, folder: str) -> Iterator[str]:
+    kinds = len({one.operator for one in totals.on_host})
+    yield f"{_number(kinds)} operator{'' if kinds == 1 else 's'} without a kernel in {totals.torch_npu}"
+    for one in totals.on_host[:_SHOWN]:
+        copied = f"{sizes.decimal(one.bytes_to_host)} to the host, {sizes.decimal(one.bytes_back)} back"
+        place = _place(Cause(one.operator, one.file, one.line, one.times), folder)
+        advice = f"; {one.advice}" if one.advice else ""
+        yield f"{one.operator}  {place}  {_times(one.times)}, {copied}{advice}"
 
 
 def _operators(totals: Totals) -> str:

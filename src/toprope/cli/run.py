@@ -77,6 +77,14 @@ def run(
         str | None,
         typer.Option(metavar="SIZE", help="Memory of a simulated card, such as 256MB. [default: the chip's own]"),
     ] = None,
+    torch_npu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Release of torch_npu that decides which operators fall back to the host, such as 2.7.1.post2; "
+            "implies sim. [default: the newest for the installed torch]",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -131,7 +139,7 @@ def run(
     settings = Settings.load()
     choice = choose(
         device, chip=chip, count=count, hbm=hbm, settings=settings, probe=probe,
-        begun=begun.sim if begun is not None else "",
+        begun=begun.sim if begun is not None else "", torch_npu=torch_npu,
     )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)
@@ -151,6 +159,17 @@ def run(
         except OSError:
             pass  # nobody listens any more; the program's exit status still counts
     raise typer.Exit(end_as(status))
+
+
+def _without_effect(choice: Choice) -> tuple[str, ...]:
+    """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
+    from toprope.sim.host_operators import DISABLE
+    from toprope.support.operators_on_card import find_release
+
+    if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
+        return ()
+    release = find_release(choice.spec.torch_npu)
+    return () if release.can_refuse else (f"{DISABLE}=1 has no effect in {release.text}, which does not know it",)
 
 
 def _run(
@@ -201,7 +220,7 @@ def _run(
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
         cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
-        told = notes.read(Path(folder))
+        told = notes.read(Path(folder)) + _without_effect(choice)
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)
         if trace_cuda is not None:

@@ -9,12 +9,12 @@ from itertools import groupby
 
 from toprope import chips
 from toprope.sim import dtypes
-from toprope.sim.counters import Assumed, CardCounters, Counters, Site
+from toprope.sim.counters import Assumed, CardCounters, Counters, HostSite, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
-from toprope.support import operator_kinds, refusals
+from toprope.support import operator_advice, operator_kinds, operators_on_card, refusals
 from toprope.visible import explain, visible_cards
 
-__all__ = ["AssumedDtype", "Card", "Cause", "Totals", "merge"]
+__all__ = ["AssumedDtype", "Card", "Cause", "OnHost", "Totals", "merge"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,29 @@ class Cause:
     file: str
     line: int
     times: int
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """A place of the program where an operator runs on the host, over all processes.
+
+    Attributes:
+        operator: the operator that torch_npu's warning names.
+        file: as of `Cause`.
+        line: number of the line.
+        times: how often.
+        bytes_to_host: bytes of operands copied to the host.
+        bytes_back: bytes of results copied back.
+        advice: what to write instead; empty where no source says it.
+    """
+
+    operator: str
+    file: str
+    line: int
+    times: int
+    bytes_to_host: int
+    bytes_back: int
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,9 @@ class Totals:
         waits: places that waited for a card, the most frequent first.
         sampled: whether the figures of places are estimates.
         assumed_dtypes: the undocumented dtypes by argument, those of the most frequent operators first.
+        on_host: places where an operator ran on the host, those with the most bytes first.
+        torch_npu: the release of torch_npu that decides it, in words; empty where no process had one.
+        slow: operators that ran on the card and are known to be slow there, with the reason and its source.
     """
 
     chip: str
@@ -106,6 +132,9 @@ class Totals:
     waits: tuple[Cause, ...] = ()
     sampled: bool = False
     assumed_dtypes: tuple[AssumedDtype, ...] = ()
+    on_host: tuple[OnHost, ...] = ()
+    torch_npu: str = ""
+    slow: tuple[tuple[str, str], ...] = ()
 
     @property
     def used(self) -> bool:
@@ -165,7 +194,38 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         waits=_causes(processes, lambda site: site.waits),
         sampled=any(one.sampled for one in processes),
         assumed_dtypes=_assumed_dtypes(chip, processes, operators),
+        on_host=_on_host(processes),
+        torch_npu=_torch_npu(processes),
+        slow=_slow(processes, operators),
     )
+
+
+def _slow(processes: Iterable[Counters], operators: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    on_host = {site.operation.partition(".")[0] for one in processes for site in one.host_sites}
+    return tuple((name, why) for name in operators if name not in on_host and (why := operator_advice.slow(name)))
+
+
+def _torch_npu(processes: Iterable[Counters]) -> str:
+    branches = dict.fromkeys(one.torch_npu for one in processes if one.torch_npu)
+    known = {one.branch: one.text for one in operators_on_card.releases()} if branches else {}
+    return ", ".join(known.get(branch, branch) for branch in branches)
+
+
+def _on_host(processes: Iterable[Counters]) -> tuple[OnHost, ...]:
+    sites: dict[tuple[str, str, int], list[HostSite]] = {}
+    for site in (site for one in processes for site in one.host_sites):
+        sites.setdefault((site.operation, site.file, site.line), []).append(site)
+    all_places = (
+        OnHost(
+            *place,
+            times=sum(site.times for site in found),
+            bytes_to_host=sum(site.bytes_to_host for site in found),
+            bytes_back=sum(site.bytes_back for site in found),
+            advice=operator_advice.instead(place[0]),
+        )
+        for place, found in sites.items()
+    )
+    return tuple(sorted(all_places, key=lambda one: (-one.bytes_to_host - one.bytes_back, -one.times, one.operator)))
 
 
 def _causes(processes: Iterable[Counters], figure: Callable[[Site], int]) -> tuple[Cause, ...]:

@@ -21,6 +21,7 @@ __all__ = [
     "Assumed",
     "CardCounters",
     "Counters",
+    "HostSite",
     "Lack",
     "LackRecord",
     "Site",
@@ -43,11 +44,14 @@ _FOUND = struct.Struct("<4Q")
 _SITE = struct.Struct("<48s144sQQQ")
 _ASSUMED = struct.Struct("<Ihh")
 _LACK = struct.Struct("<64sIiQQ424s")
-_MAX_SITES, _MAX_ASSUMED, _MAX_LACKS = 256, 512, 32
+_RELEASE = struct.Struct("<64sQ")
+_HOST_SITE = struct.Struct("<80s144sQQQQ")
+_MAX_SITES, _MAX_ASSUMED, _MAX_LACKS, _MAX_HOST_SITES = 256, 512, 32, 128
 _KINDS_END = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
-SIZE = (
+_LACKS_END = (
     _KINDS_END + _FOUND.size + _MAX_SITES * _SITE.size + _MAX_ASSUMED * _ASSUMED.size + _MAX_LACKS * _LACK.size
 )  # fmt: skip
+SIZE = _LACKS_END + _RELEASE.size + _MAX_HOST_SITES * _HOST_SITE.size
 """Bytes of a counters file."""
 
 EXACT_EVENTS = 256
@@ -90,6 +94,27 @@ class Site:
     line: int
     back: int
     waits: int
+
+
+@dataclass(frozen=True)
+class HostSite:
+    """A place of the program where an operator leaves the card, here and on a real one.
+
+    Attributes:
+        operation: the operator that torch_npu's warning names.
+        file: as of `Site`.
+        line: number of the line.
+        times: runs on the host.
+        bytes_to_host: bytes of the operands that went there.
+        bytes_back: bytes of the results that came back.
+    """
+
+    operation: str
+    file: str
+    line: int
+    times: int
+    bytes_to_host: int
+    bytes_back: int
 
 
 @dataclass(frozen=True)
@@ -190,6 +215,8 @@ class Counters:
         sampled: whether the figures of the sites are estimates from samples.
         assumed: the undocumented dtypes with the arguments that had them.
         lacks: errors that were raised because an operator or a name is not there or refuses.
+        torch_npu: branch of the release of torch_npu that the cards stand for.
+        host_sites: places where an operator ran on the host because that release has no kernel for it.
     """
 
     pid: int
@@ -212,6 +239,8 @@ class Counters:
     sampled: bool = False
     assumed: tuple[Assumed, ...] = ()
     lacks: tuple[LackRecord, ...] = ()
+    torch_npu: str = ""
+    host_sites: tuple[HostSite, ...] = ()
 
 
 def _text(raw: bytes) -> str:
@@ -250,7 +279,7 @@ def parse(data: bytes) -> Counters | None:
         to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
         _text(mask) if flags & 2 else None, undocumented,
         tuple(_sites(data, sites)), events > EXACT_EVENTS, tuple(dict.fromkeys(_assumed(data, assumed, all_names))),
-        tuple(_lacks(data, lacks)),
+        tuple(_lacks(data, lacks)), *_host_sites(data),
     )  # fmt: skip
 
 
@@ -274,10 +303,17 @@ def _assumed(data: bytes, count: int, operators: list[str]) -> Iterator[Assumed]
 
 
 def _lacks(data: bytes, count: int) -> Iterator[LackRecord]:
-    start = SIZE - _MAX_LACKS * _LACK.size
+    start = _LACKS_END - _MAX_LACKS * _LACK.size
     for name, lack, dtype, times, last_ns, text in _entries(data, _LACK, start, min(count, _MAX_LACKS)):
         which = None if dtype < 0 else next(iter(dtypes.names(1 << dtype)), None)
         yield LackRecord(_text(name), Lack(lack), which, times, last_ns, _text(text))
+
+
+def _host_sites(data: bytes) -> tuple[str, tuple[HostSite, ...]]:
+    release, count = _RELEASE.unpack_from(data, _LACKS_END)
+    entries = _entries(data, _HOST_SITE, _LACKS_END + _RELEASE.size, min(count, _MAX_HOST_SITES))
+    sites = (HostSite(_text(operation), _text(file), *numbers) for operation, file, *numbers in entries)
+    return _text(release), tuple(site for site in sites if site.times)
 
 
 def names(data: bytes) -> list[str]:

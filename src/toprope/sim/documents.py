@@ -9,39 +9,51 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from toprope.chips import Chip
 from toprope.sim.dtypes import NUMBERS, bits
 from toprope.support import refusals
 
-__all__ = ["lines", "ready"]
+__all__ = ["kept", "lines", "ready"]
 
 _FORM = "1"
 _PLACE_OF_DTYPE = "\x01"
 
 
+def ready(folder: Path, chip: Chip) -> AbstractContextManager[Path]:
+    """The file for a chip, from the folder of the build."""
+    return kept(folder, f"documents-{chip.name}", f"{_FORM} {chip.family}", refusals.FILE, lines(chip))
+
+
 @contextmanager
-def ready(folder: Path, chip: Chip) -> Iterator[Path]:
-    """The file for a chip, from the folder of the build, where it is kept from its first use on.
+def kept(folder: Path, name: str, form: str, source: Path, text: Iterable[str]) -> Iterator[Path]:
+    """File of the core's form of a source, kept in a folder from its first use on.
 
     A folder that this user may not write, as that of a shared cache, costs a file of its own at every start.
+
+    Args:
+        folder: the folder of the build.
+        name: beginning of the file's name.
+        form: the form of the text, which with the source's size and time makes the rest of the name.
+        source: the file that it is made from.
+        text: its lines; read only where the file is made.
     """
-    facts = refusals.FILE.stat()
-    stamp = hashlib.sha256(f"{_FORM} {chip.family} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
-    path = folder / f"documents-{chip.name}-{stamp}.tsv"
+    facts = source.stat()
+    stamp = hashlib.sha256(f"{form} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
+    path = folder / f"{name}-{stamp}.tsv"
     if not path.exists():
         if not os.access(folder, os.W_OK):
             with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines(chip))
+                file.writelines(f"{line}\n" for line in text)
                 file.flush()
                 yield Path(file.name)
             return
         handle, aside = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines(chip))
+            file.writelines(f"{line}\n" for line in text)
         os.chmod(aside, 0o644)  # whoever may use the build may read it
         os.replace(aside, path)
     yield path

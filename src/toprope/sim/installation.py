@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
-from toprope.sim import documents, faults, run_record, state
+from toprope.sim import documents, faults, host_operators, run_record, state
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
 from toprope.sizes import gibibytes
+from toprope.support import operators_on_card
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
+    from toprope.support.operators_on_card import Release
 
 __all__ = ["autoload", "install"]
 
@@ -44,6 +46,7 @@ def install(
     *,
     force: bool = False,
     refuse: bool = True,
+    torch_npu: str | None = None,
 ) -> None:
     """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
@@ -55,6 +58,8 @@ def install(
         hbm: device memory of a card ("256MB", "1GiB" or bytes); None for the chip's own.
         force: install also where a real torch_npu is installed, which then must not be imported.
         refuse: let operators refuse the dtypes that the chip refuses (docs/refusals.md), with the vendor's text.
+        torch_npu: version of torch_npu whose operators the card has (docs/operators_by_release.md); None for the
+            newest for the installed torch.
 
     Raises:
         UnknownChipError, UsageError, SizeError: what was asked for makes no sense.
@@ -69,7 +74,7 @@ def install(
         >>> torch.ones(2, device="npu:1").device
         device(type='npu', index=1)
     """
-    _install(SimSpec.make(chip, count, hbm, force=force, refuse=refuse))
+    _install(SimSpec.make(chip, count, hbm, force=force, refuse=refuse, torch_npu=torch_npu))
 
 
 def autoload() -> None:
@@ -107,11 +112,16 @@ def _install(spec: SimSpec) -> None:
         if library.configure(spec.count, capacity, padding) != 0:
             raise _no_addresses(spec, capacity)
         library.set_cores(chip.cube_cores or 0, chip.vector_cores or 0)
-        library.describe(chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None))
+        release = operators_on_card.find_release(spec.torch_npu, torch.__version__)
+        library.describe(
+            chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None), release.branch.encode()
+        )
         for code, text in _error_texts().items():
             library.set_error_text(code, text.encode())
         with documents.ready(made.folder, chip) as path:
             _load_documents(library, path, refuse=spec.refuse)
+        with host_operators.ready(made.folder, release, chip) as path:
+            _load_host_operators(library, path, release)
         run_record.join_run(library)
         _register(torch)
         state.set_installed(spec)
@@ -173,6 +183,12 @@ def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
         raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")
     library.check_composites()
     library.obey_documents(int(refuse))
+
+
+def _load_host_operators(library: Native, path: Path, release: Release) -> None:
+    error = library.load_host_operators(str(path).encode(), int(host_operators.refuses(release)))
+    if error:
+        raise EnvironmentProblem("the operators of torch_npu cannot be read.", f"{path}: {os.strerror(error)}")
 
 
 def _register(torch: ModuleType) -> None:

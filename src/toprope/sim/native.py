@@ -52,7 +52,7 @@ class Native:
 
         get, core_lib = self._get, self._core
         self.configure = get(core_lib, "ts_configure", c_int, c_int, c_uint64, c_uint64)
-        self.describe = get(core_lib, "ts_describe", None, c_char_p, c_char_p, c_int)
+        self.describe = get(core_lib, "ts_describe", None, c_char_p, c_char_p, c_int, c_char_p)
         self.keep_counters_in = get(core_lib, "ts_keep_counters_in", c_int, c_char_p)
         self.counters = get(core_lib, "ts_counters", c_void_p)
         self.note_lack = get(core_lib, "ts_note_lack", None, c_int, c_char_p, c_int, c_char_p)
@@ -141,6 +141,7 @@ class Native:
         self.keep_bits = get(self._glue, "tsg_keep_bits", None, c_int, c_int)
         self.check_composites = get(self._glue, "tsg_check_composites", None)
         self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
+        self.load_host_operators = get(self._glue, "tsg_load_host_operators", c_int, c_char_p, c_int)
         self.set_error_text = get(self._glue, "tsg_set_error_text", None, c_int, c_char_p)
         self.pass_over = get(self._glue, "tsg_pass_over", None, c_char_p)
         self.stop_sites = get(self._glue, "tsg_stop_sites", None)

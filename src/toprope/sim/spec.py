@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from toprope import chips
 from toprope.errors import SettingError, UsageError
 from toprope.sizes import parse_size
+from toprope.support import operators_on_card
 
 __all__ = ["MAX_CARDS", "SimSpec"]
 
@@ -28,6 +29,8 @@ class SimSpec:
         hbm: device memory of a card in bytes where the user set it, else None (the chip's own).
         force: whether to install beside a real torch_npu.
         refuse: whether the card refuses the dtypes that its chip refuses.
+        torch_npu: the release of torch_npu whose operators the card has, as `toprope.support.operators_on_card` names
+            it; empty for the newest for the installed torch.
     """
 
     chip: str = "910B3"
@@ -35,6 +38,7 @@ class SimSpec:
     hbm: int | None = None
     force: bool = False
     refuse: bool = True
+    torch_npu: str = ""
 
     @classmethod
     def make(
@@ -45,12 +49,13 @@ class SimSpec:
         *,
         force: bool = False,
         refuse: bool = True,
+        torch_npu: str | None = None,
     ) -> SimSpec:
         """A checked specification.
 
         Raises:
             UnknownChipError: no chip of that name is known.
-            UsageError: count is not an integer from 1 to 16.
+            UsageError: count is not an integer from 1 to 16, or no source of that torch_npu is stored.
             SizeError: hbm is not a size.
         """
         name = chips.get(chip).name
@@ -58,7 +63,9 @@ class SimSpec:
             raise UsageError(
                 f"{count!r} is not a number of cards.", do=f"ask for 1 to {MAX_CARDS} cards, all of one chip"
             )
-        return cls(name, count, None if hbm is None else parse_size(hbm), force, refuse)
+        if torch_npu:
+            operators_on_card.find_release(torch_npu)
+        return cls(name, count, None if hbm is None else parse_size(hbm), force, refuse, torch_npu or "")
 
     @classmethod
     def parse(cls, text: str) -> SimSpec:
@@ -73,6 +80,7 @@ class SimSpec:
         if match is None:
             raise _malformed(text, f"{head!r} does not begin with a chip")
         hbm: str | None = None
+        torch_npu: str | None = None
         switches = {"force": False, "refuse": True}
         keys = [option.partition("=")[0] for option in options]
         for option in options:
@@ -81,11 +89,13 @@ class SimSpec:
                 raise _malformed(text, f"{key!r} is there more than once")
             if key == "hbm" and value:
                 hbm = value
+            elif key == "torch_npu" and value:
+                torch_npu = value
             elif key in switches and value.lower() in _SWITCH:
                 switches[key] = _SWITCH[value.lower()]
             else:
                 raise _malformed(text, f"{option!r} is not an option")
-        return cls.make(match["chip"], int(match["count"] or 1), hbm, **switches)
+        return cls.make(match["chip"], int(match["count"] or 1), hbm, torch_npu=torch_npu, **switches)
 
     def format(self) -> str:
         """The text that `parse` reads back as this specification."""
@@ -94,7 +104,9 @@ class SimSpec:
             text += f",hbm={self.hbm}"
         if self.force:
             text += ",force=on"
-        return text if self.refuse else f"{text},refuse=off"
+        if not self.refuse:
+            text += ",refuse=off"
+        return f"{text},torch_npu={self.torch_npu}" if self.torch_npu else text
 
     @property
     def capacity(self) -> int:
@@ -122,5 +134,5 @@ class SimSpec:
 def _malformed(text: str, why: str) -> SettingError:
     return SettingError(
         f"TOPROPE_SIM={text!r} cannot be read: {why}.",
-        do='write CHIP[xCOUNT][,hbm=SIZE][,force=on][,refuse=off], such as "910B3x2,hbm=256MB"',
+        do='write CHIP[xCOUNT][,hbm=SIZE][,force=on][,refuse=off][,torch_npu=VERSION], such as "910B3x2,hbm=256MB"',
     )

@@ -24,10 +24,11 @@ EXPORT int ts_configure(int cards, uint64_t capacity, uint64_t padding) {
   return configure({cards, capacity, padding});
 }
 
-EXPORT void ts_describe(const char* chip, const char* torch_version, int capacity_by_user) {
+EXPORT void ts_describe(const char* chip, const char* torch_version, int capacity_by_user, const char* torch_npu) {
   counters->pid = static_cast<uint64_t>(getpid());
   strncpy(counters->chip, chip, sizeof(Counters::chip) - 1);
   strncpy(counters->torch_version, torch_version, sizeof(Counters::torch_version) - 1);
+  strncpy(counters->torch_npu, torch_npu, sizeof(Counters::torch_npu) - 1);
   counters->flags |= capacity_by_user ? 1 : 0;
   memcpy(counters->magic, "TOPROPE\x01", sizeof(Counters::magic));
 }

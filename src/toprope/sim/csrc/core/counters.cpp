@@ -47,6 +47,11 @@ static void leave_file_with_head() {
   for (uint64_t i = 0; i < head.site_count; i++) {
     memcpy(static_cast<void*>(&counters->sites[i]), &head.sites[i], offsetof(Site, back));
   }
+  counters->host_site_count = head.host_site_count.load();
+  for (uint64_t i = 0; i < head.host_site_count; i++) {
+    memcpy(static_cast<void*>(&counters->host_sites[i]), &head.host_sites[i], offsetof(HostSite, times));
+  }
+  memcpy(counters->torch_npu, head.torch_npu, sizeof head.torch_npu);
 }
 
 int keep_counters_in(const char* path) {
@@ -101,27 +106,37 @@ Kind* kind(const char* name) {
 
 std::atomic<bool> wants_sites{false};
 
-Site* site(const char* operation, const char* file, uint64_t line) {
+// The entry of a table that counts this place; its last one, "others", once all are taken.
+template <class Entry, size_t size>
+static Entry* entry(Entry (&entries)[size], Counter& counter, const char* operation, const char* file, uint64_t line) {
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);
   size_t length = strlen(file);
-  if (length >= sizeof(Site::file)) file += length - (sizeof(Site::file) - 1);
-  uint64_t count = counters->site_count;
+  if (length >= sizeof(Entry::file)) file += length - (sizeof(Entry::file) - 1);
+  uint64_t count = counter;
   for (uint64_t i = 0; i < count; i++) {
-    Site& known = counters->sites[i];
-    if (known.line == line && strncmp(known.operation, operation, sizeof(Site::operation) - 1) == 0 &&
+    Entry& known = entries[i];
+    if (known.line == line && strncmp(known.operation, operation, sizeof(Entry::operation) - 1) == 0 &&
         strcmp(known.file, file) == 0) {
       return &known;
     }
   }
-  if (count == kMaxSites) return &counters->sites[kMaxSites - 1];
-  Site& added = counters->sites[count];
-  bool last = count == kMaxSites - 1;
-  strncpy(added.operation, last ? "others" : operation, sizeof(Site::operation) - 1);
-  strncpy(added.file, last ? "" : file, sizeof(Site::file) - 1);
+  if (count == size) return &entries[size - 1];
+  Entry& added = entries[count];
+  bool last = count == size - 1;
+  strncpy(added.operation, last ? "others" : operation, sizeof(Entry::operation) - 1);
+  strncpy(added.file, last ? "" : file, sizeof(Entry::file) - 1);
   added.line = last ? 0 : line;
-  counters->site_count = count + 1;
+  counter = count + 1;
   return &added;
+}
+
+Site* site(const char* operation, const char* file, uint64_t line) {
+  return entry(counters->sites, counters->site_count, operation, file, line);
+}
+
+HostSite* host_site(const char* operation, const char* file, uint64_t line) {
+  return entry(counters->host_sites, counters->host_site_count, operation, file, line);
 }
 
 void note_assumed(const Kind* kind, int position, int dtype) {

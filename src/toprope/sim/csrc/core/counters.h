@@ -12,6 +12,7 @@ constexpr int kMaxKinds = 2048;
 constexpr int kMaxSites = 256;
 constexpr int kMaxAssumed = 512;
 constexpr int kMaxLacks = 32;
+constexpr int kMaxHostSites = 128;
 
 using Counter = std::atomic<uint64_t>;
 
@@ -32,6 +33,14 @@ struct Site {
   char file[144];  // the end of a longer path; see ../torch/sites.cpp for places that are no file
   uint64_t line;
   Counter back, waits;
+};
+
+// A place of the program where an operator leaves the card: it runs on the host, also on a real one.
+struct HostSite {
+  char operation[80];
+  char file[144];  // as in Site
+  uint64_t line;
+  Counter times, bytes_to_host, bytes_back;
 };
 
 // A dtype that an operator ran with, of which no document says anything.
@@ -81,10 +90,13 @@ struct Counters {
   Site sites[kMaxSites];
   Assumed assumed[kMaxAssumed];
   LackRecord lacks[kMaxLacks];
+  char torch_npu[64];  // the release of torch_npu that the card stands for
+  Counter host_site_count;
+  HostSite host_sites[kMaxHostSites];
 };
 
 static_assert(sizeof(CardCounters) == 80 && sizeof(Kind) == 64 && sizeof(Site) == 216 && sizeof(Assumed) == 8 &&
-              sizeof(LackRecord) == 512);
+              sizeof(LackRecord) == 512 && sizeof(HostSite) == 256);
 
 // Where all figures of this process are kept. Never null.
 TOPROPE_API extern Counters* counters;
@@ -102,6 +114,9 @@ TOPROPE_API extern std::atomic<bool> wants_sites;
 
 // The entry that counts this place; the last entry once all are taken.
 TOPROPE_API Site* site(const char* operation, const char* file, uint64_t line);
+
+// The same for an operator that runs on the host.
+TOPROPE_API HostSite* host_site(const char* operation, const char* file, uint64_t line);
 
 TOPROPE_API void note_assumed(const Kind* kind, int position, int dtype);
 

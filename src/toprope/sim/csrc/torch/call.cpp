@@ -97,7 +97,12 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   }
   int dtype = static_cast<int>(tensor.scalar_type());
   if (dtype_ < 0) dtype_ = dtype;
-  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype);
+  if (host_ != nullptr) [[unlikely]] {
+    bytes_to_host_ += tensor.nbytes();  // torch_npu copies each argument, also one that is given twice
+    if (written_) bytes_back_ += tensor.nbytes();
+  }
+  const bool by_documents = host_ == nullptr || host_->dtypes != 0;  // which are about kernels of the card
+  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype, by_documents);
   if (written_) {
     check_host_memory(device, tensor);
   } else if (sim::watching(sim::kUnsafe)) [[unlikely]] {
@@ -158,12 +163,20 @@ void Call::begin() {
   wait_for_current_stream(device_);
   sim::add(sim::counters->operators);
   sim::add(kind_->calls);
+  if (host_ != nullptr) [[unlikely]] leave_card();
 }
 
-void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype) {
+void Call::leave_card() {
+  // A part of an operator that the vendor has a kernel for does not run on a card.
+  if (Unchecked::active() || (host_->dtypes != 0 && (dtype_ < 0 || !(host_->dtypes >> dtype_ & 1)))) return;
+  announce_host_operator(*host_);
+  left_card_ = true;
+}
+
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents) {
   uint64_t bit = uint64_t{1} << dtype;
   if (sim::refused_dtypes[sim::index_of(kind)] & bit) [[unlikely]] raise_refused(kind, dtype);
-  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  if (!by_documents || !sim::watching(sim::kDocuments) || Unchecked::active()) return;
   if (rules != nullptr) {
     if (position >= sim::kPositions) return;
     if (rules->refused[position] & bit) [[unlikely]] raise_undocumented(kind, *rules, position, dtype);
@@ -293,6 +306,7 @@ at::Tensor Call::out(const at::Tensor& result) {
     if (from == storage) return device_tensor(to, result);
   }
   size_t bytes = storage->nbytes();
+  if (left_card_) [[unlikely]] bytes_back_ += bytes;
   c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
   storage->set_nbytes(0);
   c10::Storage moved = make_storage(into_device(std::move(data), bytes, device_), bytes);

@@ -9,6 +9,7 @@
 #include <c10/util/MaybeOwned.h>
 
 #include "glue.h"
+#include "host_operators.h"
 
 namespace toprope::glue {
 
@@ -43,6 +44,7 @@ class Call {
       : kind_(kind), rules_(rules), host_arguments_(host_arguments) {}
   ~Call() {
     if (began_ns_ != 0) [[unlikely]] record();
+    if (left_card_) [[unlikely]] count_on_host(*host_, bytes_to_host_, bytes_back_);
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -56,6 +58,8 @@ class Call {
     return tensor.has_value() ? std::optional<at::Tensor>(in(*tensor)) : std::nullopt;
   }
   at::Generator in_generator(const std::optional<at::Generator>& generator);
+  // The operator runs on the host in the release of torch_npu that the card stands for; null where it does not.
+  void runs_on(HostOperator* host) { host_ = host; }
   // The place in the schema of the argument that is taken in next, and whether the operator writes it.
   void argument(int position, bool written) {
     position_ = position;
@@ -89,6 +93,7 @@ class Call {
   at::Tensor take_sparse(const at::Tensor& tensor);
   [[noreturn]] void refuse_devices(c10::Device other) const;
   void begin_watched();
+  void leave_card();
   void record() const;
 
   sim::Kind* kind_;
@@ -97,9 +102,12 @@ class Call {
   int position_ = 0;
   bool written_ = false;
   bool saw_host_ = false;
+  bool left_card_ = false;
   int device_ = sim::kNoDevice;
   int other_device_ = sim::kNoDevice;
   int dtype_ = -1;         // of the first operand
+  HostOperator* host_ = nullptr;
+  uint64_t bytes_to_host_ = 0, bytes_back_ = 0;  // where it left the card
   int64_t began_ns_ = 0;   // while somebody traces
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
   c10::SmallVector<Operand, 4> operands_;
@@ -108,8 +116,9 @@ class Call {
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };
 
-// Refuses an operand as the chip does, or as a test wants it; notes what no document mentions.
-void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype);
+// Refuses an operand as the chip does, where it goes by the vendor's documents, or as a test wants it; notes what no
+// document mentions.
+void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents = true);
 
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
@@ -256,6 +265,7 @@ class Host<R(A...)> final : public c10::OperatorKernel {
     sim::Kind* kind = kind_.load(std::memory_order_acquire);
     if (kind == nullptr) [[unlikely]] kind = describe();
     Call call(kind, rules_.load(std::memory_order_relaxed));
+    call.runs_on(host_.load(std::memory_order_relaxed));
     int position = -1;
     // Braces, so that the operands are taken in in their order.
     Run run{*this, call,
@@ -291,7 +301,9 @@ class Host<R(A...)> final : public c10::OperatorKernel {
 
   // At the first call: only operators that were used are counted. Two threads may both do it.
   sim::Kind* describe() {
-    rules_.store(sim::rules_of(full_name(name_, overload_)), std::memory_order_relaxed);
+    const std::string full = full_name(name_, overload_);
+    rules_.store(sim::rules_of(full), std::memory_order_relaxed);
+    host_.store(host_operator(full), std::memory_order_relaxed);
     sim::Kind* kind = sim::kind(name_);
     kind_.store(kind, std::memory_order_release);
     return kind;
@@ -302,6 +314,7 @@ class Host<R(A...)> final : public c10::OperatorKernel {
   R (*redispatch_)(c10::DispatchKeySet, A...);
   std::atomic<sim::Kind*> kind_{nullptr};
   std::atomic<const sim::Rules*> rules_{nullptr};
+  std::atomic<HostOperator*> host_{nullptr};
 };
 
 // ---- fallback.cpp: every operator without a kernel of its own

@@ -123,12 +123,12 @@ void raise_refused(const sim::Kind* kind, int dtype) {
 
 void raise_coded(const std::string& text, const char* code) { TORCH_CHECK(false, text, trailer(code)); }
 
-bool warn(const char* text) {
+bool warn(const char* text, const char* function) {
   for (const char* name : {"TORCH_NPU_WARNING_DISABLE", "TORCH_NPU_DISABLED_WARNING"}) {
     if (const char* off = getenv(name); off != nullptr && strtol(off, nullptr, 10) == 1) return false;
   }
   if (const char* rank = getenv("RANK"); rank != nullptr && strtol(rank, nullptr, 10) > 0) return false;
-  c10::WarningHandler().process(c10::Warning(c10::UserWarning(), {__func__, "torch_npu", 0}, text, false));
+  c10::WarningHandler().process(c10::Warning(c10::UserWarning(), {function, "torch_npu", 0}, text, false));
   return true;
 }
 

@@ -26,6 +26,7 @@ struct Operator {
   uint32_t written = 0;            // bits are positions
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
+  HostOperator* on_host = nullptr;  // where it runs on the host on a real card too
   const ArgumentCheck* check = nullptr;  // what torch_npu itself refuses
   bool rounds_once = false;        // half precision is computed in float32
   bool indexes = false;            // argument 1 holds indices; a mask among them has a size to be learnt
@@ -72,7 +73,9 @@ Operator describe(const c10::FunctionSchema& schema) {
   op.name = schema.name();
   op.overload = schema.overload_name();
   op.kind = sim::kind(op.name.c_str());
-  op.rules = sim::rules_of(full_name(op.name.c_str(), op.overload.c_str()));
+  const std::string full = full_name(op.name.c_str(), op.overload.c_str());
+  op.rules = sim::rules_of(full);
+  op.on_host = host_operator(full);
   if (takes_indices_of_host(op.name)) op.host_arguments = 1 << 1;
   if (copies(op.name)) op.host_arguments = ~0u;
   if (op.name == "aten::_pack_padded_sequence") op.host_result = 1;
@@ -281,15 +284,27 @@ void rethrow(const c10::Error& error, const sim::Kind* kind, const sim::Rules* r
 
 namespace {
 
+// torch_npu's fallback hands an operator to the CPU, and torch has no kernel for it there: its error.
+void fall_back_in_vain(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
+  announce_host_operator(*op.on_host);
+  const std::string text = c10::str("Could not run '", op.on_host->name, "' with arguments from the 'CPU' backend.");
+  sim::note_lack(sim::Lack::kKernel, op.on_host->name.c_str(), first_dtype(*stack, handle.schema().arguments().size()),
+                 text.c_str());
+  handle.redispatchBoxed(kHostKeys, stack);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+}
+
 void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
   const size_t count = handle.schema().arguments().size();
   if (!handle.hasComputedKernelForDispatchKey(host)) [[unlikely]] {
+    if (op.on_host != nullptr && host == c10::DispatchKey::CPU) fall_back_in_vain(handle, op, stack);
     raise_lack(sim::Lack::kKernel, full_name(op.name.c_str(), op.overload.c_str()), first_dtype(*stack, count),
                op.name + " has no kernel for the simulated npu, because torch has none for the CPU.");
   }
   const size_t begin = stack->size() - count;
   Call call(op.kind, op.rules, op.host_arguments);
+  if (host == c10::DispatchKey::CPU) call.runs_on(op.on_host);
   for (size_t i = 0; i < count; i++) {
     call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
     take(call, (*stack)[begin + i]);

@@ -42,7 +42,7 @@ std::string trailer(const char* code);
 [[noreturn]] void raise_unsupported(const std::string& name, const std::string& text);
 // Writes a warning of torch_npu's to stderr, past Python's warnings, as it does: the first rank alone, and nobody where
 // TORCH_NPU_WARNING_DISABLE=1.
-bool warn(const char* text);
+bool warn(const char* text, const char* function = "warn");
 [[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
 [[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "glue.h"
+#include "host_operators.h"
 
 namespace toprope::glue {
 
@@ -92,8 +93,9 @@ std::unordered_map<const void*, bool>& passed_codes() {
   static auto* all = new std::unordered_map<const void*, bool>();
   return *all;
 }
-std::unordered_map<Instruction, sim::Site*, HashOfInstruction>& known_sites() {
-  static auto* all = new std::unordered_map<Instruction, sim::Site*, HashOfInstruction>();
+template <class Entry>
+std::unordered_map<Instruction, Entry*, HashOfInstruction>& known_sites() {
+  static auto* all = new std::unordered_map<Instruction, Entry*, HashOfInstruction>();
   return *all;
 }
 
@@ -119,28 +121,34 @@ bool is_passed_over(const Interpreter& python, void* code) {
   return passed;
 }
 
-sim::Site* site_of(const Interpreter& python, const char* operation, void* frame, void* code) {
+// The counters' entry of a place: `make` gives it for an operation, a file and a line.
+template <class Entry>
+using Make = Entry* (*)(const char*, const char*, uint64_t);
+
+template <class Entry>
+Entry* site_of(const Interpreter& python, Make<Entry> make, const char* operation, void* frame, void* code) {
   Instruction instruction{operation, code, python.instruction_of(frame)};
-  auto found = known_sites().find(instruction);
-  if (found != known_sites().end()) [[likely]] return found->second;
+  auto found = known_sites<Entry>().find(instruction);
+  if (found != known_sites<Entry>().end()) [[likely]] return found->second;
   std::string file = file_of(python, code);
-  sim::Site* site = sim::site(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
+  Entry* site = make(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
   // A code that is not kept may be followed by another at its address.
-  if (passed_codes().count(code) > 0) known_sites().emplace(instruction, site);
+  if (passed_codes().count(code) > 0) known_sites<Entry>().emplace(instruction, site);
   return site;
 }
 
 // The place in the innermost frame that is the program's; null where no frame is. With Python's lock.
-sim::Site* site_in_python(const Interpreter& python, const char* operation) {
+template <class Entry>
+Entry* site_in_python(const Interpreter& python, Make<Entry> make, const char* operation) {
   void* frame = python.current_frame();
   if (frame == nullptr) return nullptr;
   python.keep(frame);
-  sim::Site* site = nullptr;
+  Entry* site = nullptr;
   for (int depth = 0; frame != nullptr; depth++) {
     void* code = python.code_of(frame);
     void* caller = nullptr;
     if (depth < kMaxFrames && is_passed_over(python, code)) caller = python.caller_of(frame);
-    if (caller == nullptr) site = site_of(python, operation, frame, code);
+    if (caller == nullptr) site = site_of(python, make, operation, frame, code);
     python.drop(code);
     python.drop(frame);
     frame = caller;
@@ -154,29 +162,47 @@ bool is_backward_thread() {
   return std::string_view(name).rfind("pt_autograd_", 0) == 0;
 }
 
-sim::Site* find_site(const char* operation) {
+template <class Entry>
+Entry* find_site(Make<Entry> make, const char* operation) {
   const Interpreter& python = interpreter();
   if (python.is_complete && python.is_initialised() && python.state_of_thread() != nullptr) {
     // torch has given the lock back before it calls an operator.
     bool held = python.holds_lock();
     int state = held ? 0 : python.take_lock();
-    sim::Site* site = site_in_python(python, operation);
+    Entry* site = site_in_python(python, make, operation);
     if (!held) python.give_lock(state);
     if (site != nullptr) return site;
   }
-  return sim::site(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
+  return make(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
 }
 
 }  // namespace
 
-void count_site(const char* operation, bool back, bool waits, uint64_t weight) {
+// The entry of the place where the program is now; null while it may not be asked.
+template <class Entry>
+Entry* site_now(Make<Entry> make, const char* operation) {
   static thread_local bool busy = false;  // Python may collect garbage meanwhile, and run whatever that ends
-  if (busy || stopped) return;
+  if (busy || stopped) return nullptr;
   busy = true;
-  sim::Site* site = find_site(operation);
+  Entry* site = find_site(make, operation);
   busy = false;
+  return site;
+}
+
+void count_site(const char* operation, bool back, bool waits, uint64_t weight) {
+  sim::Site* site = site_now(&sim::site, operation);
+  if (site == nullptr) return;
   if (back) sim::add(site->back, weight);
   if (waits) sim::add(site->waits, weight);
+}
+
+void count_on_host(const HostOperator& op, uint64_t bytes_to_host, uint64_t bytes_back) {
+  if (!sim::wants_sites.load(std::memory_order_relaxed)) return;
+  sim::HostSite* site = site_now(&sim::host_site, op.name.c_str());
+  if (site == nullptr) return;
+  sim::add(site->times);
+  sim::add(site->bytes_to_host, bytes_to_host);
+  sim::add(site->bytes_back, bytes_back);
 }
 
 }  // namespace toprope::glue
