@@ -40,6 +40,18 @@ def pick(
     )  # fmt: skip
 
 
+def test_options_of_the_simulated_card_kept_its_other_settings() -> None:
+    chosen = pick(Asked.SIM, count=2, sim="910B3,refuse=off,numerics=card").spec
+    assert chosen is not None
+    assert chosen.format() == "910B3x2,force=on,refuse=off,numerics=card"
+
+
+def test_the_arithmetic_of_a_card_asks_for_the_simulated_one() -> None:
+    chosen = choose(None, numerics="card", settings=Settings(), probe=never).spec
+    assert chosen is not None
+    assert chosen.numerics == "card"
+
+
 def test_auto_takes_a_real_card_that_works() -> None:
     assert pick(probe=WORKS) == Choice("npu", probe=WORKS, automatic=True)
     assert pick(Asked.AUTO, probe=WORKS).device == "npu"

@@ -13,13 +13,15 @@ from toprope.sim.spec import MAX_CARDS, SimSpec
 pytestmark = pytest.mark.native
 
 SPECS = st.builds(
-    SimSpec.make,
+    lambda numerics, **given: SimSpec.make(**given, numerics=numerics if given["chip"] in HF32 else "host"),
     chip=st.sampled_from(chips.names()),
     count=st.integers(1, MAX_CARDS),
     hbm=st.none() | st.integers(1, 2**48),
     force=st.booleans(),
     refuse=st.booleans(),
+    numerics=st.sampled_from(["host", "card"]),
 )
+HF32 = [name for name in chips.names() if name.startswith(("910B", "910_93", "950", "310B"))]
 
 
 @given(SPECS)
@@ -54,6 +56,7 @@ def test_every_chip_can_be_asked_for_with_any_number(chip: str):
         ("910B3,force=1,hbm=1.5GB", SimSpec("910B3", 1, 15 * 10**8, True)),
         ("910B3,force=off", SimSpec("910B3")),
         ("910B3,refuse=off", SimSpec("910B3", refuse=False)),
+        ("910B3,numerics=card", SimSpec("910B3", numerics="card")),
         (" 910B3x2 , hbm=64 MiB , force=ON ", SimSpec("910B3", 2, 2**26, True)),
         ("910B4-1x4", SimSpec("910B4-1", 4)),
     ],
@@ -164,3 +167,15 @@ def test_a_specification_does_not_change():
         spec.count = 2  # type: ignore[misc]
     assert spec == SimSpec.make("910b3", 1, None, force=False)
     assert hash(spec) == hash(SimSpec("910B3"))
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("910A,numerics=card", "is not public"), ("910B3,numerics=gpu", "'gpu'")])
+def test_an_arithmetic_that_nobody_documents_is_refused(text: str, wrong: str):
+    with pytest.raises(UsageError, match=wrong):
+        SimSpec.parse(text)
+
+
+@given(SPECS)
+def test_a_setting_of_the_cards_was_lost_where_an_option_changed_another(spec: SimSpec):
+    changed = spec.changed(count=2)
+    assert changed == dataclasses.replace(spec, count=2)

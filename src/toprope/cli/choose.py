@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -81,35 +81,30 @@ class Choice:
 def choose(
     asked: Asked | None,
     *,
-    chip: str | None,
-    count: int | None,
-    hbm: str | None,
     settings: Settings,
     probe: Callable[[], Probe],
     begun: str = "",
-    torch_npu: str | None = None,
+    **card: str | int | None,
 ) -> Choice:
     """The card for a program.
 
     Args:
         asked: --device; None leaves it to the settings.
-        chip: --chip, which implies the simulated card.
-        count: --count.
-        hbm: --hbm.
         settings: what the options leave open: the device, and the simulated card.
         probe: the search for a real card; called only where its answer matters.
-        torch_npu: --torch-npu.
         begun: the simulated cards that `toprope start` began, as TOPROPE_SIM spells them; "" for none.
+        card: attributes of the simulated card as options gave them: --chip, --count, --hbm, --torch-npu, --numerics;
+            None where one was not given.
 
     Raises:
         UsageError: the options contradict each other or what was begun, or one of them, or a setting, cannot be read.
         CardError: a real card was asked for and there is none that works.
     """
-    described = {"--chip": chip, "--count": count, "--hbm": hbm, "--torch-npu": torch_npu}
-    given = [option for option, value in described.items() if value is not None]
+    card = {name: value for name, value in card.items() if value is not None}
+    given = [f"--{name.replace('_', '-')}" for name in card]
     if asked is None:
         asked = Asked.AUTO if given else _from_settings(settings)
-    if asked is Asked.AUTO and (chip is not None or torch_npu is not None):
+    if asked is Asked.AUTO and not {"chip", "torch_npu", "numerics"}.isdisjoint(card):
         asked = Asked.SIM
     if asked not in (Asked.SIM, Asked.AUTO):
         if given:
@@ -129,8 +124,8 @@ def choose(
             )
         return Choice("npu", probe=found)
     if begun:
-        return Choice("sim", _join(begun, chip, count, hbm, torch_npu, given), begun=True)
-    spec = _spec(chip, count, hbm, torch_npu, settings)
+        return Choice("sim", _join(begun, card, given), begun=True)
+    spec = _spec(card, settings)
     if asked is Asked.SIM:
         return Choice("sim", spec)
     found = probe()
@@ -145,15 +140,10 @@ def choose(
     return Choice("npu", probe=found, automatic=True)
 
 
-def _join(
-    begun: str, chip: str | None, count: int | None, hbm: str | None, torch_npu: str | None, given: list[str]
-) -> SimSpec:
-    """The cards that were begun, which options may describe, but not otherwise. The release is each program's own."""
+def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
+    """The cards that were begun, which options may describe, but not otherwise; the rest is each program's own."""
     spec = SimSpec.parse(begun)
-    asked = SimSpec.make(
-        chip or spec.chip, spec.count if count is None else count, spec.hbm if hbm is None else hbm,
-        torch_npu=torch_npu or spec.torch_npu,
-    )  # fmt: skip
+    asked = spec.changed(**card)
     if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):
         raise UsageError(
             f"{' and '.join(given)} {'do' if len(given) > 1 else 'does'} not fit the cards that were started.",
@@ -161,7 +151,7 @@ def _join(
             + ("" if spec.hbm is None else f" with {spec.hbm} bytes each"),
             do=f"leave out {' and '.join(given)}, or end what was started with toprope stop (yr stop)",
         )
-    return replace(spec, force=True, torch_npu=asked.torch_npu)
+    return replace(asked, force=True)
 
 
 def _from_settings(settings: Settings) -> Asked:
@@ -176,17 +166,12 @@ def _from_settings(settings: Settings) -> Asked:
     return Asked.AUTO if kind == "npu" else Asked(kind)
 
 
-def _spec(chip: str | None, count: int | None, hbm: str | None, torch_npu: str | None, settings: Settings) -> SimSpec:
+def _spec(card: Mapping[str, str | int | None], settings: Settings) -> SimSpec:
     base = SimSpec.parse(settings.sim) if settings.sim else SimSpec()
-    if chip is not None and hbm is None:
+    if "chip" in card:
         base = replace(base, hbm=None)  # the memory in the settings goes with the chip there
-    spec = SimSpec.make(
-        base.chip if chip is None else chip,
-        base.count if count is None else count,
-        base.hbm if hbm is None else hbm,
-        torch_npu=torch_npu or base.torch_npu,
-        force=True,  # the user, or the search for a real card, has decided: nothing is left to refuse
-    )
+    # the user, or the search for a real card, has decided: nothing is left to refuse
+    spec = base.changed(**card, force=True)
     spec.capacity  # noqa: B018  raises where no public figure is known and none was given
     return spec
 

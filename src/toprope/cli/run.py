@@ -85,6 +85,14 @@ def run(
             "implies sim. [default: the newest for the installed torch]",
         ),
     ] = None,
+    numerics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="card",
+            help="Compute products and convolutions of float32 as the cube units do (HF32, where the program's "
+            "settings allow it); implies sim. [default: as the host does]",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -139,7 +147,7 @@ def run(
     settings = Settings.load()
     choice = choose(
         device, chip=chip, count=count, hbm=hbm, settings=settings, probe=probe,
-        begun=begun.sim if begun is not None else "", torch_npu=torch_npu,
+        begun=begun.sim if begun is not None else "", torch_npu=torch_npu, numerics=numerics,
     )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)

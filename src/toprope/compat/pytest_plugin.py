@@ -98,7 +98,7 @@ def _simulate(config: pytest.Config, text: str) -> None:
     if "torch" in sys.modules:  # another plugin was earlier
         from toprope import sim
 
-        sim.install(spec.chip, spec.count, spec.hbm, force=True, refuse=spec.refuse)
+        sim.install(**vars(spec))
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def install(
     force: bool = False,
     refuse: bool = True,
     torch_npu: str | None = None,
+    numerics: str = "host",
 ) -> None:
     """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
@@ -60,6 +61,7 @@ def install(
         refuse: let operators refuse the dtypes that the chip refuses (docs/refusals.md), with the vendor's text.
         torch_npu: version of torch_npu whose operators the card has (docs/operators_by_release.md); None for the
             newest for the installed torch.
+        numerics: "card" rounds what products and convolutions take in float32 as the cube units do (docs/limits.md).
 
     Raises:
         UnknownChipError, UsageError, SizeError: what was asked for makes no sense.
@@ -74,7 +76,7 @@ def install(
         >>> torch.ones(2, device="npu:1").device
         device(type='npu', index=1)
     """
-    _install(SimSpec.make(chip, count, hbm, force=force, refuse=refuse, torch_npu=torch_npu))
+    _install(SimSpec.make(chip, count, hbm, force=force, refuse=refuse, torch_npu=torch_npu, numerics=numerics))
 
 
 def autoload() -> None:
@@ -125,8 +127,10 @@ def _install(spec: SimSpec) -> None:
         run_record.join_run(library)
         _register(torch)
         state.set_installed(spec)
+        from toprope.sim.npu.npu_config import tell_units
         from toprope.sim.npu.utils import get_cann_version
 
+        tell_units()
         torch.version.cann = get_cann_version() or "not known"  # type: ignore[attr-defined] # as torch_npu's collect_env
         faults.enter_from_environment()
         _log.info("the simulated card is installed: %s", spec.format())

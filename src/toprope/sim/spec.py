@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from toprope import chips
 from toprope.errors import SettingError, UsageError
@@ -14,6 +15,9 @@ __all__ = ["MAX_CARDS", "SimSpec"]
 
 MAX_CARDS = 16
 """Most cards of one simulated machine, as on an Atlas 800T A3 (16 dies)."""
+
+_FIRST_WITH_HF32 = 220
+"""SocVersion of the 910B1; the vendor's page of SetHF32TransMode (asc-devkit) names A2, A3, 950 and 310B."""
 
 _HEAD = re.compile(r"(?P<chip>[A-Za-z0-9_.-]+?)(?:[xX](?P<count>\d+))?")
 _SWITCH = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
@@ -31,6 +35,7 @@ class SimSpec:
         refuse: whether the card refuses the dtypes that its chip refuses.
         torch_npu: the release of torch_npu whose operators the card has, as `toprope.support.operators_on_card` names
             it; empty for the newest for the installed torch.
+        numerics: "host", or "card": float32 reaches products and convolutions as the cube units take it (HF32).
     """
 
     chip: str = "910B3"
@@ -39,6 +44,7 @@ class SimSpec:
     force: bool = False
     refuse: bool = True
     torch_npu: str = ""
+    numerics: str = "host"
 
     @classmethod
     def make(
@@ -50,12 +56,14 @@ class SimSpec:
         force: bool = False,
         refuse: bool = True,
         torch_npu: str | None = None,
+        numerics: str = "host",
     ) -> SimSpec:
         """A checked specification.
 
         Raises:
             UnknownChipError: no chip of that name is known.
-            UsageError: count is not an integer from 1 to 16, or no source of that torch_npu is stored.
+            UsageError: count is not an integer from 1 to 16, no source of that torch_npu is stored, or the arithmetic
+                of the chip is not public.
             SizeError: hbm is not a size.
         """
         name = chips.get(chip).name
@@ -65,7 +73,12 @@ class SimSpec:
             )
         if torch_npu:
             operators_on_card.find_release(torch_npu)
-        return cls(name, count, None if hbm is None else parse_size(hbm), force, refuse, torch_npu or "")
+        _check_numerics(numerics, name)
+        return cls(name, count, None if hbm is None else parse_size(hbm), force, refuse, torch_npu or "", numerics)
+
+    def changed(self, **given: Any) -> SimSpec:
+        """This specification with other values for some attributes, checked as `make` does."""
+        return SimSpec.make(**{**vars(self), **given})
 
     @classmethod
     def parse(cls, text: str) -> SimSpec:
@@ -80,7 +93,7 @@ class SimSpec:
         if match is None:
             raise _malformed(text, f"{head!r} does not begin with a chip")
         hbm: str | None = None
-        torch_npu: str | None = None
+        words: dict[str, str] = {}
         switches = {"force": False, "refuse": True}
         keys = [option.partition("=")[0] for option in options]
         for option in options:
@@ -89,13 +102,14 @@ class SimSpec:
                 raise _malformed(text, f"{key!r} is there more than once")
             if key == "hbm" and value:
                 hbm = value
-            elif key == "torch_npu" and value:
-                torch_npu = value
+            elif key in ("torch_npu", "numerics") and value:
+                words[key] = value
             elif key in switches and value.lower() in _SWITCH:
                 switches[key] = _SWITCH[value.lower()]
             else:
                 raise _malformed(text, f"{option!r} is not an option")
-        return cls.make(match["chip"], int(match["count"] or 1), hbm, torch_npu=torch_npu, **switches)
+        given: dict[str, Any] = {**words, **switches}
+        return cls.make(match["chip"], int(match["count"] or 1), hbm, **given)
 
     def format(self) -> str:
         """The text that `parse` reads back as this specification."""
@@ -106,7 +120,9 @@ class SimSpec:
             text += ",force=on"
         if not self.refuse:
             text += ",refuse=off"
-        return f"{text},torch_npu={self.torch_npu}" if self.torch_npu else text
+        if self.torch_npu:
+            text += f",torch_npu={self.torch_npu}"
+        return text if self.numerics == "host" else f"{text},numerics={self.numerics}"
 
     @property
     def capacity(self) -> int:
@@ -129,6 +145,17 @@ class SimSpec:
     def nominal(self) -> int:
         """Device memory of one card in bytes as npu-smi shows it, the driver's part included. Errors as above."""
         return max(self.capacity, chips.get(self.chip).hbm_bytes or 0) if self.hbm is None else self.hbm
+
+
+def _check_numerics(numerics: str, chip: str) -> None:
+    if numerics not in ("host", "card"):
+        raise UsageError(f"{numerics!r} is no arithmetic.", do="choose host, or card")
+    if numerics == "card" and (chips.get(chip).soc_version or 0) < _FIRST_WITH_HF32:
+        raise UsageError(
+            f"how a {chip} computes in float32 is not public.",
+            looked_at="the vendor documents HF32 for the 910B and what came after it",
+            do="leave out numerics=card, or simulate a 910B",
+        )
 
 
 def _malformed(text: str, why: str) -> SettingError:

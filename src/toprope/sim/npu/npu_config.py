@@ -6,11 +6,12 @@ The simulated card computes on the host in the dtype it is given, so none of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Any
 
-from toprope.sim.npu._state import PARAMETER, TYPE, chip, lazy_init, message
+from toprope.sim.native import native
+from toprope.sim.npu._state import PARAMETER, TYPE, chip, lazy_init, message, not_here
 from toprope.sim.npu.devices import is_initialized, synchronize
 from toprope.sim.npu.limits import (
     get_device_limit,
@@ -19,6 +20,7 @@ from toprope.sim.npu.limits import (
     set_device_limit,
     set_stream_limit,
 )
+from toprope.sim.state import installed
 
 __all__ = [
     "CubeMathType",
@@ -79,6 +81,9 @@ _FIRST_PRECOMPILED = 220
 
 _values: dict[str, str] = {}
 
+_HF32 = 11
+"""Bits of its mantissa, by the vendor's page of --allow_hf32; float16 has 10."""
+
 
 class CubeMathType(IntEnum):
     """How cube cores compute in float32."""
@@ -100,7 +105,32 @@ def _keep(options: dict[str, str]) -> None:
         if name in _ONLY_OFF and value == "enable" and (chip().soc_version or 0) >= _FIRST_WITHOUT:
             warnings.warn(f"This chip does not have {name}: it stays off.", stacklevel=4)
             options = {**options, name: "disable"}
+    tell_units({**_values, **options})
     _values.update(options)
+
+
+def tell_units(values: Mapping[str, str] = _values) -> None:
+    """Tell the core how the cube units take float32: as a card does with these options, with `numerics=card`.
+
+    Raises:
+        NotImplementedError: they ask for an arithmetic that is not known.
+    """
+    if (spec := installed()) is None or spec.numerics != "card":
+        return
+    # op-plugin's OpUtils.cpp: cube_math_type, where it is set, goes before allow_hf32
+    named = values.get("CUBE_MATH_TYPE") or str(int(_matmul_takes_hf32(values)))
+    products = {"0": 0, "1": _HF32, "3": _HF32}.get(named)
+    if products is None:
+        raise not_here(f"matmul.cube_math_type = {CubeMathType(int(named)).name}", "numerics=card knows HF32 alone")
+    native().keep_bits(products, _HF32 if _conv_takes_hf32(values) else 0)
+
+
+def _matmul_takes_hf32(values: Mapping[str, str] = _values) -> bool:
+    return values.get("ALLOW_MATMUL_HF32") == "enable"
+
+
+def _conv_takes_hf32(values: Mapping[str, str] = _values) -> bool:
+    return values.get("ALLOW_CONV_HF32", "") in ("", "enable")
 
 
 def kept_option(name: str) -> str | None:
@@ -219,12 +249,12 @@ config = _WriteOnly({"allow_internal_format": _set_internal_format}, {})
 
 matmul = _Settings(
     {"allow_hf32": _set_hf32("ALLOW_MATMUL_HF32"), "cube_math_type": _set_cube_math_type},
-    {"allow_hf32": lambda: _values.get("ALLOW_MATMUL_HF32") == "enable", "cube_math_type": _cube_math_type},
+    {"allow_hf32": _matmul_takes_hf32, "cube_math_type": _cube_math_type},
 )
 """allow_hf32 (False), cube_math_type (None): the arithmetic of matrix products."""
 
 conv = _Settings(
     {"allow_hf32": _set_hf32("ALLOW_CONV_HF32")},
-    {"allow_hf32": lambda: _values.get("ALLOW_CONV_HF32", "") in ("", "enable")},
+    {"allow_hf32": _conv_takes_hf32},
 )
 """allow_hf32 (True): the arithmetic of convolutions."""
