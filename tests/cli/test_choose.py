@@ -10,6 +10,7 @@ from toprope import chips
 from toprope.cli.choose import Asked, Choice, Probe, choose
 from toprope.errors import CardError, SettingError, SizeError, TopropeError, UnknownChipError, UsageError
 from toprope.settings import Settings
+from toprope.sim.spec import SimSpec
 
 pytestmark = pytest.mark.native
 
@@ -32,10 +33,11 @@ def pick(
     hbm: str | None = None,
     device: str | None = None,
     sim: str | None = None,
+    torch_npu: str | None = None,
     probe: Probe | Callable[[], Probe] = never,
 ) -> Choice:
     return choose(
-        asked, chip=chip, count=count, hbm=hbm, settings=Settings(device=device, sim=sim),
+        asked, chip=chip, count=count, hbm=hbm, settings=Settings(device=device, sim=sim), torch_npu=torch_npu,
         probe=(lambda: probe) if isinstance(probe, Probe) else probe,
     )  # fmt: skip
 
@@ -50,6 +52,17 @@ def test_the_arithmetic_of_a_card_asks_for_the_simulated_one() -> None:
     chosen = choose(None, numerics="card", settings=Settings(), probe=never).spec
     assert chosen is not None
     assert chosen.numerics == "card"
+
+
+def test_torch_npu_chooses_the_release_of_a_simulated_card() -> None:
+    chosen = pick(torch_npu="2.7.1.post2", sim="910B4,torch_npu=2.1.0")
+    assert chosen.spec is not None
+    assert chosen.spec.format() == "910B4,force=on,torch_npu=2.7.1.post2"
+    assert SimSpec.parse(chosen.spec.format()) == chosen.spec
+    with pytest.raises(UsageError, match=r"no source of torch_npu 9\.9"):
+        pick(torch_npu="9.9")
+    with pytest.raises(UsageError, match="contradict"):
+        pick(Asked.CPU, torch_npu="2.7.1")
 
 
 def test_auto_takes_a_real_card_that_works() -> None:

@@ -11,7 +11,7 @@ from toprope.cli.choose import Choice, Probe
 from toprope.cli.failure import Ending, Raised
 from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
 from toprope.cli.trace_file import TraceFile
-from toprope.sim.counters import BACKWARD, NO_PYTHON, Assumed, CardCounters, Counters, Lack, LackRecord, Site
+from toprope.sim.counters import BACKWARD, NO_PYTHON, Assumed, CardCounters, Counters, HostSite, Lack, LackRecord, Site
 from toprope.sim.dtypes import bits
 from toprope.sim.spec import SimSpec
 
@@ -66,6 +66,35 @@ def test_operators_whose_cores_nobody_says_are_told() -> None:
     (simulated,) = as_dict(Outcome(SIM, 8.44, 0, (process(operators=odd),)))["simulated"]
     assert simulated["operators"]["assumed_cores"] == ["aten::linalg_cholesky_ex", "mine::special"]
     assert "(1 kinds); 1 assumed core count\n" in text(process(operators={"mine::special": 1}))
+
+
+def test_operators_on_the_host_are_named_with_their_place_and_the_release() -> None:
+    one = HostSite("aten::hypot.out", "/work/train.py", 7, 2, 24_000, 8_000)
+    other = HostSite("aten::isin.Tensor_Tensor_out", "/work/train.py", 12, 3, 100, 20)
+    processes = (
+        process(torch_npu="v2.1.0-6.0.rc2", host_sites=(one, other)),
+        process(pid=2, torch_npu="v2.1.0-6.0.rc2", host_sites=(one,)),
+    )
+    seen = as_text(Outcome(SIM, 8.44, 0, processes, folder="/work"))
+    release = "torch_npu 2.1.0.post6 (release 6.0.rc2, for torch 2.1.0)"
+    assert f"  on host       2 operators without a kernel in {release}\n" in seen
+    assert (
+        "aten::hypot.out  train.py:7  4 times, 48.0 kB to the host, 16.0 kB back; write (x * x + y * y).sqrt()" in seen
+    )
+    (simulated,) = as_dict(Outcome(SIM, 8.44, 0, processes))["simulated"]
+    assert simulated["torch_npu"] == release
+    assert [(row["operator"], row["times"], row["bytes"], row["line"]) for row in simulated["on_host"]] == [
+        ("aten::hypot.out", 4, 64_000, 7),
+        ("aten::isin.Tensor_Tensor_out", 3, 120, 12),
+    ]
+    assert "2.1.0.post8" in simulated["on_host"][1]["advice"]
+
+
+def test_operators_of_the_cards_own_cpu_are_known_to_be_slow() -> None:
+    (simulated,) = as_dict(Outcome(SIM, 8.44, 0, (process(operators={"aten::searchsorted": 2, "aten::mm": 1}),)))[
+        "simulated"
+    ]
+    assert [row["operator"] for row in simulated["slow_on_card"]] == ["aten::searchsorted"]
 
 
 def test_memory_set_by_the_user_is_marked() -> None:
