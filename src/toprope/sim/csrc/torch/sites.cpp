@@ -73,8 +73,15 @@ const Interpreter& interpreter() {
   return one;
 }
 
+// How a code's frames are taken: as the program's, as a library's, or as those of torch's gradient scaler.
+enum class Code { kProgram, kPassed, kScaler };
+
+// The gradient scaler asks the card for overflows in every step; a program that uses one cannot leave that out.
+constexpr char kScalerFile[] = "/torch/amp/grad_scaler.py";
+constexpr char kScalerOperation[] = "the gradient scaler's look for overflows";
+
 struct Instruction {
-  const char* operation;  // by address: the texts are constants, or names of the counters
+  const char* operation;  // by address: the texts are constants, or names of the counters; null for a line alone
   const void* code;
   int place;
   bool operator==(const Instruction&) const = default;
@@ -88,13 +95,29 @@ struct HashOfInstruction {
 };
 
 // Both are only touched with Python's lock, and Python is not called meanwhile.
-std::unordered_map<const void*, bool>& passed_codes() {
-  static auto* all = new std::unordered_map<const void*, bool>();
+std::unordered_map<const void*, Code>& known_codes() {
+  static auto* all = new std::unordered_map<const void*, Code>();
   return *all;
 }
-std::unordered_map<Instruction, sim::Site*, HashOfInstruction>& known_sites() {
-  static auto* all = new std::unordered_map<Instruction, sim::Site*, HashOfInstruction>();
+// An entry of the counters, or the number of a line.
+union Found {
+  sim::Site* site;
+  uint64_t line;
+};
+
+std::unordered_map<Instruction, Found, HashOfInstruction>& known_places() {
+  static auto* all = new std::unordered_map<Instruction, Found, HashOfInstruction>();
   return *all;
+}
+
+Found register_place(const char* operation, const char* file, uint64_t line) {
+  Found found{};
+  if (operation == nullptr) {
+    found.line = sim::line_number(file, line);
+  } else {
+    found.site = sim::site(operation, file, line);
+  }
+  return found;
 }
 
 std::string file_of(const Interpreter& python, void* code) {
@@ -106,77 +129,95 @@ std::string file_of(const Interpreter& python, void* code) {
   return file;
 }
 
-bool is_passed_over(const Interpreter& python, void* code) {
-  auto found = passed_codes().find(code);
-  if (found != passed_codes().end()) [[likely]] return found->second;
+Code code_kind(const Interpreter& python, void* code) {
+  auto found = known_codes().find(code);
+  if (found != known_codes().end()) [[likely]] return found->second;
   std::string file = file_of(python, code);
   bool passed = file.empty() || file.rfind("<frozen", 0) == 0;
   for (const std::string& folder : passed_folders()) passed |= file.rfind(folder, 0) == 0;
-  if (passed_codes().size() < kMaxCodes) {
+  Code kind = !passed ? Code::kProgram : file.ends_with(kScalerFile) ? Code::kScaler : Code::kPassed;
+  if (known_codes().size() < kMaxCodes) {
     python.keep(code);
-    passed_codes().emplace(code, passed);
+    known_codes().emplace(code, kind);
   }
-  return passed;
+  return kind;
 }
 
-sim::Site* site_of(const Interpreter& python, const char* operation, void* frame, void* code) {
+Found place_of(const Interpreter& python, const char* operation, void* frame, void* code) {
   Instruction instruction{operation, code, python.instruction_of(frame)};
-  auto found = known_sites().find(instruction);
-  if (found != known_sites().end()) [[likely]] return found->second;
+  auto found = known_places().find(instruction);
+  if (found != known_places().end()) [[likely]] return found->second;
   std::string file = file_of(python, code);
-  sim::Site* site = sim::site(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
+  Found place =
+      register_place(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
   // A code that is not kept may be followed by another at its address.
-  if (passed_codes().count(code) > 0) known_sites().emplace(instruction, site);
-  return site;
+  if (known_codes().count(code) > 0) known_places().emplace(instruction, place);
+  return place;
 }
 
-// The place in the innermost frame that is the program's; null where no frame is. With Python's lock.
-sim::Site* site_in_python(const Interpreter& python, const char* operation) {
+// The place in the innermost frame that is the program's; false where no frame is. With Python's lock.
+bool place_in_python(const Interpreter& python, const char* operation, Found& place) {
   void* frame = python.current_frame();
-  if (frame == nullptr) return nullptr;
+  if (frame == nullptr) return false;
   python.keep(frame);
-  sim::Site* site = nullptr;
   for (int depth = 0; frame != nullptr; depth++) {
     void* code = python.code_of(frame);
     void* caller = nullptr;
-    if (depth < kMaxFrames && is_passed_over(python, code)) caller = python.caller_of(frame);
-    if (caller == nullptr) site = site_of(python, operation, frame, code);
+    Code kind = depth < kMaxFrames ? code_kind(python, code) : Code::kProgram;
+    if (kind == Code::kScaler && operation != nullptr) operation = kScalerOperation;
+    if (kind != Code::kProgram) caller = python.caller_of(frame);
+    if (caller == nullptr) place = place_of(python, operation, frame, code);
     python.drop(code);
     python.drop(frame);
     frame = caller;
   }
-  return site;
+  return true;
 }
 
-bool is_backward_thread() {
-  char name[16] = "";
-  pthread_getname_np(pthread_self(), name, sizeof name);
-  return std::string_view(name).rfind("pt_autograd_", 0) == 0;
-}
-
-sim::Site* find_site(const char* operation) {
+Found find_place(const char* operation) {
   const Interpreter& python = interpreter();
   if (python.is_complete && python.is_initialised() && python.state_of_thread() != nullptr) {
     // torch has given the lock back before it calls an operator.
     bool held = python.holds_lock();
     int state = held ? 0 : python.take_lock();
-    sim::Site* site = site_in_python(python, operation);
+    Found place{};
+    bool found = place_in_python(python, operation, place);
     if (!held) python.give_lock(state);
-    if (site != nullptr) return site;
+    if (found) return place;
   }
-  return sim::site(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
+  return register_place(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
 }
+
+thread_local bool busy = false;  // Python may collect garbage meanwhile, and run whatever that ends
 
 }  // namespace
 
+bool is_backward_thread() {
+  static thread_local int known = -1;  // torch names its threads as they begin
+  if (known < 0) {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    known = std::string_view(name).rfind("pt_autograd_", 0) == 0;
+  }
+  return known != 0;
+}
+
+uint16_t line_here() {
+  if (busy || stopped) return sim::kSmallBlocks;
+  busy = true;
+  uint64_t line = find_place(nullptr).line;
+  busy = false;
+  return static_cast<uint16_t>(line);
+}
+
 void count_site(const char* operation, bool back, bool waits, uint64_t weight) {
-  static thread_local bool busy = false;  // Python may collect garbage meanwhile, and run whatever that ends
   if (busy || stopped) return;
   busy = true;
-  sim::Site* site = find_site(operation);
+  sim::Site* site = find_place(operation).site;
   busy = false;
   if (back) sim::add(site->back, weight);
   if (waits) sim::add(site->waits, weight);
+  if (weight == 1) sim::note_step_of(site);
 }
 
 }  // namespace toprope::glue
