@@ -308,7 +308,7 @@ def finding_text(finding: Finding, folder: str) -> str:
         folder: files below it are shown without it.
     """
     place = f", {place_text(finding.file, finding.line, folder)}" if finding.file else ""
-    times = f" {_times(finding.times)}" if finding.times > 1 else ""
+    times = f" {_times(finding.times)}" if finding.times > 1 and finding.kind != "sync-in-loop" else ""
     return f"{finding.text}{times}{place}{f'; {finding.advice}' if finding.advice else ''}"
 
 

@@ -1,6 +1,6 @@
-"""What held the memory of the cards, and which lines wait in every step: reading of the C++ core's record; pure.
+"""Reading of the C++ core's record of a rehearsal: holders of memory, and lines that wait in every step; pure.
 
-The layout is that of `struct Rehearsal` in csrc/core/rehearsal.h. A run keeps the record in a file next to each
+The layout is given by `struct Rehearsal` in csrc/core/rehearsal.h. A run keeps the record in a file next to each
 process's counters, so it is up to date even when the process was killed.
 """
 

@@ -66,7 +66,7 @@ def begin_of_run(library: Native, stem: Path) -> None:
 
 
 class Rehearsing:
-    """What `rehearse` gives: the facts, once the block has ended."""
+    """Result of `rehearse`: the facts, once the block has ended."""
 
     def __init__(self) -> None:
         self._facts: Rehearsal | None = None
@@ -138,7 +138,7 @@ def _figures(library: Native) -> Counters:
 
 
 def _difference(before: Counters, after: Counters) -> Counters:
-    """What happened between two readings of the counters of one process; peaks are those of the process."""
+    """Figures between two readings of the counters of one process; peaks are those of the process."""
     operators = {name: number - before.operators.get(name, 0) for name, number in after.operators.items()}
     sites = {site.number: site for site in before.sites}
     lacks = {(one.name, one.lack, one.dtype): one.times for one in before.lacks}

@@ -100,7 +100,7 @@ TOPROPE_API Kind* kind(const char* name);
 // Whether a file behind the counters will be read, so that places of the program are worth looking up.
 TOPROPE_API extern std::atomic<bool> wants_sites;
 
-// Looks up the places of so many more events before it goes over to samples. Returns the number of before, in all.
+// Looks up the places of `more` further events before it goes over to samples. Returns the former number, in all.
 TOPROPE_API uint64_t look_up(uint64_t more);
 // Takes that back: places are looked up where a file is kept.
 TOPROPE_API void look_up_as_before(uint64_t events);
