@@ -13,11 +13,13 @@ from toprope.sim.rehearsal_record import KINDS, Held, Sample
 __all__ = ["page_of"]
 
 _STYLE = (
-    "body{overflow-wrap:anywhere}h2{margin:2rem 0 .5rem;font-size:1.2rem}h3{margin:1rem 0 .25rem;font-size:1rem}"
+    "body{overflow-wrap:break-word}.wide{overflow-x:auto}"
+    "h2{margin:2rem 0 .5rem;font-size:1.2rem}h3{margin:1rem 0 .25rem;font-size:1rem}"
     ".verdict{font-size:1.15rem;font-weight:600;padding:.6rem .8rem;border-radius:4px;background:$box}"
     ".verdict.bad{background:$band;color:$alarm}.note{color:$faint;font-size:.9rem}"
     "table{border-collapse:collapse;width:100%;font-size:.92rem}th,td{text-align:left;vertical-align:top;"
     "padding:.25rem .7rem .25rem 0;border-bottom:1px solid $band}td.n,th.n{text-align:right;white-space:nowrap}"
+    "td:first-child{min-width:7.5rem;overflow-wrap:anywhere}"
     "code{font:13px ui-monospace,Menlo,Consolas,monospace}ol,ul{padding-left:1.3rem}li{margin:.25rem 0}"
     "figure svg{min-width:34rem}"
     "@media print{body{max-width:none;margin:0}h2,h3{break-after:avoid}tr,figure,li{break-inside:avoid}}"
@@ -25,6 +27,7 @@ _STYLE = (
 _FIGURE_STYLE = ".limit{stroke:$alarm;stroke-width:1.5;stroke-dasharray:5 4;fill:none}.axis{stroke:$faint;fill:none}"
 _LEFT, _TOP, _WIDTH, _HEIGHT = 78.0, 16.0, 640.0, 200.0
 _MOST_WAITS = 40
+_FROM_BELOW = ("weights", "optimizer", "gradients", "activations", "others")
 
 
 def page_of(outcome: Outcome) -> str:
@@ -120,8 +123,7 @@ def _over_time(one: MemoryOfCard) -> Drawing:
     limit = one.capacity if top > one.capacity / 2 else 0
     scale = _HEIGHT / (max(top, limit) or 1)
     bottom = _TOP + _HEIGHT
-    kinds = [kind for kind in ("weights", "optimizer", "gradients", "activations", "others") if one.kinds.get(kind)]
-    kinds += [kind for kind in KINDS if kind not in kinds and any(each.bytes.get(kind) for each in one.samples)]
+    kinds = [kind for kind in _FROM_BELOW if any(each.bytes.get(kind) for each in one.samples)]
     below = [0] * len(one.samples)
     for number, kind in enumerate(kinds):
         above = [low + each.bytes.get(kind, 0) for low, each in zip(below, one.samples, strict=True)]
@@ -179,12 +181,10 @@ def _waits(one: Rehearsal, folder: str) -> Iterator[str]:
             for each in one.waits[:_MOST_WAITS]
         ]  # fmt: skip
         yield _table(("line", "operation", "waits", "copies back", "in a loop"), rows, numbers=(2, 3))
-    steps = ", ".join(f"{number} {kind}" for kind, number in one.steps.items() if number) or "none"
+    names = {"training": "training", "inference": "inference", "forward": "forward passes with gradients"}
+    steps = ", ".join(f"{one.steps[kind]} {name}" for kind, name in names.items() if one.steps[kind]) or "none"
     about = " The figures of lines are estimates from samples." if one.estimated else ""
-    yield (
-        f'<p class="note">A line is in a loop when it waits in nearly every step. Steps seen: {steps} (of forward '
-        f"passes with gradients where it says forward).{about}</p>"
-    )
+    yield f'<p class="note">A line is in a loop when it waits in nearly every step. Steps seen: {steps}.{about}</p>'
 
 
 def _cores(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _cores(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
     assumed = one.totals.assumed_cores
     text = f"{chip.cube_cores or 'unknown'} cube and {chip.vector_cores or 'unknown'} vector cores a card (profile)."
     if assumed:
-        text += f" Core counts of {len(assumed)} operators are assumed: {', '.join(assumed)}."
+        text += f" Assumed core counts: {', '.join(assumed)}."
     yield f"<p>{escaped(text)}</p>"
     if outcome.cores is None:
         yield '<p class="note">Whether streams can deadlock for cores was not checked: --check-cores does.</p>'
@@ -226,4 +226,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Ite
         return "".join(f"<{tag}{kind}>{escaped(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
 
     body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return f"<table>\n<thead><tr>{line('th', header)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    head = f"<thead><tr>{line('th', header)}</tr></thead>"
+    return f'<div class="wide"><table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table></div>'

@@ -58,6 +58,7 @@ class Native:
         self.note_lack = get(core_lib, "ts_note_lack", None, c_int, c_char_p, c_int, c_char_p)
         self.start_rehearsal = get(core_lib, "ts_start_rehearsal", c_int, c_int, c_uint64, c_char_p)
         self.stop_rehearsal = get(core_lib, "ts_stop_rehearsal", c_void_p, c_int)
+        self.rehearsal = get(core_lib, "ts_rehearsal", c_void_p, c_int)
         self.mark_held = get(core_lib, "ts_mark_held", None, c_void_p, c_int)
         self.note_step = get(core_lib, "ts_note_step", None, c_int)
         self.note_runtime_memory = get(core_lib, "ts_note_runtime_memory", None, c_int, c_int64)

@@ -505,6 +505,11 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
     fixed = total - moving
     states = held["weights"] + held["gradients"] + held["optimizer"]
     found = []
+    if total <= capacity:
+        found.append(
+            "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True (estimate: "
+            f"{gibibytes(total)} of {gibibytes(capacity)} are needed at this point; the rest is cached in pieces)"
+        )
     if moving and moving >= total / 2 and fixed < capacity:
         share = 0.5
         while fixed + share * moving > capacity:
@@ -513,21 +518,23 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
             f"a batch of {share:g} times this one (estimate: {gibibytes(fixed + share * moving)} of "
             f"{gibibytes(capacity)} at this point, and more where the step had not ended)"
         )
-        found.append(
-            "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks and the "
-            f"inside of one are at most {gibibytes(capacity - fixed)} of the {gibibytes(moving)} of activations)"
-        )
+        if total > capacity:
+            room = gibibytes(capacity - fixed)
+            found.append(
+                "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks "
+                f"and the inside of one are at most {room}; activations are {gibibytes(moving)})"
+            )
     if held["optimizer"] and total - held["optimizer"] <= capacity:
         found.append(
             f"optimizer states on the host (toprope.tiers; estimate: {gibibytes(held['optimizer'])} less, "
             f"{gibibytes(total - held['optimizer'])} at this point)"
         )
-    if held["weights"] >= total / 2:
+    if held["weights"] >= total / 2 and total > capacity:
         found.append(
             f"weights of which a part is on the host (toprope.tiers; estimate: {gibibytes(total - capacity)} of "
             f"{gibibytes(held['weights'])} have to be there)"
         )
-    if states > 0 and total - states < capacity:
+    if states > 0 and total - states < capacity < total:
         cards = ceil(states / (capacity - (total - states)))
         if cards > 1:
             found.append(f"FSDP over {cards} cards or more (estimate: weights, gradients and optimizer in equal parts)")

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from toprope.sim.native import Native
     from toprope.sim.rehearsal import Rehearsal
+    from toprope.sim.spec import SimSpec
 
-__all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse"]
+__all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test"]
 
 VARIABLE = "TOPROPE_REHEARSE"
 """Set in the processes of a run that is rehearsed, to the bytes of the smallest block with a line of its own."""
@@ -43,7 +44,7 @@ VARIABLE = "TOPROPE_REHEARSE"
 _ALL_EVENTS = 1 << 16
 """Copies back and waits whose places are all looked up where a report is asked for."""
 
-_OF_RUN, _OF_BLOCK = 0, 1
+_OF_RUN, _OF_BLOCK, _OF_TEST = range(3)
 _WEIGHTS, _GRADIENTS, _OPTIMIZER = map(rehearsal_record.KINDS.index, ("weights", "gradients", "optimizer"))
 _TRAINING, _INFERENCE, _FORWARD = range(3)
 
@@ -66,10 +67,25 @@ def begin_of_run(library: Native, stem: Path) -> None:
 
 
 class Rehearsing:
-    """Result of `rehearse`: the facts, once the block has ended."""
+    """A rehearsal inside the process: its facts so far, or those of the block once it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Native, spec: SimSpec, address: int) -> None:
+        self._library = library
+        self._spec = spec
+        self._address = address
+        self._before = _figures(library)
         self._facts: Rehearsal | None = None
+
+    def so_far(self) -> Rehearsal:
+        """The facts until now."""
+        if self._facts is not None:
+            return self._facts
+        from toprope.sim.rehearsal import facts_of
+
+        after = _figures(self._library)
+        record = rehearsal_record.parse(ctypes.string_at(self._address, rehearsal_record.SIZE))
+        assert record is not None  # the core wrote it when the block began
+        return facts_of([_difference(self._before, after)], {after.pid: record}, self._spec)
 
     @property
     def facts(self) -> Rehearsal:
@@ -82,8 +98,20 @@ class Rehearsing:
             raise SimulatorError("the rehearsal is still being recorded.", do="read it after the `with` block")
         return self._facts
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.facts, name)
+    @property
+    def verdict(self) -> str:
+        """The answer in a few words."""
+        return self.facts.verdict
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that tensors held at once on any card."""
+        return self.facts.peak
+
+    @property
+    def syncs(self) -> int:
+        """Times that the host waited for a card."""
+        return self.facts.syncs
 
 
 @contextmanager
@@ -103,32 +131,37 @@ def rehearse() -> Iterator[Rehearsing]:
         >>> r.syncs, r.verdict
         (1, 'runs on the card')
     """
+    yield from _recorded(_OF_BLOCK)
+
+
+@contextmanager
+def rehearse_test() -> Iterator[Rehearsing]:
+    """As `rehearse`, for a whole test, in which there may be a `rehearse`."""
+    yield from _recorded(_OF_TEST)
+
+
+def _recorded(which: int) -> Iterator[Rehearsing]:
     from toprope.sim.native import native
-    from toprope.sim.rehearsal import facts_of
     from toprope.sim.state import installed
 
     spec = installed()
     if spec is None:
         raise SimulatorError("there is no simulated card to rehearse on.", do="call toprope.sim.install() first")
     library = native()
-    if error := library.start_rehearsal(_OF_BLOCK, 0, None):
+    if error := library.start_rehearsal(which, 0, None):
         why = "another rehearsal is running in this process." if error == errno.EBUSY else os.strerror(error)
         raise SimulatorError(f"the rehearsal cannot be recorded: {why}", do="end the other one first")
     former = library.look_up(_ALL_EVENTS)
     hooks = _Hooks.of_process(library)
     hooks.add()
-    before = _figures(library)
-    one = Rehearsing()
+    one = Rehearsing(library, spec, library.rehearsal(which))
     try:
         yield one
     finally:
-        after = _figures(library)
-        address = library.stop_rehearsal(_OF_BLOCK)
+        one._facts = one.so_far()
+        library.stop_rehearsal(which)
         hooks.remove()
         library.look_up_as_before(former)
-        record = rehearsal_record.parse(ctypes.string_at(address, rehearsal_record.SIZE))
-        assert record is not None  # the core wrote it when the block began
-        one._facts = facts_of([_difference(before, after)], {after.pid: record}, spec)
 
 
 def _figures(library: Native) -> Counters:

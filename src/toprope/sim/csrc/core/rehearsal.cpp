@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "cards.h"
 #include "heap.h"
@@ -26,7 +28,7 @@ namespace {
 constexpr int64_t kFirstSampleNs = 1'000'000;
 
 std::mutex mutex;  // of the lines, and of starts and ends
-Rehearsal* past = nullptr;  // of a block that has ended: kept, since a late writer may still reach it
+Rehearsal* past[kRecorders];  // that have ended: kept, since a late writer may still reach them
 uint64_t line_count = kFirstLine;
 Line known_lines[kMaxLines];
 
@@ -187,9 +189,8 @@ int start_rehearsal(Recorder which, uint64_t smallest, const char* path) {
       if (error == 0) place = mmap(nullptr, sizeof(Rehearsal), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
       close(file);
       if (error != 0) return error;
-    } else if (past != nullptr) {
-      place = past;
-      past = nullptr;
+    } else if (past[which] != nullptr) {
+      place = std::exchange(past[which], nullptr);
       memset(place, 0, sizeof(Rehearsal));
     } else {
       place = mmap(nullptr, sizeof(Rehearsal), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -219,8 +220,8 @@ int start_rehearsal(Recorder which, uint64_t smallest, const char* path) {
 Rehearsal* stop_rehearsal(Recorder which) {
   std::lock_guard<std::mutex> guard(mutex);
   Rehearsal* one = rehearsals[which].exchange(nullptr);
-  rehearsing = rehearsals[kOfRun] != nullptr || rehearsals[kOfBlock] != nullptr;
-  if (which == kOfBlock) past = one;
+  rehearsing = std::any_of(std::begin(rehearsals), std::end(rehearsals), [](auto& slot) { return slot != nullptr; });
+  if (which != kOfRun) past[which] = one;
   return one;
 }
 

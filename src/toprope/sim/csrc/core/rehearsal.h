@@ -65,8 +65,8 @@ struct Rehearsal {
 
 static_assert(sizeof(Line) == 152 && sizeof(Sample) == 48 && sizeof(SiteSteps) == 72);
 
-// Two may be recorded at a time: the one of a run, in a file, and one inside the process.
-enum Recorder : int { kOfRun = 0, kOfBlock, kRecorders };
+// Several may be recorded at a time: the one of a run, in a file, that of a test, and that of a block inside it.
+enum Recorder : int { kOfRun = 0, kOfBlock, kOfTest, kRecorders };
 TOPROPE_API extern std::atomic<Rehearsal*> rehearsals[kRecorders];
 TOPROPE_API extern std::atomic<bool> rehearsing;
 
