@@ -48,7 +48,7 @@ class Npu:
 
     @property
     def facts(self) -> Rehearsal:
-        """What the test has done to the simulated card so far; a test on a real card is skipped here."""
+        """The rehearsal of the test so far, on a simulated card; a test on a real card is skipped here."""
         if self._rehearsing is None:
             pytest.skip("a real card is not rehearsed; give --npu 910B3 for a simulated one")
         return self._rehearsing.so_far()

@@ -28,7 +28,7 @@ _HEADER = struct.Struct("<8sQQqQ3Q3Q")
 _LINE = struct.Struct("<144sQ")
 _SITE = struct.Struct("<9Q")
 _LACKS = struct.Struct(f"<{_MAX_LACKS}Q")
-_CARD = struct.Struct("<3Q5Q3QqQ")
+_CARD = struct.Struct("<4Q5Q3QqQ")
 _SAMPLE = struct.Struct("<q5Q")
 _KINDS = struct.Struct("<5Q")
 _BY_LINE = _MAX_LINES * _KINDS.size
@@ -197,7 +197,7 @@ def _site(data: bytes | memoryview, number: int) -> dict[str, SiteSteps]:
 
 def _card(data: bytes | memoryview, number: int, lines: list[Line]) -> CardMemory | None:
     start = _CARDS_AT + number * _CARD_SIZE
-    _, peak, is_rising, *rest = _CARD.unpack_from(data, start)
+    _, peak, is_rising, _, *rest = _CARD.unpack_from(data, start)
     wanted, wanted_line, runtime = rest[5:8]
     if not (peak or wanted or runtime):
         return None

@@ -52,6 +52,7 @@ class Heap {
     block->unsafe = false;
     block->requested = bytes;
     block->origin = origin;
+    block->origin.born = ++born_;
     ledger_.handed_out(*block);
     if (room_ > 0) [[unlikely]] {
       note(Happened::kAlloc, block->data, block->size, block->pool, stream, context);
@@ -125,7 +126,7 @@ class Heap {
     for (Block* block : firsts_) {
       for (; block != nullptr; block = block->after) {
         if (!block->in_use || !block->counted) continue;
-        if (block->origin.kind == Held::kNotCounted) block->origin = {kBefore, Held::kOthers};
+        if (block->origin.kind == Held::kNotCounted) block->origin = {kBefore, Held::kOthers, block->origin.born};
         auto kind = static_cast<size_t>(block->origin.kind);
         card.live[block->origin.line][kind] += block->size;
         card.kinds[kind] += block->size;
@@ -133,6 +134,7 @@ class Heap {
       }
     }
     card.peak = card.total;
+    card.peak_born = born_;
     card.is_rising = 1;
   }
 
@@ -486,6 +488,7 @@ class Heap {
   std::deque<HistoryEvent> events_;
   size_t room_ = 0;  // for events; 0 while none are recorded
   size_t reserved_ = 0;
+  uint64_t born_ = 0;  // allocations
   size_t kept_ = 0;  // bytes that host kernels kept for themselves
   Ledger ledger_;
 };

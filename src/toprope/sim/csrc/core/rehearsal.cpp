@@ -75,6 +75,7 @@ void change(CardMemory& card, int64_t began_ns, uint64_t bytes, Origin origin, b
   if (!more) return;
   if (card.total > card.peak) {
     card.peak = card.total;
+    card.peak_born = origin.born;
     card.is_rising = 1;
   }
   sample(card, began_ns);
@@ -98,6 +99,10 @@ void move_line(int device, uint64_t bytes, Origin from, Held to) {
     card.live[from.line][now] += bytes;
     card.kinds[former] -= bytes;
     card.kinds[now] += bytes;
+    // a gradient is known as one a moment after the peak that its allocation made
+    if (card.is_rising != 0 || from.born > card.peak_born) return;
+    card.at_peak[from.line][former] -= bytes;
+    card.at_peak[from.line][now] += bytes;
   });
 }
 

@@ -32,6 +32,7 @@ using ByLine = uint64_t[kMaxLines][kHeldKinds];
 // Written under the lock of the card's allocator.
 struct CardMemory {
   uint64_t total, peak, is_rising;  // is_rising: the peak is now, and `at_peak` is not filled in yet
+  uint64_t peak_born;               // number of the allocation that made the peak
   uint64_t kinds[kHeldKinds];
   uint64_t wanted;       // by the last allocation that failed; 0 for none
   uint64_t wanted_line;
@@ -65,7 +66,7 @@ struct Rehearsal {
 
 static_assert(sizeof(Line) == 152 && sizeof(Sample) == 48 && sizeof(SiteSteps) == 72);
 
-// Several may be recorded at a time: the one of a run, in a file, that of a test, and that of a block inside it.
+// Several may be recorded at a time: of a run, in a file; of a test; of a block inside it.
 enum Recorder : int { kOfRun = 0, kOfBlock, kOfTest, kRecorders };
 TOPROPE_API extern std::atomic<Rehearsal*> rehearsals[kRecorders];
 TOPROPE_API extern std::atomic<bool> rehearsing;
@@ -78,6 +79,7 @@ TOPROPE_API Rehearsal* stop_rehearsal(Recorder which);  // what was recorded, re
 struct Origin {
   uint16_t line = kSmallBlocks;
   Held kind = Held::kNotCounted;
+  uint64_t born = 0;  // number of the allocation on its card
 };
 
 // Gives the origin of a block that is about to be handed out; called without a lock. Set by the torch side.
