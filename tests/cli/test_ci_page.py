@@ -16,8 +16,6 @@ pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.slow]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES: dict[str, str] = dict(BLOCK.findall(PAGE))
-    name: text for name, text in re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-}
 
 
 def commands(name: str) -> list[str]:
