@@ -40,32 +40,36 @@ def lines(memory):
 
 
 def test_kinds_and_lines_of_a_training_step_computed_by_hand():
-    """y = x W, one step of SGD with momentum: what each line holds at the peak, to the byte."""
+    """y = x W and SGD with momentum: what each line holds at the peak, to the byte."""
     torch.npu.empty_cache()
     with toprope.sim.rehearse() as rehearsal:
-        model = nn.Linear(512, 1024, bias=False, device="npu")
+        model = nn.Linear(256, 512, bias=False, device="npu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
         made = here(-2)
         for _ in range(3):
-            x = torch.ones(256, 512).to("npu")
+            x = torch.ones(64, 256).to("npu")
             y = model(x)
             y.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        forward, copied, stepped = here(-4), here(-5), here(-2)
+        forward, copied, loss, stepped = here(-4), here(-5), here(-3), here(-2)
     memory = of_memory(rehearsal.facts)
-    weights, activations, x_bytes = block(1024, 512), block(256, 1024), block(256, 512)
-    # at the peak, in the step: weights, momentum and the gradient; x and y; the sum and its gradient are 512 bytes each
-    assert memory.kinds["weights"] == weights
-    assert memory.kinds["gradients"] == weights
-    assert memory.kinds["optimizer"] == weights
-    assert memory.kinds["activations"] == activations
+    weights, outputs, inputs, scalar = block(512, 256), block(64, 512), block(64, 256), block(1)
+    # the peak is in the second backward pass, where the gradient is made from y's own gradient
+    assert memory.kinds == {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": weights,
+        "activations": outputs + 2 * scalar,
+        "others": inputs + outputs,
+    }
+    assert memory.peak == sum(memory.kinds.values())
     held = lines(memory)
     assert held[made] == {"weights": weights}
-    assert held[forward] == {"activations": activations}
-    assert held[copied] == {"others": x_bytes}
+    assert held[forward] == {"activations": outputs}
+    assert held[loss] == {"activations": 2 * scalar}
+    assert held[copied] == {"others": inputs}
     assert held[stepped] == {"optimizer": weights}
-    assert memory.peak == 3 * weights + activations + x_bytes
     assert rehearsal.facts.steps == {"training": 3, "inference": 0, "forward": 3}
 
 
