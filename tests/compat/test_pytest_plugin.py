@@ -203,6 +203,7 @@ def test_pytest_does_not_complain_where_toprope_was_imported_first() -> None:
     assert AssertionRewriter.is_rewrite_disabled(toprope.__doc__ or "")
 
 
+@pytest.mark.slow
 def test_a_test_asserts_what_it_did_to_the_card(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

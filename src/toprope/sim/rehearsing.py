@@ -206,6 +206,14 @@ def _card_since(before: CardCounters | None, after: CardCounters) -> CardCounter
     return replace(after, oom_retries=after.oom_retries - before.oom_retries, ooms=after.ooms - before.ooms)
 
 
+def _program_has_hooks() -> bool:
+    """Return True if the program has hooks on all modules: the rehearsals' own is one before forward passes."""
+    from torch.nn.modules import module
+
+    kinds = ("backward_pre_hooks", "backward_hooks", "forward_hooks", "forward_hooks_always_called")
+    return len(module._global_forward_pre_hooks) > 1 or any(getattr(module, f"_global_{kind}", None) for kind in kinds)
+
+
 class _Hooks:
     """The hooks of one process in torch, shared by the rehearsals that are recorded there."""
 
@@ -222,6 +230,7 @@ class _Hooks:
         self._library = library
         self._users = 0
         self._handles: list[Any] = []
+        self._asked: Any = None
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """Calls of each outermost module; -1 for a module inside another."""
         self._optimizer: Any = None
@@ -234,7 +243,7 @@ class _Hooks:
         self._users += 1
         if self._users > 1:
             return
-        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.nn.modules import module
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -244,17 +253,23 @@ class _Hooks:
         self._with_hook = WeakIdKeyDictionary()
         self._library.watch_memory(ctypes.cast(self._ask, ctypes.c_void_p))
         self._handles = [
-            register_module_forward_pre_hook(self._before_forward),
+            module.register_module_forward_pre_hook(self._before_forward),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        # asked for by torch.compile alone, which warns of hooks on all modules: of the program's it shall, of this not
+        self._asked = module._has_any_global_hook  # type: ignore[attr-defined]
+        module._has_any_global_hook = _program_has_hooks  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Remove them, unless another rehearsal needs them."""
         self._users -= 1
         if self._users:
             return
+        from torch.nn.modules import module
+
         self._library.watch_memory(None)
+        module._has_any_global_hook = self._asked  # type: ignore[attr-defined]
         for handle in (*self._handles, *(self._with_hook or {}).values()):
             handle.remove()
         self._handles, self._with_hook, self._optimizer = [], None, None

@@ -230,6 +230,15 @@ def test_hooks_are_gone_when_no_rehearsal_needs_them():
     assert not model.weight._post_accumulate_grad_hooks
 
 
+def test_torch_compile_neither_warns_of_the_hooks_nor_breaks_its_graph():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).to("npu")
+    with toprope.sim.rehearse() as rehearsal:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")  # a warning is an error here
+        for _ in range(3):
+            compiled(torch.ones(4, 8, device="npu")).sum().backward()
+    assert rehearsal.facts.steps["forward"] == 3
+
+
 def test_two_rehearsals_at_a_time_are_an_error():
     with toprope.sim.rehearse() as first:
         with pytest.raises(SimulatorError, match="another rehearsal"), toprope.sim.rehearse():
