@@ -258,8 +258,8 @@ class _Hooks:
             register_optimizer_step_post_hook(self._after_step),
         ]
         # asked for by torch.compile alone, which warns of hooks on all modules: of the program's it shall, of this not
-        self._asked = module._has_any_global_hook  # type: ignore[attr-defined]
-        module._has_any_global_hook = _program_has_hooks  # type: ignore[attr-defined]
+        self._asked = module._has_any_global_hook
+        module._has_any_global_hook = _program_has_hooks
 
     def remove(self) -> None:
         """Remove them, unless another rehearsal needs them."""
@@ -269,7 +269,7 @@ class _Hooks:
         from torch.nn.modules import module
 
         self._library.watch_memory(None)
-        module._has_any_global_hook = self._asked  # type: ignore[attr-defined]
+        module._has_any_global_hook = self._asked
         for handle in (*self._handles, *(self._with_hook or {}).values()):
             handle.remove()
         self._handles, self._with_hook, self._optimizer = [], None, None
