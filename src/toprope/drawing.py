@@ -244,7 +244,7 @@ def page(title: str, *parts: Drawing | str, style: str = "", script: str = "") -
     Args:
         title: its headline.
         parts: figures and HTML, from top to bottom.
-        style: CSS that follows the CSS of all pages.
+        style: CSS that follows the CSS of all pages, with colours as in `Drawing`.
         script: JavaScript at the end of the page.
     """
     body = "\n".join(
@@ -255,6 +255,6 @@ def page(title: str, *parts: Drawing | str, style: str = "", script: str = "") -
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escaped(title)}</title>\n<style>{_themed(_PAGE_STYLE)}{style}</style>\n</head>\n<body>\n"
+        f"<title>{escaped(title)}</title>\n<style>{_themed(_PAGE_STYLE + style)}</style>\n</head>\n<body>\n"
         f"<h1>{escaped(title)}</h1>\n{body}{end}\n</body>\n</html>\n"
     )

@@ -157,6 +157,6 @@ def test_a_page_has_style_and_script_of_its_own():
     text = page("a & b", "<p>", style=".own{}", script="go()")
     assert "<title>a &amp; b</title>" in text
     assert "<h1>a &amp; b</h1>" in text
-    assert ".own{}</style>" in text
+    assert ".own{}@media (prefers-color-scheme:dark)" in text
     assert text.endswith("<p>\n<script>go()</script>\n</body>\n</html>\n")
     assert "<script" not in page("none")

@@ -201,3 +201,29 @@ def test_in_this_process_variables_and_finders_are_given_back(pytester: pytest.P
 def test_pytest_does_not_complain_where_toprope_was_imported_first() -> None:
     """As in `toprope run pytest -W error`, where the child process has toprope before pytest begins."""
     assert AssertionRewriter.is_rewrite_disabled(toprope.__doc__ or "")
+
+
+@pytest.mark.slow
+def test_a_test_asserts_what_it_did_to_the_card(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch, toprope.sim
+
+        def test_stays_on_the_card(npu):
+            x = torch.ones(4, 8, device=npu.device) @ torch.ones(8, 4, device=npu.device)
+            npu.assert_on_card()
+            assert npu.syncs == 0
+            assert 0 < npu.peak < 20e9
+            with toprope.sim.rehearse() as inner:
+                x.sum().item()
+            assert (inner.syncs, npu.syncs) == (1, 1)
+
+        def test_is_refused(npu):
+            with pytest.raises(RuntimeError):
+                torch.bincount(torch.ones(4, dtype=torch.float16, device=npu.device))
+            npu.assert_on_card()
+        """
+    )
+    result = run(pytester, "--npu", "910B3")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*test_a_test_asserts*.py:14: aten::bincount (float16) is refused; give it another*"])

@@ -81,7 +81,7 @@ def test_places_assumed_dtypes_and_lacks_are_read():
         )
     )
     assert found is not None
-    assert found.sites == (Site("aten::copy_", "/a/b.py", 7, 2, 3),)
+    assert found.sites == (Site("aten::copy_", "/a/b.py", 7, 2, 3, 0),)
     assert not found.sampled
     assert parse(packed(events=257)).sampled
     assert found.assumed == (Assumed("aten::mm", 0, "int64"), Assumed("aten::add", None, "bfloat16"))

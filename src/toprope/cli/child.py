@@ -21,7 +21,7 @@ SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
 
 _SET_BY_RUN = (
     "TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "TOPROPE_TRACE", "TOPROPE_TOOLS", "TOPROPE_FROM_CUDA",
-    "TOPROPE_TRACE_CUDA",
+    "TOPROPE_TRACE_CUDA", "TOPROPE_REHEARSE",
 )  # fmt: skip
 _TOOLKIT = {
     "ASCEND_TOOLKIT_HOME": "",
@@ -45,7 +45,13 @@ _LEFT_TO_CHILD = (signal.SIGINT, signal.SIGQUIT)
 
 
 def environment_for(
-    choice: Choice, base: Mapping[str, str], folder: str, *, real_installed: bool = False, trace: bool = False
+    choice: Choice,
+    base: Mapping[str, str],
+    folder: str,
+    *,
+    real_installed: bool = False,
+    trace: bool = False,
+    smallest: int | None = None,
 ) -> dict[str, str]:
     """The variables of a program that gets this card.
 
@@ -55,6 +61,7 @@ def environment_for(
         folder: where the processes of the run keep their cards, counters and notes; programs find its `bin` first.
         real_installed: whether a real torch_npu is there, from which cpu and cuda hide the cards.
         trace: whether the processes record what they do to the simulated card.
+        smallest: bytes of the smallest block of memory whose line is recorded; None for no rehearsal.
     """
     environment = without_run(base)
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -71,6 +78,8 @@ def environment_for(
         environment["TOPROPE_RUN_DIR"] = folder
         if trace:
             environment["TOPROPE_TRACE"] = "1"
+        if smallest is not None:
+            environment["TOPROPE_REHEARSE"] = str(smallest)
         if not any(environment.get(name) for name in _TOOLKIT):
             environment |= _toolkit(Path(folder))
     elif choice.device == "npu":

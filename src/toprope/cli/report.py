@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
 from toprope.cli.choose import Choice
 from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
-from toprope.cli.totals import AssumedDtype, Cause, Totals, merge
 from toprope.cli.trace_file import TraceFile
-from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack
+from toprope.sim.counters import Counters, Lack
+from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text
+from toprope.sim.rehearsal_record import Record
+from toprope.sim.totals import AssumedDtype, Cause, Totals
 from toprope.terminal import field, render
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class Outcome:
         cores: what the check of its cores found; None where none was asked for.
         endings: the errors that ended its processes.
         folder: the folder it was started in; files below it are shown without it.
+        records: the records of its processes' rehearsals, by process; none where none was recorded.
     """
 
     choice: Choice
@@ -49,6 +53,11 @@ class Outcome:
     cores: CoresCheck | None = None
     endings: tuple[Ending, ...] = ()
     folder: str = ""
+    records: Mapping[int, Record] = dataclass_field(default_factory=dict)
+
+    def rehearsals(self) -> tuple[Rehearsal, ...]:
+        """The facts of the run, one entry for each chip."""
+        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask)
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
@@ -85,9 +94,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             "count": probe.count,
             "reason": probe.reason or None,
         },
-        "simulated": [
-            _totals_as_dict(totals) for totals in merge(outcome.processes, outcome.choice.spec, outcome.mask)
-        ],
+        "simulated": [_rehearsal_as_dict(one, bool(outcome.records)) for one in outcome.rehearsals()],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
         "failed": None if failure is None else _failure_as_dict(failure),
         "lacks": [
@@ -126,8 +133,11 @@ def _failure_as_dict(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _groups(outcome: Outcome) -> list[Totals]:
-    return merge(outcome.processes, outcome.choice.spec, outcome.mask)
+def _rehearsal_as_dict(rehearsal: Rehearsal, is_recorded: bool) -> dict[str, Any]:
+    facts = _totals_as_dict(rehearsal.totals)
+    if is_recorded:
+        facts |= {"verdict": rehearsal.verdict, "findings": [asdict(one) for one in rehearsal.findings]}
+    return facts
 
 
 def _totals_as_dict(totals: Totals) -> dict[str, Any]:
@@ -196,7 +206,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield _without_simulated_card(outcome)
         yield from _chosen(choice)
         return
-    groups = _groups(outcome)
+    groups = outcome.rehearsals()
     origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")]
     if (failure := _failure(outcome)) is not None:
         origin = [*_row("failed", _failure_text(failure, outcome.folder)), *origin]
@@ -210,8 +220,13 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         card = _chip_text(choice.spec.chip, size, choice.spec.hbm is not None)
         yield from _row("card", f"{card}, {choice.spec.count} of it")
         yield from origin
-    for place, totals in enumerate(groups):
+    for place, rehearsal in enumerate(groups):
+        totals = rehearsal.totals
         yield _headline(totals)
+        if outcome.records and totals.used:
+            yield from _row(
+                "verdict", f"{rehearsal.verdict}; numbers here are the CPU's", *_findings(rehearsal, outcome)
+            )
         if place == 0:
             yield from origin
         yield from (row for mask in totals.masks for row in _row("visible", mask))
@@ -286,15 +301,46 @@ _SHOWN = 3  # most frequent causes of a figure
 
 def _causes(causes: Sequence[Cause], totals: Totals, folder: str, label: str = "") -> list[str]:
     return [
-        f"{label}{cause.operation}  {_place(cause, folder)}  {_times(cause.times, totals.sampled)}"
+        f"{label}{cause.operation}  {place_text(cause.file, cause.line, folder)}  {_times(cause.times, totals.sampled)}"
         for cause in causes[:_SHOWN]
     ]
 
 
-def _place(cause: Cause, folder: str) -> str:
-    if cause.file in (BACKWARD, NO_PYTHON):
-        return "backward" if cause.file == BACKWARD else "a thread without Python"
-    return f"{_file(cause.file, folder)}:{cause.line}" if cause.file else "other places"
+def _findings(rehearsal: Rehearsal, outcome: Outcome) -> Iterator[str]:
+    for one in rehearsal.findings[:_SHOWN]:
+        yield finding_text(one, outcome.folder)
+        if one.kind == "memory":
+            yield from _holders(rehearsal, outcome.folder)
+    if (more := len(rehearsal.findings) - _SHOWN) > 0:
+        yield f"and {more} more: --report FILE.html has all"
+
+
+def finding_text(finding: Finding, folder: str) -> str:
+    """A finding in one line.
+
+    Args:
+        finding: the finding.
+        folder: files below it are shown without it.
+    """
+    place = f", {place_text(finding.file, finding.line, folder)}" if finding.file else ""
+    times = f" {_times(finding.times)}" if finding.times > 1 and finding.kind != "sync-in-loop" else ""
+    return f"{finding.text}{times}{place}{f'; {finding.advice}' if finding.advice else ''}"
+
+
+def _holders(rehearsal: Rehearsal, folder: str) -> Iterator[str]:
+    """The lines and kinds that held the memory when an allocation failed."""
+    for shortage in (one.shortage for one in rehearsal.memory if one.shortage is not None):
+        kinds = _kinds(shortage.kinds) or "nothing"
+        yield f"in use when {sizes.gibibytes(shortage.wanted)} more were wanted: {kinds}"
+        for held in shortage.lines[:_SHOWN]:
+            where = held.line.group or place_text(held.line.file, held.line.line, folder)
+            yield f"held by {where}: {_kinds(held.bytes)}"
+        yield from (f"would fit: {text}" for text in shortage.advice[1:])
+
+
+def _kinds(kinds: Mapping[str, int]) -> str:
+    """Bytes by kind, the most first."""
+    return ", ".join(f"{kind} {sizes.gibibytes(size)}" for kind, size in sorted(kinds.items(), key=lambda one: -one[1]))
 
 
 def _file(path: str, folder: str) -> str:

@@ -19,6 +19,7 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.functions.deploy import Deployment
+    from toprope.sim.rehearsal import Trouble
 
 __all__ = ["app"]
 
@@ -121,6 +122,22 @@ def run(
             metavar="FILE", help="As --from cuda, and record what reached torch of CUDA, with its stacks, as JSON."
         ),
     ] = None,
+    report_to: Annotated[
+        str | None,
+        typer.Option(
+            "--report",
+            metavar="FILE.html|FILE.json|-",
+            help="Also write what the real card would do with the program, with lines: a page, JSON (`-`: to stdout).",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND,...",
+            help="Exit status 1 where the program's is 0 and the card has such a trouble: host, refused, memory, "
+            "sync-in-loop.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one line of JSON.")] = False,
 ) -> None:
@@ -133,7 +150,7 @@ def run(
     if written_for not in (None, "cuda"):
         raise UsageError(f"--from {written_for} is not known.", do="--from cuda is what there is")
     # imported here: `toprope run --help` needs none of it
-    from toprope.cli import card_build, run_cores, trace_file
+    from toprope.cli import card_build, rehearsal_file, run_cores, trace_file
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
@@ -153,14 +170,15 @@ def run(
         trace_file.check(trace, choice)
     if check_cores is not None:
         run_cores.check(choice)
+    troubles = rehearsal_file.check(report_to, fail_on, choice)
     if choice.spec is not None:
         card_build.ensure(quiet=quiet)
     status, report = _run(
         command, choice, trace, begun if choice.begun else None, written_for == "cuda", trace_cuda,
         log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
-        as_json=as_json,
+        as_json=as_json, quiet=quiet, report_to=report_to, troubles=troubles,
     )  # fmt: skip
-    if not quiet:
+    if report:
         try:
             sys.stderr.write(report)
             sys.stderr.flush()
@@ -191,9 +209,12 @@ def _run(
     log: str,
     check_cores: str | None,
     as_json: bool,
+    quiet: bool,
+    report_to: str | None,
+    troubles: tuple[Trouble, ...],
 ) -> tuple[int, str]:
-    """Run the program, and give the exit status and the report."""
-    from toprope.cli import npu_smi, run_cores, trace_file, yr
+    """Run the program, and give the exit status and what is to be written to stderr."""
+    from toprope.cli import npu_smi, rehearsal_file, run_cores, trace_file, yr
     from toprope.cli.child import environment_for, make_toolkit, run_program
     from toprope.cli.failure import read_endings
     from toprope.cli.report import Outcome, as_json_line, as_text
@@ -202,6 +223,7 @@ def _run(
     from toprope.device.software import installed_version
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
+    from toprope.sim.rehearsal_record import read_run as read_records
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
@@ -216,6 +238,7 @@ def _run(
         environment = environment_for(
             choice, os.environ, folder, real_installed=installed_version() is not None,
             trace=trace is not None or check_cores is not None,
+            smallest=rehearsal_file.smallest(quiet, report_to, troubles),
         )  # fmt: skip
         if log:
             environment["TOPROPE_LOG"] = log
@@ -233,15 +256,25 @@ def _run(
             told += (cuda.NOTE,)
         if trace_cuda is not None:
             trace_cuda.write_text(json.dumps(merge(Path(folder)), indent=1) + "\n", encoding="utf-8")
+        processes = tuple(read_run(Path(folder)))
         outcome = Outcome(
-            choice, seconds, status, tuple(read_run(Path(folder))), written, told,
+            choice, seconds, status, processes, written, told,
             environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
+            read_records(Path(folder), {one.pid: one.sampled for one in processes}),
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing
         shutil.rmtree(folder, ignore_errors=True)
     if cores is not None and not status:
         status = cores.exit_status
-    return status, as_json_line(outcome) if as_json else as_text(
-        outcome, width=columns(sys.stderr), colour=wants_colour(sys.stderr)
-    )
+    text = rehearsal_file.write(report_to, outcome)
+    found = rehearsal_file.failures(outcome, troubles)
+    if found and not status:
+        status = 1
+    if not quiet:
+        text = (
+            as_json_line(outcome)
+            if as_json
+            else as_text(outcome, width=columns(sys.stderr), colour=wants_colour(sys.stderr))
+        ) + text
+    return status, text + found

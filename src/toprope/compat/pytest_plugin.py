@@ -10,12 +10,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import pytest
 
 from toprope import __version__
 from toprope.compat import finder
 from toprope.errors import TopropeError
+
+if TYPE_CHECKING:
+    from toprope.sim.rehearsal import Rehearsal
+    from toprope.sim.rehearsing import Rehearsing
 
 __all__ = ["Npu", "npu"]
 
@@ -39,6 +44,32 @@ class Npu:
     count: int
     name: str
     simulated: bool
+    _rehearsing: Rehearsing | None = None
+
+    @property
+    def facts(self) -> Rehearsal:
+        """The rehearsal of the test so far, on a simulated card; a test on a real card is skipped here."""
+        if self._rehearsing is None:
+            pytest.skip("a real card is not rehearsed; give --npu 910B3 for a simulated one")
+        return self._rehearsing.so_far()
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that tensors held at once, with those in use when the test began."""
+        return self.facts.peak
+
+    @property
+    def syncs(self) -> int:
+        """Times that the host waited for a card."""
+        return self.facts.syncs
+
+    def assert_on_card(self) -> None:
+        """Fail where a real card refuses an operator, runs one on the host, or may not have the memory."""
+        __tracebackhide__ = True
+        found = self.facts.of("refused", "host", "memory")
+        assert not found, "\n".join(
+            f"{one.file}:{one.line}: {one.text}{f'; {one.advice}' if one.advice else ''}" for one in found
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -118,7 +149,14 @@ def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
         pytest.skip("no NPU: there is no card that torch.npu sees; give --npu 910B3 for a simulated one")
     simulated = _is_simulated()
     cards.set_device(0)
-    yield Npu("npu:0", cards.device_count(), cards.get_device_name(0), simulated)
+    facts = "npu:0", cards.device_count(), cards.get_device_name(0), simulated
+    if simulated:
+        from toprope.sim.rehearsing import rehearse_test
+
+        with rehearse_test() as rehearsing:
+            yield Npu(*facts, rehearsing)
+    else:
+        yield Npu(*facts)
     for card in range(cards.device_count()):
         cards.synchronize(card)
     cards.empty_cache()

@@ -5,6 +5,7 @@ from toprope.sim.installation import autoload as _autoload
 from toprope.sim.installation import install
 from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
 from toprope.sim.records import Record
+from toprope.sim.rehearsing import rehearse
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
 from toprope.sim.tracing import trace
@@ -22,5 +23,6 @@ __all__ = [
     "installed",
     "kernels",
     "launch",
+    "rehearse",
     "trace",
 ]

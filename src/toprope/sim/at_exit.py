@@ -18,6 +18,7 @@ def register() -> None:
     atexit.register(_wait_for_backward_threads)
     atexit.register(native().stop_sites)
     atexit.register(native().set_graph_calls, None)
+    atexit.register(native().watch_memory, None)
 
 
 def _wait_for_backward_threads() -> None:

@@ -55,7 +55,8 @@ SIZE = _LACKS_END + _RELEASE.size + _MAX_HOST_SITES * _HOST_SITE.size
 """Bytes of a counters file."""
 
 EXACT_EVENTS = 256
-"""Copies back and waits of a process whose places are all looked up; later ones are samples (kExactEvents)."""
+"""Copies back and waits of a process whose places are all looked up, where no rehearsal wants more; later ones are
+samples (`exact_events` of counters.h)."""
 
 BACKWARD = "<backward>"
 """The file of a site in torch's backward pass, outside Python."""
@@ -87,6 +88,7 @@ class Site:
         line: number of the line.
         back: copies from a card to the host.
         waits: times that the host waited.
+        number: its number in the counters, by which other records refer to it.
     """
 
     operation: str
@@ -94,6 +96,7 @@ class Site:
     line: int
     back: int
     waits: int
+    number: int = -1
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,8 @@ def parse(data: bytes) -> Counters | None:
         pid, _text(chip), _text(torch_version), bool(flags & 1), cards,
         to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
         _text(mask) if flags & 2 else None, undocumented,
-        tuple(_sites(data, sites)), events > EXACT_EVENTS, tuple(dict.fromkeys(_assumed(data, assumed, all_names))),
+        tuple(_sites(data, sites)), events > (flags >> 32 or EXACT_EVENTS),
+        tuple(dict.fromkeys(_assumed(data, assumed, all_names))),
         tuple(_lacks(data, lacks)), *_host_sites(data),
     )  # fmt: skip
 
@@ -289,10 +293,10 @@ def _entries(data: bytes, layout: struct.Struct, start: int, count: int) -> Iter
 
 def _sites(data: bytes, count: int) -> Iterator[Site]:
     start = _KINDS_END + _FOUND.size
-    for operation, file, *numbers in _entries(data, _SITE, start, min(count, _MAX_SITES)):
-        line, back, waits = numbers
+    for number, (operation, file, *figures) in enumerate(_entries(data, _SITE, start, min(count, _MAX_SITES))):
+        line, back, waits = figures
         if back or waits:
-            yield Site(_text(operation), _text(file), line, back, waits)
+            yield Site(_text(operation), _text(file), line, back, waits, number)
 
 
 def _assumed(data: bytes, count: int, operators: list[str]) -> Iterator[Assumed]:

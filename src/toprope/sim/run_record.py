@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toprope.errors import EnvironmentProblem
-from toprope.sim import cards
+from toprope.sim import cards, rehearsing
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
@@ -65,14 +65,16 @@ def join_run(library: Native) -> None:
     keeps all to itself.
     """
     global _joined
+    for package in _PASSED_OVER:
+        library.pass_over(f"{Path(str(sys.modules[package].__file__)).parent}/".encode())
     folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
     if not folder.name or not folder.is_dir():
         return
     _joined = os.getpid()
     stem = _stem(folder)
-    for package in _PASSED_OVER:
-        library.pass_over(f"{Path(str(sys.modules[package].__file__)).parent}/".encode())
     _keep(library.keep_counters_in, stem.with_suffix(".counters"))
     _keep(library.share_cards, folder / cards.FILE)
+    if os.environ.get(rehearsing.VARIABLE):
+        rehearsing.begin_of_run(library, stem)
     if os.environ.get("TOPROPE_TRACE"):
         _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))

@@ -43,6 +43,21 @@ def test_a_group_of_one(group: Any) -> None:
     dist.barrier()
 
 
+def test_buffers_of_a_communicator_count_once_from_its_first_collective(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.ones(8).npu()
+    with toprope.sim.rehearse() as rehearsal:
+        assert [one.runtime for one in rehearsal.so_far().memory] == [0]
+        for _ in range(3):
+            dist.all_reduce(tensor)
+        monkeypatch.setenv("HCCL_BUFFSIZE", "50")
+        dist.all_reduce(tensor, group=dist.new_group([0]))
+    (memory,) = rehearsal.facts.memory
+    assert memory.runtime == 2 * (200 + 50) * 2**20
+    assert memory.need[0] == memory.peak + memory.runtime
+
+
 def test_a_trace_holds_the_collectives_with_their_bytes(group: Any) -> None:
     tensor = torch.ones(8).npu()
     with toprope.sim.trace() as trace:

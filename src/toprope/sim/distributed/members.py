@@ -27,6 +27,9 @@ _log = logging.getLogger("toprope")
 _LONGEST_NAME = 24
 """A communicator's name shares 47 bytes of a trace with the word "hcom", a rank and the number of ranks."""
 
+_BUFFER = 200
+"""MB of a buffer of a communicator where nothing else is set."""
+
 
 class Members:
     """The members of one process group as a trace names them, and how many collectives they have begun.
@@ -47,6 +50,8 @@ class Members:
         self.rank, self.size = rank, size
         self.differs: set[int] = set()
         """Ranks that were said to have another limit of vector cores than this process."""
+        self.with_buffers: set[frozenset[int] | None] = set()
+        """Communicators whose buffers were counted: None for that with all members, else the two ranks of messages."""
         self._collectives = count()
         self._messages: defaultdict[tuple[int, int], count[int]] = defaultdict(count)
 
@@ -90,11 +95,12 @@ def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *
         is_message: whether it is a message.
     """
     communicator, rank, ranks, sequence = hccl.members.next(between, is_message)
+    tensors = _on_cards(results)
+    card = _card(tensors)
+    _count_buffers(hccl, card, between if is_message else None)
     if not is_tracing():
         return None
     library = native()
-    tensors = _on_cards(results)
-    card = _card(tensors)
     size = sum(tensor.nbytes for tensor in tensors)
     stream, began, vector = library.current_stream(card), library.now_ns(), _vector_cores(card)
     member = communicator.encode(), rank, ranks, sequence
@@ -102,6 +108,21 @@ def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *
         lambda: library.note_collective(f"hccl::{name}".encode(), card, stream, began, size, 0, vector, *member),
         lambda: library.note_collective_wait(card, *member),
     )
+
+
+def _count_buffers(hccl: Any, card: int, between: tuple[int, int] | None) -> None:
+    """Count the buffers of a communicator at its first collective, when HCCL makes it: one to send and one to receive.
+
+    Messages between two ranks have a communicator of their own. HCCL_BUFFSIZE, and `hccl_buffer_size` of a group, are
+    in MB (CANN's list of environment variables; 200 by default).
+    """
+    key = None if between is None else frozenset(between)
+    if key in hccl.members.with_buffers:
+        return
+    hccl.members.with_buffers.add(key)
+    text = str(hccl.options.hccl_config.get("hccl_buffer_size") or os.environ.get("HCCL_BUFFSIZE", ""))
+    size = int(text) if text.isdigit() and int(text) > 0 else _BUFFER
+    native().note_runtime_memory(card, 2 * size * 2**20)
 
 
 def check_cores(name: str, hccl: Any, results: Any) -> int:

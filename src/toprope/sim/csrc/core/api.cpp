@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "limits.h"
 #include "memory.h"
+#include "rehearsal.h"
 #include "sharing.h"
 #include "stream.h"
 #include "trace.h"
@@ -35,6 +36,17 @@ EXPORT void ts_describe(const char* chip, const char* torch_version, int capacit
 
 EXPORT int ts_keep_counters_in(const char* path) { return keep_counters_in(path); }
 EXPORT const void* ts_counters() { return counters; }
+
+EXPORT int ts_start_rehearsal(int which, uint64_t smallest, const char* path) {
+  return start_rehearsal(static_cast<Recorder>(which), smallest, path);
+}
+EXPORT const void* ts_stop_rehearsal(int which) { return stop_rehearsal(static_cast<Recorder>(which)); }
+EXPORT const void* ts_rehearsal(int which) { return rehearsals[which]; }
+EXPORT void ts_mark_held(const void* data, int kind) { mark_held(data, static_cast<Held>(kind)); }
+EXPORT void ts_note_step(int kind) { note_step(static_cast<Step>(kind)); }
+EXPORT void ts_note_runtime_memory(int device, int64_t bytes) { note_runtime_memory(device, bytes); }
+EXPORT uint64_t ts_look_up(uint64_t more) { return look_up(more); }
+EXPORT void ts_look_up_as_before(uint64_t events) { look_up_as_before(events); }
 
 EXPORT void ts_note_lack(int lack, const char* name, int dtype, const char* text) {
   note_lack(static_cast<Lack>(lack), name, dtype, text);

@@ -10,6 +10,7 @@
 #include "address_space.h"
 #include "memory.h"
 #include "memory_rules.h"
+#include "rehearsal.h"
 #include "stream.h"
 
 namespace toprope::sim {
@@ -41,6 +42,7 @@ struct Block {
   bool adopted = false;
   bool unsafe = false;  // its contents may be damaged: of a card that was restarted
   std::atomic<uint64_t> life{0};  // counts releases: tells a block from its successor behind the same address
+  Origin origin;  // counted in rehearsals where its kind is one
   std::vector<Use> uses;
   Context context;  // where it was handed out, while the history is recorded
 };

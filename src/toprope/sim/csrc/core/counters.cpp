@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -12,6 +13,8 @@
 #include <ctime>
 #include <mutex>
 #include <new>
+
+#include "rehearsal.h"
 
 namespace toprope::sim {
 
@@ -40,7 +43,7 @@ static void leave_file_with_head() {
   memcpy(counters->chip, head.chip, sizeof head.chip);
   memcpy(counters->torch_version, head.torch_version, sizeof head.torch_version);
   counters->pid = static_cast<uint64_t>(getpid());
-  counters->flags = head.flags & 1;
+  counters->flags = head.flags & ~uint64_t{2};
   counters->kind_count = head.kind_count.load();
   for (uint64_t i = 0; i < head.kind_count; i++) memcpy(counters->kinds[i].name, head.kinds[i].name, sizeof(Kind::name));
   counters->site_count = head.site_count.load();
@@ -105,6 +108,24 @@ Kind* kind(const char* name) {
 }
 
 std::atomic<bool> wants_sites{false};
+std::atomic<uint64_t> exact_events{256};
+
+static void set_exact_events(uint64_t events) {
+  exact_events = events;
+  counters->flags = (counters->flags & 0xffffffffu) | events << 32;
+}
+
+uint64_t look_up(uint64_t more) {
+  uint64_t former = exact_events, events = counters->site_events;
+  wants_sites = true;
+  if (events <= former) set_exact_events(std::max(former, events + more));
+  return former;
+}
+
+void look_up_as_before(uint64_t events) {
+  wants_sites = folder[0] != 0;
+  set_exact_events(events);
+}
 
 // The entry of a table that counts this place; its last one, "others", once all are taken.
 template <class Entry, size_t size>
@@ -150,6 +171,7 @@ void note_assumed(const Kind* kind, int position, int dtype) {
 }
 
 void note_lack(Lack lack, const char* name, int dtype, const char* text) {
+  uint16_t line = line_of_program();
   static std::mutex mutex;
   std::lock_guard<std::mutex> guard(mutex);
   uint64_t count = counters->lack_count, place = 0, oldest = 0;
@@ -171,6 +193,7 @@ void note_lack(Lack lack, const char* name, int dtype, const char* text) {
   strncpy(record.name, name, sizeof(LackRecord::name) - 1);
   strncpy(record.text, text, sizeof(LackRecord::text) - 1);
   add(record.times);
+  note_line_of_lack(static_cast<int>(place), line);
   if (place == count) counters->lack_count = count + 1;
 }
 

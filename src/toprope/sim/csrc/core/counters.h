@@ -77,7 +77,7 @@ struct Counters {
   uint64_t pid;
   char chip[32];
   char torch_version[32];
-  uint64_t flags;  // bit 0: the capacity was set by the user; bit 1: ASCEND_RT_VISIBLE_DEVICES was set
+  uint64_t flags;  // bit 0: the capacity was set by the user; bit 1: ASCEND_RT_VISIBLE_DEVICES was set; upper 32 bits: exact_events
   char mask[64];   // its value
   uint64_t card_count;
   Counter copies_to_card, bytes_to_card, copies_from_card, bytes_from_card, copies_between, bytes_between;
@@ -112,6 +112,11 @@ TOPROPE_API Kind* kind(const char* name);
 // Whether a file behind the counters will be read, so that places of the program are worth looking up.
 TOPROPE_API extern std::atomic<bool> wants_sites;
 
+// Looks up the places of `more` further events before it goes over to samples. Returns the former number, in all.
+TOPROPE_API uint64_t look_up(uint64_t more);
+// Takes that back: places are looked up where a file is kept.
+TOPROPE_API void look_up_as_before(uint64_t events);
+
 // The entry that counts this place; the last entry once all are taken.
 TOPROPE_API Site* site(const char* operation, const char* file, uint64_t line);
 
@@ -125,9 +130,10 @@ TOPROPE_API void note_lack(Lack lack, const char* name, int dtype, const char* t
 
 // Looking up the line of the program takes as long as a small operator, so it is done for all of the first events, then
 // for one of each 16, which counts as 16. Which one changes from block to block, so that no loop is in step with it.
-constexpr uint64_t kExactEvents = 256, kEventsOfSample = 16;
+constexpr uint64_t kEventsOfSample = 16;
+TOPROPE_API extern std::atomic<uint64_t> exact_events;  // 256, or more in a rehearsal; the upper half of `flags`
 inline uint64_t weight_of(uint64_t event) {
-  if (event < kExactEvents) return 1;
+  if (event < exact_events.load(std::memory_order_relaxed)) return 1;
   uint32_t chosen = static_cast<uint32_t>(event / kEventsOfSample) * 2654435769u >> 28;
   return event % kEventsOfSample == chosen ? kEventsOfSample : 0;
 }

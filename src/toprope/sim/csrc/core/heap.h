@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -29,7 +30,8 @@ class Heap {
         table_(address_space.blocks + static_cast<size_t>(device) * (address_space.stride / kStep)),
         ledger_(device) {}
 
-  int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage, Context context = nullptr) {
+  int allocate(int64_t stream, size_t bytes, void** data, Shortage* shortage, Context context = nullptr,
+               Origin origin = {}) {
     size_t size = block_size(bytes);
     std::unique_lock<std::mutex> lock(mutex_);
     bool refused = watching(kFaults) && fault_of_allocation();
@@ -49,6 +51,8 @@ class Heap {
     block->adopted = false;
     block->unsafe = false;
     block->requested = bytes;
+    block->origin = origin;
+    block->origin.born = ++born_;
     ledger_.handed_out(*block);
     if (room_ > 0) [[unlikely]] {
       note(Happened::kAlloc, block->data, block->size, block->pool, stream, context);
@@ -110,6 +114,43 @@ class Heap {
     ledger_.discount(*block);
     block->counted = false;
     kept_ += block->size;
+  }
+
+  // Counts in a new rehearsal what is in use. Nothing that was counted before this, without the lock, stays.
+  void begin_rehearsal(int which) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Rehearsal* one = rehearsals[which];
+    if (one == nullptr) return;
+    CardMemory& card = one->cards[ledger_.device()];
+    memset(static_cast<void*>(&card), 0, sizeof card);
+    for (Block* block : firsts_) {
+      for (; block != nullptr; block = block->after) {
+        if (!block->in_use || !block->counted) continue;
+        if (block->origin.kind == Held::kNotCounted) block->origin = {kBefore, Held::kOthers, block->origin.born};
+        auto kind = static_cast<size_t>(block->origin.kind);
+        card.live[block->origin.line][kind] += block->size;
+        card.kinds[kind] += block->size;
+        card.total += block->size;
+      }
+    }
+    card.peak = card.total;
+    card.peak_born = born_;
+    card.is_rising = 1;
+  }
+
+  void mark_held(const void* data, Held kind, bool only_activation) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Block* block = at(data);
+    if (block == nullptr || !block->in_use || !block->counted) return;
+    if (block->origin.kind == Held::kNotCounted || block->origin.kind == kind) return;
+    if (only_activation && block->origin.kind != Held::kActivations) return;
+    move_line(ledger_.device(), block->size, block->origin, kind);
+    block->origin.kind = kind;
+  }
+
+  void note_shortage(uint64_t wanted, uint16_t line) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    keep_shortage(ledger_.device(), wanted, line);
   }
 
   void empty_cache() {
@@ -447,6 +488,7 @@ class Heap {
   std::deque<HistoryEvent> events_;
   size_t room_ = 0;  // for events; 0 while none are recorded
   size_t reserved_ = 0;
+  uint64_t born_ = 0;  // allocations
   size_t kept_ = 0;  // bytes that host kernels kept for themselves
   Ledger ledger_;
 };

@@ -24,6 +24,7 @@ class Ledger {
     publish_allocated();
     if (allocated() > counters_.peak_allocated.load(std::memory_order_relaxed)) counters_.peak_allocated = allocated();
     counters_.allocations.store(counters_.allocations.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (block.origin.kind != Held::kNotCounted) [[unlikely]] take_line(device_, block.size, block.origin);
     note(Act::kAllocate, block);
   }
 
@@ -35,6 +36,7 @@ class Ledger {
     lower(stats_.allocated_bytes, block.small, block.size);
     lower(stats_.requested_bytes, block.small, block.requested);
     publish_allocated();
+    if (block.origin.kind != Held::kNotCounted) [[unlikely]] give_line(device_, block.size, block.origin);
   }
 
   // No stream uses a block any more.
@@ -73,6 +75,7 @@ class Ledger {
     add(counters_.ooms);
   }
 
+  int device() const { return device_; }
   uint64_t allocated() const { return static_cast<uint64_t>(stats_.allocated_bytes[kAll].current); }
   const MemoryStats& stats() const { return stats_; }
 

@@ -47,7 +47,12 @@ int allocate(int device, int64_t stream, size_t bytes, void** data, Shortage* sh
   if (!is_device(device)) return kInvalidDevice;
   if (bytes == 0) return kOk;
   if (bytes > machine().capacity) bytes = std::min(bytes, SIZE_MAX / 2);  // no overflow while it is rounded up
-  return heap(device).allocate(stream, bytes, data, shortage, gathered());
+  Origin origin;
+  if (rehearsing.load(std::memory_order_relaxed)) [[unlikely]] {
+    auto find = origin_of.load(std::memory_order_relaxed);
+    if (find != nullptr) origin = find(bytes);
+  }
+  return heap(device).allocate(stream, bytes, data, shortage, gathered(), origin);
 }
 
 int device_of(const void* data) { return address_space.card_of(data); }

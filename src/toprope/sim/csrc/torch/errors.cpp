@@ -77,6 +77,7 @@ void raise_status(int status, const char* function, const char* call) {
 }
 
 void raise_out_of_memory(int device, size_t bytes, const sim::Shortage& shortage) {
+  note_shortage(device, bytes);
   uint64_t free = shortage.capacity - std::min(shortage.capacity, shortage.taken);
   TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", binary_size(std::max<uint64_t>(bytes, shortage.wanted)), " (NPU ",
                    device, "; ", binary_size(shortage.capacity), " total capacity; ", binary_size(shortage.allocated),

@@ -14,6 +14,7 @@
 #include "../core/host_memory.h"
 #include "../core/limits.h"
 #include "../core/memory.h"
+#include "../core/rehearsal.h"
 #include "../core/stream.h"
 #include "../core/trace.h"
 
@@ -56,6 +57,9 @@ inline void check(int status, const char* function, const char* call) {
 // ---- sites.cpp
 
 void count_site(const char* operation, bool back, bool waits, uint64_t weight);
+// The line of the program that runs, as the rehearsals number them.
+uint16_t line_here();
+bool is_backward_thread();
 
 // Counts the line of the program that copies from the card, or makes the host wait for it. The text of the operation
 // must stay where it is.
@@ -64,6 +68,11 @@ inline void note_site(const char* operation, bool back, bool waits) {
   uint64_t weight = sim::weight_of(sim::counters->site_events.fetch_add(1, std::memory_order_relaxed));
   if (weight != 0) count_site(operation, back, waits, weight);
 }
+
+// ---- rehearsal.cpp
+
+// Keeps what holds the memory, where a rehearsal is recorded: an allocation is about to fail.
+void note_shortage(int device, size_t bytes);
 
 // ---- memory.cpp
 

@@ -166,6 +166,7 @@ class Copy {
     switch (act_) {
       case sim::Act::kCopyToCard:
         count(all.copies_to_card, all.bytes_to_card);
+        if (sim::rehearsing && to.storage().nbytes() == bytes_) sim::mark_copied(to.storage().data());
         break;
       case sim::Act::kCopyFromCard:
         count(all.copies_from_card, all.bytes_from_card);

@@ -74,8 +74,15 @@ const Interpreter& interpreter() {
   return one;
 }
 
+// How a code's frames are taken: as the program's, as a library's, or as those of torch's gradient scaler.
+enum class Code { kProgram, kPassed, kScaler };
+
+// The gradient scaler asks the card for overflows in every step; a program that uses one cannot leave that out.
+constexpr char kScalerFile[] = "/torch/amp/grad_scaler.py";
+constexpr char kScalerOperation[] = "the gradient scaler's look for overflows";
+
 struct Instruction {
-  const char* operation;  // by address: the texts are constants, or names of the counters
+  const char* operation;  // by address: the texts are constants, or names of the counters; null for a line alone
   const void* code;
   int place;
   bool operator==(const Instruction&) const = default;
@@ -89,15 +96,32 @@ struct HashOfInstruction {
 };
 
 // Both are only touched with Python's lock, and Python is not called meanwhile.
-std::unordered_map<const void*, bool>& passed_codes() {
-  static auto* all = new std::unordered_map<const void*, bool>();
+std::unordered_map<const void*, Code>& known_codes() {
+  static auto* all = new std::unordered_map<const void*, Code>();
   return *all;
 }
-template <class Entry>
-std::unordered_map<Instruction, Entry*, HashOfInstruction>& known_sites() {
-  static auto* all = new std::unordered_map<Instruction, Entry*, HashOfInstruction>();
+// An entry of the counters, or the number of a line.
+union Found {
+  sim::Site* site;
+  sim::HostSite* on_host;
+  uint64_t line;
+};
+
+std::unordered_map<Instruction, Found, HashOfInstruction>& known_places() {
+  static auto* all = new std::unordered_map<Instruction, Found, HashOfInstruction>();
   return *all;
 }
+
+// Gives the entry of an operation, a file and a line.
+using Register = Found (*)(const char*, const char*, uint64_t);
+
+Found register_event(const char* operation, const char* file, uint64_t line) {
+  return {.site = sim::site(operation, file, line)};
+}
+Found register_on_host(const char* operation, const char* file, uint64_t line) {
+  return {.on_host = sim::host_site(operation, file, line)};
+}
+Found register_line(const char*, const char* file, uint64_t line) { return {.line = sim::line_number(file, line)}; }
 
 std::string file_of(const Interpreter& python, void* code) {
   void* name = python.attribute_of(code, "co_filename");
@@ -108,101 +132,107 @@ std::string file_of(const Interpreter& python, void* code) {
   return file;
 }
 
-bool is_passed_over(const Interpreter& python, void* code) {
-  auto found = passed_codes().find(code);
-  if (found != passed_codes().end()) [[likely]] return found->second;
+Code code_kind(const Interpreter& python, void* code) {
+  auto found = known_codes().find(code);
+  if (found != known_codes().end()) [[likely]] return found->second;
   std::string file = file_of(python, code);
   bool passed = file.empty() || file.rfind("<frozen", 0) == 0;
   for (const std::string& folder : passed_folders()) passed |= file.rfind(folder, 0) == 0;
-  if (passed_codes().size() < kMaxCodes) {
+  Code kind = !passed ? Code::kProgram : file.ends_with(kScalerFile) ? Code::kScaler : Code::kPassed;
+  if (known_codes().size() < kMaxCodes) {
     python.keep(code);
-    passed_codes().emplace(code, passed);
+    known_codes().emplace(code, kind);
   }
-  return passed;
+  return kind;
 }
 
-// The counters' entry of a place: `make` gives it for an operation, a file and a line.
-template <class Entry>
-using Make = Entry* (*)(const char*, const char*, uint64_t);
-
-template <class Entry>
-Entry* site_of(const Interpreter& python, Make<Entry> make, const char* operation, void* frame, void* code) {
+Found place_of(const Interpreter& python, Register entry, const char* operation, void* frame, void* code) {
   Instruction instruction{operation, code, python.instruction_of(frame)};
-  auto found = known_sites<Entry>().find(instruction);
-  if (found != known_sites<Entry>().end()) [[likely]] return found->second;
+  auto found = known_places().find(instruction);
+  if (found != known_places().end()) [[likely]] return found->second;
   std::string file = file_of(python, code);
-  Entry* site = make(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
+  Found place = entry(operation, file.c_str(), static_cast<uint64_t>(std::max(python.line_of(frame), 0)));
   // A code that is not kept may be followed by another at its address.
-  if (passed_codes().count(code) > 0) known_sites<Entry>().emplace(instruction, site);
-  return site;
+  if (known_codes().count(code) > 0) known_places().emplace(instruction, place);
+  return place;
 }
 
-// The place in the innermost frame that is the program's; null where no frame is. With Python's lock.
-template <class Entry>
-Entry* site_in_python(const Interpreter& python, Make<Entry> make, const char* operation) {
+// The place in the innermost frame that is the program's; false where no frame is. With Python's lock.
+bool place_in_python(const Interpreter& python, Register entry, const char* operation, Found& place) {
   void* frame = python.current_frame();
-  if (frame == nullptr) return nullptr;
+  if (frame == nullptr) return false;
   python.keep(frame);
-  Entry* site = nullptr;
   for (int depth = 0; frame != nullptr; depth++) {
     void* code = python.code_of(frame);
     void* caller = nullptr;
-    if (depth < kMaxFrames && is_passed_over(python, code)) caller = python.caller_of(frame);
-    if (caller == nullptr) site = site_of(python, make, operation, frame, code);
+    Code kind = depth < kMaxFrames ? code_kind(python, code) : Code::kProgram;
+    if (kind == Code::kScaler && entry == &register_event) operation = kScalerOperation;
+    if (kind != Code::kProgram) caller = python.caller_of(frame);
+    if (caller == nullptr) place = place_of(python, entry, operation, frame, code);
     python.drop(code);
     python.drop(frame);
     frame = caller;
   }
-  return site;
+  return true;
 }
 
-bool is_backward_thread() {
-  char name[16] = "";
-  pthread_getname_np(pthread_self(), name, sizeof name);
-  return std::string_view(name).rfind("pt_autograd_", 0) == 0;
-}
-
-template <class Entry>
-Entry* find_site(Make<Entry> make, const char* operation) {
+Found find_place(Register entry, const char* operation) {
   const Interpreter& python = interpreter();
   if (python.is_complete && python.is_initialised() && python.state_of_thread() != nullptr) {
     // torch has given the lock back before it calls an operator.
     bool held = python.holds_lock();
     int state = held ? 0 : python.take_lock();
-    Entry* site = site_in_python(python, make, operation);
+    Found place{};
+    bool found = place_in_python(python, entry, operation, place);
     if (!held) python.give_lock(state);
-    if (site != nullptr) return site;
+    if (found) return place;
   }
-  return make(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
+  return entry(operation, is_backward_thread() ? "<backward>" : "<no Python>", 0);
 }
+
+thread_local bool busy = false;  // Python may collect garbage meanwhile, and run whatever that ends
 
 }  // namespace
 
-// The entry of the place where the program is now; null while it may not be asked.
-template <class Entry>
-Entry* site_now(Make<Entry> make, const char* operation) {
-  static thread_local bool busy = false;  // Python may collect garbage meanwhile, and run whatever that ends
-  if (busy || stopped) return nullptr;
+bool is_backward_thread() {
+  static thread_local int known = -1;  // torch names its threads as they begin
+  if (known < 0) {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    known = std::string_view(name).rfind("pt_autograd_", 0) == 0;
+  }
+  return known != 0;
+}
+
+// The place where the program is now; false while it may not be asked.
+static bool now_at(Register entry, const char* operation, Found& place) {
+  if (busy || stopped) return false;
   busy = true;
-  Entry* site = find_site(make, operation);
+  place = find_place(entry, operation);
   busy = false;
-  return site;
+  return true;
+}
+
+uint16_t line_here() {
+  Found place{};
+  return now_at(&register_line, nullptr, place) ? static_cast<uint16_t>(place.line) : sim::kSmallBlocks;
 }
 
 void count_site(const char* operation, bool back, bool waits, uint64_t weight) {
-  sim::Site* site = site_now(&sim::site, operation);
-  if (site == nullptr) return;
-  if (back) sim::add(site->back, weight);
-  if (waits) sim::add(site->waits, weight);
+  Found place{};
+  if (!now_at(&register_event, operation, place)) return;
+  if (back) sim::add(place.site->back, weight);
+  if (waits) sim::add(place.site->waits, weight);
+  if (weight == 1) sim::note_step_of(place.site);
 }
 
 void count_on_host(const HostOperator& op, uint64_t bytes_to_host, uint64_t bytes_back) {
   if (!sim::wants_sites.load(std::memory_order_relaxed)) return;
-  sim::HostSite* site = site_now(&sim::host_site, op.name.c_str());
-  if (site == nullptr) return;
-  sim::add(site->times);
-  sim::add(site->bytes_to_host, bytes_to_host);
-  sim::add(site->bytes_back, bytes_back);
+  Found place{};
+  if (!now_at(&register_on_host, op.name.c_str(), place)) return;
+  sim::add(place.on_host->times);
+  sim::add(place.on_host->bytes_to_host, bytes_to_host);
+  sim::add(place.on_host->bytes_back, bytes_back);
 }
 
 }  // namespace toprope::glue

@@ -90,7 +90,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Totals:
-    """What all processes did to the cards of one chip.
+    """Acts of all processes on the cards of one chip.
 
     Attributes:
         chip: name of the chip.
@@ -138,7 +138,7 @@ class Totals:
 
     @property
     def used(self) -> bool:
-        """Whether any process used a card."""
+        """Return True if any process used a card."""
         return bool(self.cards or self.operator_calls or any(number for number, _ in self.copies.values()))
 
 

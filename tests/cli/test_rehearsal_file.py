@@ -1,0 +1,129 @@
+"""`toprope run --report` and `--fail-on`: a program with one trouble of each kind, and one without any."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from toprope.cli.choose import Choice
+from toprope.cli.rehearsal_file import check, failures, smallest
+from toprope.cli.rehearsal_page import page_of
+from toprope.cli.report import Outcome
+from toprope.errors import UsageError
+from toprope.sim.rehearsal import schema
+from toprope.sim.spec import SimSpec
+
+SIM = Choice("sim", SimSpec("910B3"))
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TROUBLES = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to("npu")
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.ones(256, 64).to("npu")
+for epoch in range(2):
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        loss.item()  # sync-in-loop
+    loss.item()
+try:
+    torch.bincount(torch.ones(4, device="npu", dtype=torch.float16))  # refused
+except RuntimeError:
+    pass
+x = torch.ones(2 * 2**20, 64, device="npu")
+model(x)  # memory
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    names = ("TOPROPE_SIM", "TOPROPE_DEVICE", "TOPROPE_RUN_DIR", "PYTEST", "TORCH", "ASCEND")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    return subprocess.run(
+        [sys.executable, "-m", "toprope", "run", *arguments], cwd=folder, env=kept, capture_output=True, text=True,
+        timeout=280,
+    )  # fmt: skip
+
+
+def line_of(text: str) -> int:
+    (number,) = [place for place, line in enumerate(TROUBLES.splitlines(), 1) if f"# {text}" in line]
+    return number
+
+
+@pytest.mark.native
+@pytest.mark.process
+@pytest.mark.slow
+def test_each_trouble_is_named_with_its_line_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TROUBLES)
+    options = "--chip", "910B3", "--hbm", "1GiB", "--report", "report.json", "--fail-on", "refused,sync-in-loop"
+    done = run(tmp_path, *options, "program.py")
+    facts = json.loads((tmp_path / "report.json").read_text())
+    jsonschema.validate(facts, schema())
+    (card,) = facts["cards"]
+    found = [(one["kind"], Path(one["file"]).name, one["line"]) for one in card["findings"]]
+    assert found == [(kind, "program.py", line_of(kind)) for kind in ("refused", "memory", "sync-in-loop")]
+    (memory,) = card["memory"]
+    assert memory["shortage"]["kinds"]["others"] >= 512 * 2**20  # x, which the program has made itself
+    assert "  verdict       will be refused (1 operator); does not fit; waits in every step at 1 line" in done.stderr
+    line = f"aten::bincount (float16) is refused, program.py:{line_of('refused')}"
+    assert f"toprope: failed by --fail-on refused, sync-in-loop: {line}" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.native
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_digits_have_no_finding(tmp_path: Path) -> None:
+    program = str(EXAMPLES / "digits_npu.py"), "--epochs", "2", "--require", "0"
+    done = run(
+        tmp_path,
+        "--chip",
+        "910B3",
+        "--report",
+        "-",
+        "--quiet",
+        "--fail-on",
+        "host,refused,memory,sync-in-loop",
+        *program,
+    )
+    assert done.returncode == 0
+    assert "toprope:" not in done.stderr
+    (card,) = json.loads(done.stdout.splitlines()[-1])["cards"]
+    assert (card["findings"], card["verdict"]) == ([], "runs on the card")
+    assert card["steps"]["training"] == 2 * 42
+
+
+def test_wrong_options_are_one_error_before_the_program_starts(tmp_path: Path) -> None:
+    for report_to, fail_on, text in (
+        ("a.txt", None, "neither a page nor JSON"),
+        (str(tmp_path / "none" / "a.html"), None, "cannot be written"),
+        (None, "hosts", "names no kind of trouble: hosts"),
+        (None, ",", "--fail-on is empty"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            check(report_to, fail_on, SIM)
+    with pytest.raises(UsageError, match="--report is about the simulated card"):
+        check("-", None, Choice("cpu"))
+    assert check("-", "sync-in-loop, host", SIM) == ("host", "sync-in-loop")
+
+
+def test_lines_are_recorded_where_somebody_reads_them() -> None:
+    assert smallest(False, None, ()) == 2**20
+    assert smallest(True, None, ()) is None
+    assert smallest(True, "-", ()) == smallest(True, None, ("host",)) == 0
+
+
+def test_a_run_without_findings_fails_nothing_and_its_page_loads_nothing() -> None:
+    outcome = Outcome(SIM, 1.0, 0)
+    assert failures(outcome, ("host", "memory")) == ""
+    page = page_of(outcome)
+    assert "did not touch the card" in page
+    assert not re.search(r"<link|<img|<script|@import|url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", page)
