@@ -398,7 +398,7 @@ def _on_host(totals: Totals, folder: str) -> Iterator[str]:
     yield f"{_number(kinds)} operator{'' if kinds == 1 else 's'} without a kernel in {totals.torch_npu}"
     for one in totals.on_host[:_SHOWN]:
         copied = f"{sizes.decimal(one.bytes_to_host)} to the host, {sizes.decimal(one.bytes_back)} back"
-        place = _place(Cause(one.operator, one.file, one.line, one.times), folder)
+        place = place_text(one.file, one.line, folder)
         advice = f"; {one.advice}" if one.advice else ""
         yield f"{one.operator}  {place}  {_times(one.times)}, {copied}{advice}"
 

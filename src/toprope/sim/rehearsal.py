@@ -328,10 +328,10 @@ def _facts(totals: Totals, processes: Sequence[Counters], records: Mapping[int, 
 
 
 def _on_host(totals: Totals) -> list[Finding]:
-    """Operators without a kernel on the card. Totals does not have them yet: until then there are none."""
+    """Operators without a kernel on the card."""
+    text = f"runs on the host: {totals.torch_npu} has no kernel of it"
     return [
-        Finding("host", f"{one.operator} runs on the host", one.file, one.line, one.times, one.advice)
-        for one in getattr(totals, "on_host", ())
+        Finding("host", f"{one.operator} {text}", one.file, one.line, one.times, one.advice) for one in totals.on_host
     ]
 
 
