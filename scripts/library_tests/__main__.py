@@ -68,7 +68,7 @@ def _run(sources: Path, folder: Path, paths: list[str], device: str, ends: Path,
 def _run_sample(suite: Suite, path: Path, ends: Path, arguments: argparse.Namespace) -> None:
     """Run a sample of torch's tests of Inductor on both devices."""
     command = [sys.executable, str(ROOT / "scripts" / "inductor_tests.py"), str(path), "--ends", str(ends)]
-    command += ["--count", str(suite.sample), "--processes", "1", "--limit", str(arguments.limit), "--only", ONLY]
+    command += ["--count", str(suite.sample), "--limit", str(arguments.limit), "--only", ONLY]
     run_limited(command, ROOT, 200 * arguments.limit, {"PYTHONPATH": str(ROOT / "src")})
 
 
