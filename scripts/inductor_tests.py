@@ -79,7 +79,8 @@ def work(file: Path, device: str, limit: int) -> None:
         signal.alarm(0)
         wrong = "\n".join(text for _, text in [*result.errors, *result.failures])
         status = "failed" if wrong else "skipped" if result.skipped else "passed"
-        out.write(json.dumps({"name": name, "status": status, "text": wrong}) + "\n")
+        text = wrong or "\n".join(reason for _, reason in result.skipped)
+        out.write(json.dumps({"name": name, "status": status, "text": text}) + "\n")
 
 
 def run(file: Path, device: str, names: list[str], limit: int, sim: str) -> dict[str, dict[str, str]]:
