@@ -178,7 +178,7 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
                 ends[device].ended.update(found.ended)
                 ends[device].texts.update(found.texts)
                 say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
-                files |= {test.partition("::")[0] for test in found.ended}
+                files |= {group[0] if suite.sample else test.partition("::")[0] for test in found.ended}
     return ends, len(files)
 
 
