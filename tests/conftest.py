@@ -92,7 +92,7 @@ def shared_state_is_put_back():
     assert not left, "what these tests have changed and not put back: " + "; ".join(left)
 
 
-LIBRARIES_OWN = ("PYTEST_", "TORCHINDUCTOR_", "RAY_", "KMP_", "HF_", "DIFFUSERS_", "TRANSFORMERS_")
+LIBRARIES_OWN = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "RAY_", "KMP_", "HF_", "DIFFUSERS_", "TRANSFORMERS_")
 """Variables that pytest and libraries set, or that are set for them."""
 
 

@@ -68,7 +68,7 @@ def _run(sources: Path, folder: Path, paths: list[str], device: str, ends: Path,
 def _run_sample(suite: Suite, path: Path, ends: Path, arguments: argparse.Namespace) -> None:
     """Run a sample of torch's tests of Inductor on both devices."""
     command = [sys.executable, str(ROOT / "scripts" / "inductor_tests.py"), str(path), "--ends", str(ends)]
-    command += ["--count", str(suite.sample), "--processes", "1", "--limit", str(arguments.limit), "--only", ONLY]
+    command += ["--count", str(suite.sample), "--limit", str(arguments.limit), "--only", ONLY]
     run_limited(command, ROOT, 200 * arguments.limit, {"PYTHONPATH": str(ROOT / "src")})
 
 
@@ -178,7 +178,7 @@ def _ends(suite: Suite, clone: Path, arguments: argparse.Namespace) -> tuple[dic
                 ends[device].ended.update(found.ended)
                 ends[device].texts.update(found.texts)
                 say(f"{group[0]}, {device}: {dict(Counter(found.ended.values()))}")
-                files |= {test.partition("::")[0] for test in found.ended}
+                files |= {group[0] if suite.sample else test.partition("::")[0] for test in found.ended}
     return ends, len(files)
 
 

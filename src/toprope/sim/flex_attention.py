@@ -71,17 +71,17 @@ def _register_kernels() -> None:
 def _trace_dense(operator: Any, dense: Callable[..., Any]) -> None:
     """Trace the operators of the dense computation where tensors are the card's, not one operator.
 
-    Inductor's template for the host has no gradients and no logsumexp.
+    Inductor's template for the host has no gradients and no logsumexp. The functions of scores and masks are traced as
+    they are, with the tensors that they capture.
     """
-    import torch
-    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-    trace = operator.python_key_table[ProxyTorchDispatchMode]
+    trace = operator.python_key_table[FunctionalTensorMode]
 
     def trace_for_card(mode: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if query.device.type != "npu":
             return trace(mode, query, *args, **kwargs)
         with mode:
-            return torch.func.functionalize(dense)(query, *args, **kwargs)
+            return dense(query, *args, **kwargs)
 
-    operator.python_key_table[ProxyTorchDispatchMode] = trace_for_card
+    operator.python_key_table[FunctionalTensorMode] = trace_for_card

@@ -228,3 +228,29 @@ def test_flex_attention_was_refused_on_the_card(form: str) -> None:
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, **CLOSE)
     with torch.autocast("npu", dtype=torch.bfloat16):
         assert attend([each.detach() for each in card]).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+def test_functions_of_flex_attention_that_capture_tensors_were_an_internal_error_when_compiled() -> None:
+    """A bias of positions that learns (T5's), and a mask of documents: both are tensors of the calling program."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def add(score: torch.Tensor, _b: torch.Tensor, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor):  # type: ignore[no-untyped-def]
+        return score + bias[head, row, column]
+
+    def same(_b: torch.Tensor, _h: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        return documents[row] == documents[column]
+
+    host = [*inputs(), torch.randn(4, 8, 8, requires_grad=True)]
+    card = [each.detach().to(CARD).requires_grad_() for each in host]
+    bias, documents = card[3], torch.arange(8, device=CARD) // 3
+    mask = create_block_mask(same, None, None, 8, 8, device=CARD)
+    found = torch.compile(flex_attention)(*card[:3], score_mod=add, block_mask=mask)
+    other = (documents[:, None] != documents).cpu()
+    expected = F.scaled_dot_product_attention(*host[:3], attn_mask=host[3].masked_fill(other, -torch.inf))
+    torch.testing.assert_close(found.cpu(), expected, **CLOSE)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for mine, theirs in zip(card, host, strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, **CLOSE)

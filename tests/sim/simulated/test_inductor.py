@@ -66,6 +66,8 @@ MODULES: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "softmax": lambda: nn.Softmax(-1),
     "mean": lambda: lambda x: (x - x.mean()).abs(),
     "convolution and batch norm": lambda: nn.Sequential(nn.Conv1d(8, 4, 3), nn.BatchNorm1d(4), nn.ReLU()),
+    "in two dimensions": lambda: nn.Sequential(nn.Unflatten(-1, (4, 4)), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)),
+    "attention": lambda: lambda x: F.scaled_dot_product_attention(x, x.flip(1), x * 2, is_causal=True),
     "encoder layer": lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
     "cross entropy": lambda: cross_entropy,
     "sort and topk": lambda: lambda x: torch.sort(x, -1)[0] * torch.topk(x, 3)[0].sum(),
@@ -86,13 +88,46 @@ def trained(make: Callable[[], Callable[[torch.Tensor], torch.Tensor]], device: 
     assert result.device.type == device
     result.square().sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
-    return [result.detach().cpu(), x.grad.cpu()]
+    found = [result, x.grad]
+    if isinstance(module, nn.Module):
+        found += [*(each.grad for each in module.parameters() if each.grad is not None), *module.buffers()]
+    return [each.detach().cpu() for each in found]
 
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_compiled_block_in_training_was_an_internal_error_of_inductor() -> None:
     for on_card, on_host in zip(trained(Block, "npu"), trained(Block, "cpu"), strict=True):
         torch.testing.assert_close(on_card, on_host)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.filterwarnings("ignore::UserWarning:transformers", "ignore::FutureWarning")
+def test_a_compiled_model_of_transformers_learns_as_on_the_host() -> None:
+    """Rotary embedding, RMSNorm, grouped attention, gated layers, cross entropy and the optimizer's three steps."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+
+    def learned(device: str) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to(device)
+        call, optimizer = torch.compile(model), torch.optim.AdamW(model.parameters(), 1e-2)
+        tokens, losses = (torch.arange(24).reshape(2, 12) * 7 % 64).to(device), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(call(input_ids=tokens, labels=tokens).loss)
+            losses[-1].backward()
+            optimizer.step()
+        return [each.detach().cpu() for each in (*losses, *model.parameters())]
+
+    on_card = learned("npu")
+    assert on_card[2] < on_card[0]
+    for card, host in zip(on_card, learned("cpu"), strict=True):
+        torch.testing.assert_close(card, host, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.soak

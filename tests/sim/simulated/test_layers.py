@@ -63,6 +63,17 @@ def test_layers_in_channels_last() -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_images_that_are_permuted_and_so_are_their_gradients_were_refused(mode: str) -> None:
+    """Results had the memory format of the operand: diffusers' UNet did not train."""
+
+    def go(x: torch.Tensor) -> torch.Tensor:
+        result = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2, mode=mode)
+        return result.permute(0, 2, 3, 1).contiguous().square()
+
+    compare(go, torch.randn(2, 4, 4, 3, requires_grad=True), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_embedding(options: dict[str, object]) -> None:
     compare_module(nn.Embedding(10, 8, **options), torch.randint(0, 10, (4, 5)))

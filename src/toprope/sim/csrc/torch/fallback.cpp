@@ -393,6 +393,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
                            "max_pool2d_with_indices_backward", "upsample_nearest2d"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
+  // Composed too, and then their result has the memory format of an operand that is permuted, which the card refuses.
+  for (const char* name : {"upsample_nearest2d_backward", "_upsample_nearest_exact2d",
+                           "_upsample_nearest_exact2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward",
+                           "upsample_bicubic2d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa",
+                           "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa",
+                           "_upsample_bicubic2d_aa_backward", "upsample_nearest3d", "upsample_nearest3d_backward",
+                           "_upsample_nearest_exact3d", "_upsample_nearest_exact3d_backward", "upsample_trilinear3d",
+                           "upsample_trilinear3d_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 [[noreturn]] void refuse_layout(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const char* layout) {
