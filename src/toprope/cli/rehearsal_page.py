@@ -74,6 +74,11 @@ def _operators(one: Rehearsal, folder: str) -> Iterator[str]:
     ]
     if rows:
         yield _table(("operator", "line", "times", "instead"), rows, numbers=(2,))
+    if totals.on_host:
+        copied = sum(each.bytes_to_host + each.bytes_back for each in totals.on_host)
+        yield f'<p class="note">Copied for those on the host, both ways: {sizes.decimal(copied)}.</p>'
+    for name, why in totals.slow:
+        yield f'<p class="note">Known to be slow on the card: {escaped(name)} ({escaped(why)}).</p>'
     if totals.undocumented:
         names = ", ".join(f"{name} ({', '.join(dtypes)})" for name, dtypes in totals.undocumented.items())
         yield f'<p class="note">Assumed to run, as no document mentions these dtypes: {escaped(names)}.</p>'
@@ -208,9 +213,12 @@ def _versions(rehearsals: Sequence[Rehearsal], outcome: Outcome) -> Iterator[str
 
     yield "<h2>Versions and sources</h2>\n<ul>"
     for one in rehearsals:
-        yield f"<li>torch {escaped(one.torch_version)}, toprope {escaped(__version__)}, chip {escaped(one.chip)}</li>"
+        parts = [f"torch {one.torch_version}", one.totals.torch_npu, f"toprope {__version__}", f"chip {one.chip}"]
+        yield f"<li>{escaped(', '.join(filter(None, parts)))}</li>"
     yield (
         "<li>Memory that a program gets, and cores: chip profile, with its sources in <code>toprope.chips</code></li>"
+        "<li>Operators on the host: the vendor's source of that release "
+        "(<code>docs/operators_by_release.md</code>)</li>"
         "<li>Refused dtypes: the vendor's documents of aclnn kernels (<code>docs/refusals.md</code>)</li>"
         "<li>Kinds of memory, steps and verdicts: <code>docs/run.md</code>. No real card was involved.</li>"
     )

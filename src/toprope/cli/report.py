@@ -172,21 +172,7 @@ def _totals_as_dict(totals: Totals) -> dict[str, Any]:
             "assumed_cores": list(totals.assumed_cores),
         },
         "synchronisations": totals.synchronisations,
-        "torch_npu": totals.torch_npu or None,
-        "on_host": [
-            {
-                "operator": one.operator,
-                "times": one.times,
-                "bytes": one.bytes_to_host + one.bytes_back,
-                "bytes_to_host": one.bytes_to_host,
-                "bytes_back": one.bytes_back,
-                "file": one.file,
-                "line": one.line,
-                "advice": one.advice or None,
-            }
-            for one in totals.on_host
-        ],
-        "slow_on_card": [{"operator": operator, "why": why} for operator, why in totals.slow],
+        **totals.fallbacks_as_dict(),
         "places": {
             "estimated": totals.sampled,
             "copies_back": [asdict(cause) for cause in totals.copies_back],

@@ -246,6 +246,7 @@ class Rehearsal:
                 "undocumented": {name: list(dtypes) for name, dtypes in totals.undocumented.items()},
                 "assumed_cores": list(totals.assumed_cores),
             },
+            **totals.fallbacks_as_dict(),
         }  # fmt: skip
 
 

@@ -17,17 +17,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from toprope.errors import EnvironmentProblem, SimulatorError
 from toprope.sim import counters, rehearsal_record
-from toprope.sim.counters import CardCounters, Counters, Site
+from toprope.sim.counters import CardCounters, Counters, HostSite, Site
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from toprope.sim.spec import SimSpec
 
 __all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test"]
+
+_log = logging.getLogger("toprope")
 
 VARIABLE = "TOPROPE_REHEARSE"
 """Set in the processes of a run that is rehearsed, to the bytes of the smallest block with a line of its own."""
@@ -175,6 +179,7 @@ def _difference(before: Counters, after: Counters) -> Counters:
     operators = {name: number - before.operators.get(name, 0) for name, number in after.operators.items()}
     sites = {site.number: site for site in before.sites}
     lacks = {(one.name, one.lack, one.dtype): one.times for one in before.lacks}
+    on_host = {(one.operation, one.file, one.line): one for one in before.host_sites}
     cards = {card.index: card for card in before.cards}
     return replace(
         after,
@@ -185,6 +190,11 @@ def _difference(before: Counters, after: Counters) -> Counters:
             replace(one, times=one.times - lacks.get((one.name, one.lack, one.dtype), 0)) for one in after.lacks
         ),
         cards=tuple(_card_since(cards.get(card.index), card) for card in after.cards),
+        host_sites=tuple(
+            one
+            for site in after.host_sites
+            if (one := _host_site_since(on_host.get((site.operation, site.file, site.line)), site)).times
+        ),
     )
 
 
@@ -200,6 +210,13 @@ def _site_since(before: Site | None, after: Site) -> Site:
     return replace(after, back=after.back - before.back, waits=after.waits - before.waits)
 
 
+def _host_site_since(before: HostSite | None, after: HostSite) -> HostSite:
+    if before is None:
+        return after
+    figures = ("times", "bytes_to_host", "bytes_back")
+    return replace(after, **{name: getattr(after, name) - getattr(before, name) for name in figures})
+
+
 def _card_since(before: CardCounters | None, after: CardCounters) -> CardCounters:
     if before is None:
         return after
@@ -212,6 +229,19 @@ def _program_has_hooks() -> bool:
 
     kinds = ("backward_pre_hooks", "backward_hooks", "forward_hooks", "forward_hooks_always_called")
     return len(module._global_forward_pre_hooks) > 1 or any(getattr(module, f"_global_{kind}", None) for kind in kinds)
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """Let a hook end without an error, whatever the program's own classes do: less is recorded then."""
+
+    @wraps(hook)
+    def run(*arguments: Any) -> None:
+        try:
+            hook(*arguments)
+        except Exception:
+            _log.debug("a hook of the rehearsal failed", exc_info=True)
+
+    return run
 
 
 class _Hooks:
@@ -231,11 +261,12 @@ class _Hooks:
         self._users = 0
         self._handles: list[Any] = []
         self._asked: Any = None
-        self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        # WeakIdKeyDictionary: tensors, and modules and optimizers of the program, may compare in ways of their own
+        self._calls: Any = None
         """Calls of each outermost module; -1 for a module inside another."""
         self._optimizer: Any = None
-        self._stepped: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        self._with_hook: Any = None  # a WeakIdKeyDictionary: tensors are compared by identity
+        self._stepped: Any = None
+        self._with_hook: Any = None
         self._ask = ctypes.CFUNCTYPE(None)(self._mark_all)
 
     def add(self) -> None:
@@ -250,7 +281,7 @@ class _Hooks:
         )
         from torch.utils.weak import WeakIdKeyDictionary
 
-        self._with_hook = WeakIdKeyDictionary()
+        self._calls, self._stepped, self._with_hook = (WeakIdKeyDictionary() for _ in range(3))
         self._library.watch_memory(ctypes.cast(self._ask, ctypes.c_void_p))
         self._handles = [
             module.register_module_forward_pre_hook(self._before_forward),
@@ -272,10 +303,10 @@ class _Hooks:
         module._has_any_global_hook = self._asked
         for handle in (*self._handles, *(self._with_hook or {}).values()):
             handle.remove()
-        self._handles, self._with_hook, self._optimizer = [], None, None
-        self._calls.clear()
-        self._stepped.clear()
+        self._handles, self._optimizer = [], None
+        self._calls = self._stepped = self._with_hook = None
 
+    @_harmless
     def _before_forward(self, module: Any, _: Any) -> None:
         import torch
 
@@ -294,11 +325,13 @@ class _Hooks:
             self._library.watch_forward(1)
         self._library.note_step(_FORWARD if with_gradients else _INFERENCE)
 
+    @_harmless
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = ref(optimizer)
         self._library.watch_step(1)
 
+    @_harmless
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._library.watch_step(0)
         if self._optimizer is not None and self._optimizer() is optimizer:
@@ -308,13 +341,18 @@ class _Hooks:
             self._mark_states(optimizer)
 
     def _mark_weights(self, module: Any) -> None:
+        from torch.nn.parameter import is_lazy
+
         for tensor in (*module.parameters(), *module.buffers()):
+            if is_lazy(tensor):
+                continue
             self._mark(tensor, _WEIGHTS)
             if tensor.requires_grad and tensor.is_leaf and self._with_hook is not None:
                 if tensor not in self._with_hook:
                     self._with_hook[tensor] = tensor.register_post_accumulate_grad_hook(self._mark_gradient)
                 self._mark_gradient(tensor)
 
+    @_harmless
     def _mark_gradient(self, tensor: Tensor) -> None:
         if tensor.grad is not None:
             self._mark(tensor.grad, _GRADIENTS)
@@ -345,5 +383,5 @@ class _Hooks:
         if tensor.device.type == "npu":
             try:
                 self._library.mark_held(tensor.untyped_storage().data_ptr(), kind)
-            except (NotImplementedError, RuntimeError):
-                return  # a tensor without a storage of its own, such as a sparse one
+            except Exception:
+                return  # it has no storage: sparse, or of a class of the program

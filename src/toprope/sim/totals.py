@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any
 
 from toprope import chips
 from toprope.sim import dtypes
@@ -135,6 +136,15 @@ class Totals:
     on_host: tuple[OnHost, ...] = ()
     torch_npu: str = ""
     slow: tuple[tuple[str, str], ...] = ()
+
+    def fallbacks_as_dict(self) -> dict[str, Any]:
+        """Return operators on the host, or slow on the card, as plain data: for the report and for rehearsals."""
+        places = [
+            asdict(one) | {"bytes": one.bytes_to_host + one.bytes_back, "advice": one.advice or None}
+            for one in self.on_host
+        ]
+        slow = [{"operator": operator, "why": why} for operator, why in self.slow]
+        return {"torch_npu": self.torch_npu or None, "on_host": places, "slow_on_card": slow}
 
     @property
     def used(self) -> bool:

@@ -246,3 +246,39 @@ def test_two_rehearsals_at_a_time_are_an_error():
         with pytest.raises(SimulatorError, match="still being recorded"):
             first.facts  # noqa: B018
     assert first.verdict == "runs on the card"
+
+
+def test_a_module_without_its_parameters_yet_could_not_be_called():
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).npu()
+    with toprope.sim.rehearse() as rehearsal:
+        model(torch.ones(2, 3, device="npu")).sum().backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.step()
+    assert rehearsal.facts.steps["training"] == 1
+
+
+def test_a_module_that_compares_in_its_own_way_could_not_be_called():
+    class Layer(nn.Linear):
+        def __eq__(self, other):
+            return self.weight == other.weight
+
+        __hash__ = None
+
+    layer = Layer(3, 3).npu()
+    with toprope.sim.rehearse() as rehearsal, torch.no_grad():
+        for _ in range(3):
+            layer(torch.ones(2, 3, device="npu"))
+    assert rehearsal.facts.totals.operators["aten::addmm"] == 3  # its steps are not known
+
+
+def test_a_block_named_operators_that_were_on_the_host_before_it():
+    x = torch.arange(3.0, device="npu") + 1
+    torch.lgamma(x)
+    with toprope.sim.rehearse() as rehearsal:
+        torch.digamma(x)
+    assert [(one.text.split()[0], one.line, one.times) for one in rehearsal.facts.of("host")] == [
+        ("aten::digamma.out", here(-2), 1)
+    ]
+    found = rehearsal.facts.as_dict()
+    assert [one["bytes_to_host"] for one in found["on_host"]] == [24]  # x, and the out= of the same size
+    assert found["torch_npu"].startswith("torch_npu 2.13")
