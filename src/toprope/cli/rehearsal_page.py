@@ -77,6 +77,8 @@ def _operators(one: Rehearsal, folder: str) -> Iterator[str]:
     if totals.on_host:
         copied = sum(each.bytes_to_host + each.bytes_back for each in totals.on_host)
         yield f'<p class="note">Copied for those on the host, both ways: {sizes.decimal(copied)}.</p>'
+    for name, why in totals.perhaps_on_host:
+        yield f'<p class="note">Perhaps on the host: {escaped(name)} ({escaped(why)}).</p>'
     for name, why in totals.slow:
         yield f'<p class="note">Known to be slow on the card: {escaped(name)} ({escaped(why)}).</p>'
     if totals.undocumented:

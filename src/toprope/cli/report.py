@@ -367,7 +367,7 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
         *_causes(totals.copies_back, totals, folder, "back: "),
     )
     yield from _row("operators", _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
-    if totals.on_host:
+    if totals.on_host or totals.perhaps_on_host:
         yield from _row("on host", *_on_host(totals, folder))
     if kernels := sum(card.kernels for card in totals.cards):
         yield from _row("kernels", f"{_number(kernels)} launched by the program")
@@ -387,6 +387,8 @@ def _on_host(totals: Totals, folder: str) -> Iterator[str]:
         place = place_text(one.file, one.line, folder)
         advice = f"; {one.advice}" if one.advice else ""
         yield f"{one.operator}  {place}  {_times(one.times)}, {copied}{advice}"
+    for operator, why in totals.perhaps_on_host[:_SHOWN]:
+        yield f"perhaps {operator}: {why}"
 
 
 def _operators(totals: Totals) -> str:

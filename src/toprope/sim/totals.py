@@ -113,6 +113,7 @@ class Totals:
         assumed_dtypes: the undocumented dtypes by argument, those of the most frequent operators first.
         on_host: places where an operator ran on the host, those with the most bytes first.
         torch_npu: the release of torch_npu that decides it, in words; empty where no process had one.
+        perhaps_on_host: operators that ran and that the release may compute on the host, with the reason.
         slow: operators that ran on the card and are known to be slow there, with the reason and its source.
     """
 
@@ -135,6 +136,7 @@ class Totals:
     assumed_dtypes: tuple[AssumedDtype, ...] = ()
     on_host: tuple[OnHost, ...] = ()
     torch_npu: str = ""
+    perhaps_on_host: tuple[tuple[str, str], ...] = ()
     slow: tuple[tuple[str, str], ...] = ()
 
     def fallbacks_as_dict(self) -> dict[str, Any]:
@@ -143,8 +145,12 @@ class Totals:
             asdict(one) | {"bytes": one.bytes_to_host + one.bytes_back, "advice": one.advice or None}
             for one in self.on_host
         ]
-        slow = [{"operator": operator, "why": why} for operator, why in self.slow]
-        return {"torch_npu": self.torch_npu or None, "on_host": places, "slow_on_card": slow}
+        return {
+            "torch_npu": self.torch_npu or None,
+            "on_host": places,
+            "perhaps_on_host": [{"operator": operator, "why": why} for operator, why in self.perhaps_on_host],
+            "slow_on_card": [{"operator": operator, "why": why} for operator, why in self.slow],
+        }
 
     @property
     def used(self) -> bool:
@@ -206,6 +212,7 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
         assumed_dtypes=_assumed_dtypes(chip, processes, operators),
         on_host=_on_host(processes),
         torch_npu=_torch_npu(processes),
+        perhaps_on_host=_perhaps_on_host(processes, operators),
         slow=_slow(processes, operators),
     )
 
@@ -213,6 +220,15 @@ def _merge_chip(chip: str, processes: tuple[Counters, ...], spec: SimSpec | None
 def _slow(processes: Iterable[Counters], operators: Iterable[str]) -> tuple[tuple[str, str], ...]:
     on_host = {site.operation.partition(".")[0] for one in processes for site in one.host_sites}
     return tuple((name, why) for name in operators if name not in on_host and (why := operator_advice.slow(name)))
+
+
+def _perhaps_on_host(processes: Iterable[Counters], operators: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    branches = {one.torch_npu for one in processes}
+    found: dict[str, str] = {}
+    for release in operators_on_card.releases() if any(branches) else ():
+        if release.branch in branches:
+            found |= operators_on_card.perhaps_on_host(release)
+    return tuple((name, found[name]) for name in operators if name in found)
 
 
 def _torch_npu(processes: Iterable[Counters]) -> str:

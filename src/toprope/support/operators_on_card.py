@@ -17,7 +17,17 @@ from typing import Any
 
 from toprope.errors import UsageError
 
-__all__ = ["FILE", "Kind", "Release", "Status", "find_release", "host_operators", "releases", "status"]
+__all__ = [
+    "FILE",
+    "Kind",
+    "Release",
+    "Status",
+    "find_release",
+    "host_operators",
+    "perhaps_on_host",
+    "releases",
+    "status",
+]
 
 FILE = Path(__file__).with_name("operators_by_release.toml")
 MASTER = "master"
@@ -194,6 +204,20 @@ def host_operators(release: Release, chip: str | None = None) -> Iterator[tuple[
         found = status(name, release=release, chip=chip)
         if found.kind is Kind.HOST or found.dtypes:
             yield name, found
+
+
+def perhaps_on_host(release: Release) -> dict[str, str]:
+    """Return operators that a release computes on the host for some arguments, or perhaps does, with the reason.
+
+    By name without an overload, "aten::std": whether a call was one of those is not known.
+    """
+    table = _table()
+    letters = {name: table.letter(name, release) for name in sorted(table.histories)}
+    return {
+        f"aten::{name.partition('.')[0]}": status(name, release=release).reason
+        for name, letter in letters.items()
+        if letter in ("a", "u")
+    }
 
 
 def _with_host_code(letter: str, dtypes: frozenset[str], dtype: str | None, chip: str | None) -> tuple[Kind, str]:

@@ -282,3 +282,12 @@ def test_a_block_named_operators_that_were_on_the_host_before_it():
     found = rehearsal.facts.as_dict()
     assert [one["bytes_to_host"] for one in found["on_host"]] == [24]  # x, and the out= of the same size
     assert found["torch_npu"].startswith("torch_npu 2.13")
+
+
+def test_an_operator_whose_kernel_may_compute_on_the_host_was_not_named():
+    with toprope.sim.rehearse() as rehearsal:
+        torch.std(torch.ones(3, device="npu"))
+    assert rehearsal.facts.findings == ()
+    (one,) = rehearsal.facts.as_dict()["perhaps_on_host"]
+    assert one["operator"] == "aten::std"
+    assert "for some arguments" in one["why"]
