@@ -220,9 +220,9 @@ def _versions(rehearsals: Sequence[Rehearsal], outcome: Outcome) -> Iterator[str
     yield (
         "<li>Memory that a program gets, and cores: chip profile, with its sources in <code>toprope.chips</code></li>"
         "<li>Operators on the host: the vendor's source of that release "
-        "(<code>docs/operators_by_release.md</code>)</li>"
-        "<li>Refused dtypes: the vendor's documents of aclnn kernels (<code>docs/refusals.md</code>)</li>"
-        "<li>Kinds of memory, steps and verdicts: <code>docs/run.md</code>. No real card was involved.</li>"
+        "(<code>toprope explain operators_by_release</code>)</li>"
+        "<li>Refused dtypes: the vendor's documents of aclnn kernels (<code>toprope explain refusals</code>)</li>"
+        "<li>Kinds of memory, steps and verdicts: <code>toprope explain run</code>. No real card was involved.</li>"
     )
     yield from (f"<li>{escaped(note)}</li>" for note in outcome.notes)
     yield "</ul>"

@@ -357,7 +357,9 @@ def _refusal(lack: LackRecord) -> str:
 def _instead(lack: LackRecord) -> str:
     if lack.lack is Lack.FORMAT:
         return "leave the memory format or layout out"
-    return f"give it another dtype than {lack.dtype}: docs/refusals.md lists those it takes" if lack.dtype else ""
+    return (
+        f"give it another dtype than {lack.dtype}: toprope explain refusals lists those it takes" if lack.dtype else ""
+    )
 
 
 def _memory_finding(memory: MemoryOfCard) -> Finding | None:

@@ -141,7 +141,7 @@ def find_release(asked: str | None = None, torch: str | None = None) -> Release:
         raise UsageError(
             f"no source of torch_npu {asked} is stored here.",
             looked_at=f"{FILE.name}: {', '.join(versions)}; releases {', '.join(_names())}",
-            do="name one of these, such as the next older version; docs/operators_by_release.md says how to add one",
+            do="name one of these, such as the next older version; more: toprope explain operators_by_release",
         )
     return max(_for_torch(named, torch) or named, key=_age)
 
