@@ -140,3 +140,20 @@ def test_facts_are_as_their_schema_says() -> None:
 def test_bytes_that_are_no_record_are_none() -> None:
     assert parse(b"") is None
     assert parse(bytes(10**7)) is None
+
+
+def test_advice_for_a_tensor_larger_than_the_card_was_a_batch_of_a_thousandth() -> None:
+    assert advice({"activations": 10}, wanted=1 << 40, runtime=0, capacity=1 << 30) == [
+        "a smaller tensor: 1024.0 GiB at once are more than the card has"
+    ]
+
+
+def test_advice_named_a_setting_that_the_program_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert any("expandable_segments" in each for each in advice({"others": 10}, 10, 0, 100))
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")
+    assert not any("expandable_segments" in each for each in advice({"others": 10}, 10, 0, 100))
+
+
+def test_the_verdict_of_a_program_that_failed_was_that_it_runs() -> None:
+    found = dataclasses.replace(facts(), stopped="signal 9")
+    assert found.verdict == "ended with signal 9; until then: runs on the card"

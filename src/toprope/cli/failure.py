@@ -16,7 +16,7 @@ from toprope import chips, collectives
 from toprope.compat.ending import SUFFIX
 from toprope.compat.missing import of_the_real_one, vendor_names
 from toprope.sim.counters import Counters, Lack, LackRecord
-from toprope.support import operator_kinds, refusals
+from toprope.support import operator_kinds, operators_on_card, refusals
 
 __all__ = ["Ending", "Failure", "OnCard", "Raised", "find", "on_card", "read_endings"]
 
@@ -120,7 +120,7 @@ def find(processes: Iterable[Counters], endings: Sequence[Ending], status: int) 
         for ending in endings:
             for error in ending.errors:
                 if record.text and record.text in error.text:
-                    card = on_card(record, process.chip)
+                    card = on_card(record, process.chip, process.torch_npu)
                     place = error.place if ending.pid == process.pid else ""  # else where the parent waited for it
                     return Failure(record, card, process.chip, True, ending.rank, place)
     if status < 0 and status != -signal.SIGABRT:
@@ -129,12 +129,20 @@ def find(processes: Iterable[Counters], endings: Sequence[Ending], status: int) 
     likely = [each for each in lacks if each[0].lack is not Lack.NAME]
     if likely and all(error.type in _OF_LAUNCHERS for ending in endings for error in ending.errors[:1]):
         record, process = likely[-1]
-        return Failure(record, on_card(record, process.chip), process.chip, False)
+        return Failure(record, on_card(record, process.chip, process.torch_npu), process.chip, False)
     return None
 
 
-def on_card(record: LackRecord, chip: str) -> OnCard:
-    """Look up this lack in the vendor's documents on a real card of this chip."""
+def on_card(record: LackRecord, chip: str, torch_npu: str = "") -> OnCard:
+    """Look up this lack in the vendor's documents on a real card of this chip.
+
+    Args:
+        record: the lack.
+        chip: name of the chip.
+        torch_npu: the release of torch_npu, as counters have it.
+    """
+    if record.lack is Lack.KERNEL and (release := operators_on_card.failing(record.name, torch_npu)):
+        return OnCard("refuses", f"a card has none either ({release.text}), and torch has none for the CPU")
     if record.lack in (Lack.KERNEL, Lack.DTYPE):
         return _kernel(record.name, record.dtype, chip)
     if record.lack is Lack.REFUSED and record.name.startswith("hccl::"):

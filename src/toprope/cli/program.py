@@ -41,7 +41,8 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [sys.executable, program, *arguments]
     if program == npu_smi.NAME or (program == yr.NAME and shutil.which(program) is None):
         return [program, *arguments]  # the one that the program would find, on the PATH of the run
-    found = shutil.which(program)
+    # what is installed with toprope, such as torchrun, is found where its environment is not activated, too
+    found = shutil.which(program) or shutil.which(program, path=os.path.dirname(sys.executable))
     if found is not None:
         return [found, *arguments]
     if os.path.isfile(program):

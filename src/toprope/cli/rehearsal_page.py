@@ -52,8 +52,8 @@ def _verdict(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
     bad = ' class="verdict bad"' if one.findings else ' class="verdict"'
     yield f"<p{bad}>{escaped(one.verdict[:1].upper() + one.verdict[1:])}.</p>"
     yield (
-        '<p class="note">Numbers are computed on the CPU. Times of the card are not simulated. Counts are measured in '
-        f"this run of {outcome.seconds:.1f} s; what is an estimate says so.</p>"
+        f'<p class="note">Numbers are {escaped(one.numbers)}. Times of the card are not simulated. Counts are measured '
+        f"in this run of {outcome.seconds:.1f} s; what is an estimate says so.</p>"
     )
     if one.findings:
         yield "<h2>Findings</h2>\n<ol>"
@@ -90,10 +90,11 @@ def _memory(one: MemoryOfCard, folder: str) -> Iterator[Drawing | str]:
     basis = {"profile": "public figure", "user": "set by the user", "nominal": "nominal: unknown"}[one.basis]
     least, most = map(sizes.gibibytes, one.need)
     yield f"<h2>Memory of {escaped(one.card)}: {one.fit}</h2>"
+    needs = f"more than {least}" if one.ooms else f"{least} to {most}"
     yield (
         f"<p>Peak {sizes.gibibytes(one.peak)} (measured) of {sizes.gibibytes(one.capacity)} ({basis}). The program "
-        f"needs {least} to {most} (estimate: with {sizes.gibibytes(one.runtime)} of HCCL's buffers; the upper end "
-        "adds unknown workspace, and all processes at their peaks at once).</p>"
+        f"needs {needs} (estimate: with {sizes.gibibytes(one.runtime)} of HCCL's buffers; the upper end adds unknown "
+        "workspace, and all processes at their peaks at once).</p>"
     )
     if len(one.samples) > 1:
         yield _over_time(one)

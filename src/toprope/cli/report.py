@@ -57,7 +57,8 @@ class Outcome:
 
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
-        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask)
+        stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
+        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask, stopped)
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
@@ -211,7 +212,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield _headline(totals)
         if outcome.records and totals.used:
             yield from _row(
-                "verdict", f"{rehearsal.verdict}; numbers here are the CPU's", *_findings(rehearsal, outcome)
+                "verdict", f"{rehearsal.verdict}; numbers: {rehearsal.numbers}", *_findings(rehearsal, outcome)
             )
         if place == 0:
             yield from origin
@@ -309,7 +310,7 @@ def finding_text(finding: Finding, folder: str) -> str:
         folder: files below it are shown without it.
     """
     place = f", {place_text(finding.file, finding.line, folder)}" if finding.file else ""
-    times = f" {_times(finding.times)}" if finding.times > 1 and finding.kind != "sync-in-loop" else ""
+    times = f" ({_times(finding.times)})" if finding.times > 1 and finding.kind != "sync-in-loop" else ""
     return f"{finding.text}{times}{place}{f'; {finding.advice}' if finding.advice else ''}"
 
 
@@ -369,6 +370,8 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
     yield from _row("operators", _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
     if totals.on_host or totals.perhaps_on_host:
         yield from _row("on host", *_on_host(totals, folder))
+    if totals.slow:
+        yield from _row("slow", *(f"{operator}: {why}" for operator, why in totals.slow[:_SHOWN]))
     if kernels := sum(card.kernels for card in totals.cards):
         yield from _row("kernels", f"{_number(kernels)} launched by the program")
     waits = totals.synchronisations

@@ -268,8 +268,8 @@ def _run(
     if cores is not None and not status:
         status = cores.exit_status
     text = rehearsal_file.write(report_to, outcome)
-    found = rehearsal_file.failures(outcome, troubles)
-    if found and not status:
+    found = "" if status else rehearsal_file.failures(outcome, troubles)
+    if found:
         status = 1
     if not quiet:
         text = (

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from math import ceil
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, R
 from toprope.sim.spec import SimSpec
 from toprope.sim.totals import Card, Totals, merge
 from toprope.sizes import gibibytes
+from toprope.support import operators_on_card
 
 __all__ = [
     "TROUBLES", "Finding", "MemoryOfCard", "Rehearsal", "Shortage", "Wait", "facts_of", "facts_of_run", "place_text",
@@ -44,6 +46,12 @@ FlagPerf measured 60.32 GiB as the most that a program allocates on an Atlas 800
 
 SCALER = "the gradient scaler's look for overflows"
 """The operation of the waits of torch.amp.GradScaler (csrc/torch/sites.cpp), which come with using it."""
+
+NUMBERS = {
+    "host": "computed on the CPU",
+    "card": "computed on the CPU, products and convolutions of float32 in HF32 where the program's settings allow it",
+}
+"""Ways to compute numbers, by the `numerics` of the cards."""
 
 _WITHOUT_WORKSPACE = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "fill_", "zero_", "copy_", "resize_", "set_")
@@ -166,6 +174,8 @@ class Rehearsal:
         findings: troubles, the worst first.
         steps: steps that were counted, by kind.
         estimated: whether the figures of lines are estimates from samples.
+        numbers: how numbers were computed.
+        stopped: how the program ended, where it failed: "exit status 1", "signal 9".
     """
 
     chip: str
@@ -176,6 +186,8 @@ class Rehearsal:
     findings: tuple[Finding, ...] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
     estimated: bool = False
+    numbers: str = NUMBERS["host"]
+    stopped: str = ""
 
     @property
     def verdict(self) -> str:
@@ -193,7 +205,7 @@ class Rehearsal:
         text = "; ".join(parts or ["runs on the card"])
         if found["sync-in-loop"]:
             text += f"; waits in every step at {_plural(found['sync-in-loop'], 'line')}"
-        return text
+        return f"ended with {self.stopped}; until then: {text}" if self.stopped else text
 
     @property
     def peak(self) -> int:
@@ -220,7 +232,7 @@ class Rehearsal:
             "torch": self.torch_version,
             "toprope": __version__,
             "verdict": self.verdict,
-            "numbers": "computed on the CPU",
+            "numbers": self.numbers,
             "findings": [
                 {
                     "kind": one.kind, "text": one.text, "file": one.file, "line": one.line, "times": one.times,
@@ -292,7 +304,11 @@ def _lines_as_list(lines: Iterable[Held]) -> list[dict[str, Any]]:
 
 
 def facts_of_run(
-    processes: Sequence[Counters], records: Mapping[int, Record], spec: SimSpec | None, mask: str | None = None
+    processes: Sequence[Counters],
+    records: Mapping[int, Record],
+    spec: SimSpec | None,
+    mask: str | None = None,
+    stopped: str = "",
 ) -> tuple[Rehearsal, ...]:
     """The facts of all processes of a run, one entry for each chip.
 
@@ -301,11 +317,14 @@ def facts_of_run(
         records: their records, by process.
         spec: the cards of the run.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it.
+        stopped: how the program ended, where it failed.
     """
-    return tuple(
+    numbers = NUMBERS["host" if spec is None else spec.numerics]
+    found = (
         _facts(totals, [one for one in processes if one.chip == totals.chip], records)
         for totals in merge(processes, spec, mask)
     )
+    return tuple(replace(facts, numbers=numbers, stopped=stopped) for facts in found)
 
 
 def facts_of(processes: Sequence[Counters], records: Mapping[int, Record], spec: SimSpec) -> Rehearsal:
@@ -342,7 +361,8 @@ def _refused(processes: Sequence[Counters], records: Mapping[int, Record]) -> li
         record = records.get(process.pid)
         for place, lack in enumerate(process.lacks):
             line = None if record is None else record.lacks[place]
-            if lack.lack not in _REFUSED or not lack.times:
+            fails = lack.lack is Lack.KERNEL and operators_on_card.failing(lack.name, process.torch_npu)
+            if not lack.times or not (fails or lack.lack in _REFUSED):
                 continue
             file, number = ("", 0) if line is None else (line.file, line.line)
             one = Finding("refused", _refusal(lack), file, number, lack.times, _instead(lack))
@@ -351,10 +371,13 @@ def _refused(processes: Sequence[Counters], records: Mapping[int, Record]) -> li
 
 
 def _refusal(lack: LackRecord) -> str:
-    return f"{lack.name}{f' ({lack.dtype})' if lack.dtype else ''} is refused"
+    ending = "fails: neither a card nor the CPU has a kernel of it" if lack.lack is Lack.KERNEL else "is refused"
+    return f"{lack.name}{f' ({lack.dtype})' if lack.dtype else ''} {ending}"
 
 
 def _instead(lack: LackRecord) -> str:
+    if lack.lack is Lack.KERNEL:
+        return ""
     if lack.lack is Lack.FORMAT:
         return "leave the memory format or layout out"
     return (
@@ -466,7 +489,7 @@ def _share(basis: str, operators: Iterable[str]) -> float:
 def _fit(card: Card, need: tuple[int, int], runtime: int, basis: str, failed: bool) -> tuple[Fit, str]:
     of = f"of {gibibytes(card.capacity)}"
     if failed:
-        return "does not fit", f"an allocation failed at a peak of {gibibytes(card.peak_allocated)} {of}"
+        return "does not fit", f"an allocation failed; the peak is {gibibytes(need[0] - runtime)} {of}"
     if need[0] > card.capacity:
         return (
             "does not fit",
@@ -502,15 +525,17 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
         runtime: bytes that the runtime takes.
         capacity: memory that a program gets.
     """
+    if wanted > capacity:
+        return [f"a smaller tensor: {gibibytes(wanted)} at once are more than the card has"]
     held = {kind: kinds.get(kind, 0) for kind in KINDS}
     total = sum(held.values()) + wanted + runtime
     moving = held["activations"] + (wanted if held["activations"] else 0)
     fixed = total - moving
     states = held["weights"] + held["gradients"] + held["optimizer"]
     found = []
-    if total <= capacity:
+    if total <= capacity and "expandable_segments:True" not in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
         found.append(
-            "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True (estimate: "
+            "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, which is not simulated (estimate: "
             f"{gibibytes(total)} of {gibibytes(capacity)} are needed at this point; the rest is cached in pieces)"
         )
     if moving and moving >= total / 2 and fixed < capacity:
@@ -527,7 +552,7 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
                 "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks "
                 f"and the inside of one are at most {room}; activations are {gibibytes(moving)})"
             )
-    if held["optimizer"] and total - held["optimizer"] <= capacity:
+    if total > capacity and held["optimizer"] and total - held["optimizer"] <= capacity:
         found.append(
             f"optimizer states on the host (toprope.tiers; estimate: {gibibytes(held['optimizer'])} less, "
             f"{gibibytes(total - held['optimizer'])} at this point)"
@@ -542,7 +567,8 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
         if cards > 1:
             found.append(f"FSDP over {cards} cards or more (estimate: weights, gradients and optimizer in equal parts)")
     if not found:
-        found.append(f"{gibibytes(max(total - capacity, 0))} less at this point (estimate)")
+        missing = gibibytes(max(total - capacity, 0))
+        found.append(f"{missing} are missing at this point (estimate); what would have come after it is not known")
     return found
 
 

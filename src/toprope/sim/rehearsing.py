@@ -360,6 +360,10 @@ class _Hooks:
     def _mark_states(self, optimizer: Any) -> None:
         import torch
 
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._mark(parameter, _WEIGHTS)
+                self._mark_gradient(parameter)
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
@@ -380,6 +384,7 @@ class _Hooks:
                 continue  # an object that is half made, or a proxy whose target is gone
 
     def _mark(self, tensor: Tensor, kind: int) -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, as FSDP2's parameters are
         if tensor.device.type == "npu":
             try:
                 self._library.mark_held(tensor.untyped_storage().data_ptr(), kind)

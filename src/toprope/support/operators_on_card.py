@@ -22,6 +22,7 @@ __all__ = [
     "Kind",
     "Release",
     "Status",
+    "failing",
     "find_release",
     "host_operators",
     "perhaps_on_host",
@@ -204,6 +205,19 @@ def host_operators(release: Release, chip: str | None = None) -> Iterator[tuple[
         found = status(name, release=release, chip=chip)
         if found.kind is Kind.HOST or found.dtypes:
             yield name, found
+
+
+def failing(operator: str, branch: str) -> Release | None:
+    """Return the release, by its branch, if an operator fails there: it has no kernel, and torch none for the CPU.
+
+    Args:
+        operator: torch's name, "aten::isin.Tensor_Tensor_out".
+        branch: as of `Release`; "" where it is not known.
+    """
+    if not branch:
+        return None
+    found = status(operator, release=find_release(branch))
+    return found.release if found.fails else None
 
 
 def perhaps_on_host(release: Release) -> dict[str, str]:

@@ -291,3 +291,42 @@ def test_an_operator_whose_kernel_may_compute_on_the_host_was_not_named():
     (one,) = rehearsal.facts.as_dict()["perhaps_on_host"]
     assert one["operator"] == "aten::std"
     assert "for some arguments" in one["why"]
+
+
+def test_an_operator_that_neither_a_card_nor_the_cpu_has_was_no_finding():
+    q = torch.ones(1, 1, 4, 8, device="npu", dtype=torch.float16)
+    with toprope.sim.rehearse() as rehearsal:
+        with pytest.raises(NotImplementedError):
+            torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)
+        line = here(-1)
+    (one,) = rehearsal.facts.of("refused")
+    assert "neither a card nor the CPU" in one.text
+    assert (one.file, one.line) == (__file__, line)
+
+
+def test_the_gradient_scaler_of_torch_npu_was_a_wait_in_a_loop():
+    model = nn.Linear(4, 4, device="npu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.npu.amp.GradScaler()
+    with toprope.sim.rehearse() as rehearsal:
+        x = torch.ones(2, 4, device="npu")
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(x).sum()).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert rehearsal.facts.steps["training"] == 4
+    assert rehearsal.facts.of("sync-in-loop") == ()
+    assert any("scaler" in each.operation for each in rehearsal.facts.waits)
+
+
+def test_weights_outside_modules_that_were_called_were_others():
+    weight = nn.Parameter(torch.ones(1024, 1024, device="npu"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with toprope.sim.rehearse() as rehearsal:
+        for _ in range(2):
+            weight.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    assert of_memory(rehearsal.facts).kinds.get("weights", 0) >= block(1024, 1024)

@@ -77,8 +77,9 @@ const Interpreter& interpreter() {
 // How a code's frames are taken: as the program's, as a library's, or as those of torch's gradient scaler.
 enum class Code { kProgram, kPassed, kScaler };
 
-// The gradient scaler asks the card for overflows in every step; a program that uses one cannot leave that out.
-constexpr char kScalerFile[] = "/torch/amp/grad_scaler.py";
+// The gradient scaler (torch's, or torch_npu's) asks the card for overflows in every step; a program that uses one
+// cannot leave that out.
+constexpr char kScalerFile[] = "/amp/grad_scaler.py";
 constexpr char kScalerOperation[] = "the gradient scaler's look for overflows";
 
 struct Instruction {
