@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _LARGE = 1 << 20
 """Bytes of the smallest block whose line is recorded where no file is asked for: torch_npu's large blocks."""
 
 
-def check(report_to: str | None, fail_on: str | None, choice: Choice) -> tuple[Trouble, ...]:
+def check(report_to: Sequence[str], fail_on: str | None, choice: Choice) -> tuple[Trouble, ...]:
     """Make sure, before the program starts, that there will be a report, and return the kinds of `--fail-on`.
 
     Raises:
@@ -36,31 +37,35 @@ def check(report_to: str | None, fail_on: str | None, choice: Choice) -> tuple[T
             else "--fail-on is empty.",
             do=f"name some of {', '.join(TROUBLES)}",
         )
-    option = "--report" if report_to is not None else "--fail-on" if kinds else ""
+    option = "--report" if report_to else "--fail-on" if kinds else ""
     if option and choice.spec is None:
         raise UsageError(
             f"{option} is about the simulated card, and this program gets none.",
             "it gets " + ("a real card" if choice.device == "npu" else f"--device {choice.device}"),
             f"add --device sim, or leave out {option}",
         )
-    if report_to is not None and report_to != _STDOUT:
-        if not report_to.endswith(_ENDINGS):
-            raise UsageError(
-                f"--report {report_to} is neither a page nor JSON.", do="name a FILE.html, a FILE.json or -"
-            )
-        try:
-            with Path(report_to).open("a"):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"the report cannot be written to {report_to}: {error.strerror}.", do="name a file in a folder of yours"
-            ) from None
+    for each in report_to:
+        _check_file(each)
     return kinds
 
 
-def smallest(quiet: bool, report_to: str | None, troubles: tuple[Trouble, ...]) -> int | None:
+def _check_file(name: str) -> None:
+    if name == _STDOUT:
+        return
+    if not name.endswith(_ENDINGS):
+        raise UsageError(f"--report {name} is neither a page nor JSON.", do="name a FILE.html, a FILE.json or -")
+    try:
+        with Path(name).open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written to {name}: {error.strerror}.", do="name a file in a folder of yours"
+        ) from None
+
+
+def smallest(quiet: bool, report_to: Sequence[str], troubles: tuple[Trouble, ...]) -> int | None:
     """Bytes of the smallest block whose line is recorded; None where nobody will read the record."""
-    if report_to is not None or troubles:
+    if report_to or troubles:
         return 0
     return None if quiet else _LARGE
 
@@ -77,23 +82,25 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def write(report_to: str | None, outcome: Outcome) -> str:
-    """Write the report, and return what there is to say about it on stderr."""
-    if report_to is None:
-        return ""
+def write(report_to: Sequence[str], outcome: Outcome) -> str:
+    """Write the report to each file, and return what there is to say about it on stderr."""
+    return "".join(_write(each, outcome) for each in report_to)
+
+
+def _write(name: str, outcome: Outcome) -> str:
     try:
-        if report_to.endswith(".html"):
+        if name.endswith(".html"):
             from toprope.cli.rehearsal_page import page_of
 
-            Path(report_to).write_text(page_of(outcome), encoding="utf-8")
-        elif report_to == _STDOUT:
+            Path(name).write_text(page_of(outcome), encoding="utf-8")
+        elif name == _STDOUT:
             sys.stdout.write(json.dumps(as_dict(outcome), ensure_ascii=False) + "\n")
             sys.stdout.flush()
         else:
             text = json.dumps(as_dict(outcome), ensure_ascii=False, indent=1) + "\n"
-            Path(report_to).write_text(text, encoding="utf-8")
+            Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
-        return f"toprope: the report could not be written to {report_to}: {error.strerror}\n"
+        return f"toprope: the report could not be written to {name}: {error.strerror}\n"
     return ""
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,11 +124,12 @@ def run(
         ),
     ] = None,
     report_to: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--report",
             metavar="FILE.html|FILE.json|-",
-            help="Also write what the real card would do with the program, with lines: a page, JSON (`-`: to stdout).",
+            help="Also write what the real card would do with the program, with lines: a page, JSON (`-`: on stdout, "
+            "after what the program writes). Can be given several times.",
         ),
     ] = None,
     fail_on: Annotated[
@@ -170,13 +172,13 @@ def run(
         trace_file.check(trace, choice)
     if check_cores is not None:
         run_cores.check(choice)
-    troubles = rehearsal_file.check(report_to, fail_on, choice)
+    troubles = rehearsal_file.check(report_to or (), fail_on, choice)
     if choice.spec is not None:
         card_build.ensure(quiet=quiet)
     status, report = _run(
         command, choice, trace, begun if choice.begun else None, written_for == "cuda", trace_cuda,
         log="" if settings.origins["log"] == "default" else settings.log, check_cores=check_cores,
-        as_json=as_json, quiet=quiet, report_to=report_to, troubles=troubles,
+        as_json=as_json, quiet=quiet, report_to=report_to or (), troubles=troubles,
     )  # fmt: skip
     if report:
         try:
@@ -210,7 +212,7 @@ def _run(
     check_cores: str | None,
     as_json: bool,
     quiet: bool,
-    report_to: str | None,
+    report_to: Sequence[str],
     troubles: tuple[Trouble, ...],
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and what is to be written to stderr."""

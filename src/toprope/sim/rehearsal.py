@@ -201,7 +201,8 @@ class Rehearsal:
         parts += [fit for fit in ("does not fit", "may not fit") if any(each.fit == fit for each in self.memory)][:1]
         if found["host"]:
             falls = "falls" if found["host"] == 1 else "fall"
-            parts.append(f"runs; {_plural(found['host'], 'operator')} {falls} back to the host")
+            runs = "" if parts else "runs; "
+            parts.append(f"{runs}{_plural(found['host'], 'operator')} {falls} back to the host")
         text = "; ".join(parts or ["runs on the card"])
         if found["sync-in-loop"]:
             text += f"; waits in every step at {_plural(found['sync-in-loop'], 'line')}"
