@@ -224,7 +224,8 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_worker_that_the_system_refuses(small_store, quick_workers):
+@pytest.mark.parametrize("part", ["no_more_processes", "refused_at_once"])
+def test_a_worker_that_the_system_refuses(small_store, quick_workers, part):
     """And what the zygote has made while it imported is not taken down by each worker that ends."""
     (quick_workers / "torch.py").write_text("""
 import errno, os, sys, weakref
@@ -241,7 +242,7 @@ if "zygote" in sys.argv[0]:
     finalized = quick_workers / "finalized"
     environment = {**os.environ, "TOPROPE_SIM": "910B4x2", "TOPROPE_OBJECT_STORE": str(small_store[0]),
                    "FINALIZED": str(finalized), "PYTHONPATH": before_all(quick_workers)}  # fmt: skip
-    program = [sys.executable, HELPERS / "functions_driver.py", "0", "no_more_processes"]
+    program = [sys.executable, HELPERS / "functions_driver.py", "0", part]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert not finalized.exists()

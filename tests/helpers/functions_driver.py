@@ -17,6 +17,7 @@ import pytest
 
 from functions_faults import Victim, dies, lives, options, slow, within
 from toprope import functions as yr
+from toprope.functions.local.starter import Starter
 
 NUMBERS = random.Random(sys.argv[1])
 MB = 2**20
@@ -144,6 +145,18 @@ def no_more_processes():
     new_victim().terminate()
     dies(Victim.options(options()).invoke().pid.invoke(), "could not be started: no more processes")
     within(60, lambda: yr.resources()[0]["allocatable"] == yr.resources()[0]["capacity"], "something is held")
+
+
+def refused_at_once():
+    """The news of a refusal was lost if it came before the thread that asked went on."""
+    ask = Starter.ask
+
+    def ask_and_rest(*arguments):
+        ask(*arguments)
+        time.sleep(0.5)
+
+    Starter.ask = ask_and_rest
+    no_more_processes()
 
 
 # Ends

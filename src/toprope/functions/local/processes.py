@@ -222,12 +222,13 @@ class Processes:
         with theirs:
             number = next(self._numbers)
             process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
+            self._all[number] = process  # before the zygote, which tells the other thread at once, knows of it
             try:
-                self._starter.ask(process.number, theirs.fileno())
+                self._starter.ask(number, theirs.fileno())
             except YRRuntimeError:
+                del self._all[number]
                 ours.close()
                 raise
-        self._all[process.number] = process
         # first: the other thread may be told at once, and only once, that the process is up
         self._listened[process.channel.fileno()] = process
         self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
