@@ -242,7 +242,7 @@ def test_numbers_that_float16_does_not_hold_are_done_again_in_float32(tmp_path, 
         assert "float16" in notice
         assert "float32" in notice
         assert notice in told
-        assert [each.getMessage() for each in caplog.records] == [notice]
+        assert [each.getMessage() for each in caplog.records if each.name.startswith("toprope")] == [notice]
         again = engine.edit(request())
         assert again.record["guard"] == again.record["notices"] == []
     with Engine.open(folder, device="cpu", dtype="fp32") as other:

@@ -120,7 +120,8 @@ def test_memory_that_runs_out_goes_one_rung_down_each_time_and_says_so(monkeypat
         first, second = result.record["notices"]
         assert "memory ran out on the rung 'none', going on with 'vae'" in first
         assert "3.47 GiB" in second
-        assert [each.getMessage() for each in caplog.records] == [first, second]
+        said = [each.getMessage() for each in caplog.records if each.name.startswith("toprope")]
+        assert said == [first, second]
         seen.clear()
         assert engine.edit(REQUEST).record["notices"] == []  # it stays there
         assert seen == ["encoders"]

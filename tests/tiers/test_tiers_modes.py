@@ -472,7 +472,7 @@ def test_nothing_trains_in_few_bits(tmp_path, caplog):
         losses, weights, _ = train(model)
     assert same(losses, plain[0])
     assert same(weights, plain[1])
-    assert [each.message for each in caplog.records] == [
+    assert [each.message for each in caplog.records if each.name.startswith("toprope")] == [
         "weights are not quantised while they get gradients: use torch.no_grad() in inference"
     ]
     model.requires_grad_(False)

@@ -114,7 +114,8 @@ def test_an_operator_that_the_card_refuses_runs_on_the_host_where_that_was_asked
     (notice,) = first.record["notices"]
     assert "aten.silu" in notice
     assert "npu:0" in notice
-    assert [each.getMessage() for each in caplog.records] == [notice]  # once, and it names the operator
+    said = [each.getMessage() for each in caplog.records if each.name.startswith("toprope")]
+    assert said == [notice]  # once, and it names the operator
     assert again.record["notices"] == []
     (used,) = again.record["engine"]["host_operators"].items()
     assert used[0].startswith("aten.silu")

@@ -71,7 +71,7 @@ def test_acceptance_4_a_pipeline_three_times_the_card_edits_a_picture(caplog) ->
         assert numpy.abs(values(first) - wanted).max() <= 1
         memory = first.record["engine"]["memory"]
         assert (memory["rung"], memory["auto"]) == ("tiers", True)
-        fell = [each.getMessage() for each in caplog.records]
+        fell = [each.getMessage() for each in caplog.records if each.name.startswith("toprope")]
         assert [each.partition(":")[0] for each in fell] == [
             f"memory ran out on the rung '{one}', going on with '{other}'"
             for one, other in (("none", "vae"), ("vae", "encoders"), ("encoders", "tiers"))
