@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +111,14 @@ class Status:
     registered: bool = False
 
 
+@functools.cache
 def releases() -> tuple[Release, ...]:
     """All releases, the oldest first; one for each torch."""
-    return _table().releases
+    import tomllib  # not needed by those who only import
+
+    # every process with a card asks for its release: the histories, most of the file, are left unread
+    head = FILE.read_text(encoding="utf-8").partition("\n[[history]]")[0]
+    return tuple(_releases(tomllib.loads(head)["release"]))
 
 
 def find_release(asked: str | None = None, torch: str | None = None) -> Release:
@@ -276,6 +280,8 @@ def _source(release: Release) -> str:
 
 
 def _installed_torch() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -305,7 +311,6 @@ def _numbers(version: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _Table:
-    releases: tuple[Release, ...]
     histories: Mapping[str, str]
     dtypes: Mapping[str, str]
     host_code: Mapping[str, str]
@@ -322,12 +327,11 @@ class _Table:
 
 @functools.cache
 def _table() -> _Table:
-    import tomllib  # not needed by those who only import
+    import tomllib
 
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     structure = data["structure"]
     return _Table(
-        tuple(_releases(data["release"])),
         {name: row["letters"].replace(" ", "") for row in data["history"] for name in row["operators"].split()},
         data["dtypes"], data["host_code"], structure["torch"],
         frozenset(structure["composed"].split()),
