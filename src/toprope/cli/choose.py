@@ -143,7 +143,7 @@ def choose(
 def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
     """The cards that were begun, which options may describe, but not otherwise; the rest is each program's own."""
     spec = SimSpec.parse(begun)
-    asked = spec.changed(**card)
+    asked = spec.changed(**card, force=True)
     if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):
         raise UsageError(
             f"{' and '.join(given)} {'do' if len(given) > 1 else 'does'} not fit the cards that were started.",
@@ -151,7 +151,7 @@ def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) ->
             + ("" if spec.hbm is None else f" with {spec.hbm} bytes each"),
             do=f"leave out {' and '.join(given)}, or end what was started with toprope stop (yr stop)",
         )
-    return replace(asked, force=True)
+    return asked
 
 
 def _from_settings(settings: Settings) -> Asked:

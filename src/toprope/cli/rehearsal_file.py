@@ -76,7 +76,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "format": 1,
         "exit_status": outcome.status,
         "seconds": round(outcome.seconds, 3),
-        "cards": [one.as_dict() for one in outcome.rehearsals()],
+        "cards": [one.as_dict() for one in outcome.rehearsals],
         "cores": None if outcome.cores is None else outcome.cores.facts,
         "notes": list(outcome.notes),
     }
@@ -106,7 +106,7 @@ def _write(name: str, outcome: Outcome) -> str:
 
 def failures(outcome: Outcome, troubles: tuple[Trouble, ...]) -> str:
     """The line that says why `--fail-on` makes the run fail; "" where it does not."""
-    found = [finding for one in outcome.rehearsals() for finding in one.of(*troubles)]
+    found = [finding for one in outcome.rehearsals for finding in one.of(*troubles)]
     if not found:
         return ""
     kinds = ", ".join(dict.fromkeys(one.kind for one in found))

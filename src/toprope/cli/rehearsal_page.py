@@ -33,7 +33,7 @@ _FROM_BELOW = ("weights", "optimizer", "gradients", "activations", "others")
 def page_of(outcome: Outcome) -> str:
     """The report as an HTML page that loads nothing."""
     parts: list[Drawing | str] = []
-    rehearsals = outcome.rehearsals()
+    rehearsals = outcome.rehearsals
     if not rehearsals:
         parts.append('<p class="verdict">The program did not touch the card.</p>')
     for one in rehearsals:

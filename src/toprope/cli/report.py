@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
@@ -14,7 +15,7 @@ from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import Counters, Lack
-from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text
+from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
 from toprope.sim.rehearsal_record import Record
 from toprope.sim.totals import AssumedDtype, Cause, Totals
 from toprope.terminal import field, render
@@ -55,6 +56,7 @@ class Outcome:
     folder: str = ""
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
 
+    @cached_property
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
         stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
@@ -95,7 +97,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             "count": probe.count,
             "reason": probe.reason or None,
         },
-        "simulated": [_rehearsal_as_dict(one, bool(outcome.records)) for one in outcome.rehearsals()],
+        "simulated": [_rehearsal_as_dict(one, bool(outcome.records)) for one in outcome.rehearsals],
         "trace": None if outcome.trace is None else asdict(outcome.trace),
         "failed": None if failure is None else _failure_as_dict(failure),
         "lacks": [
@@ -193,7 +195,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield _without_simulated_card(outcome)
         yield from _chosen(choice)
         return
-    groups = outcome.rehearsals()
+    groups = outcome.rehearsals
     origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")]
     if (failure := _failure(outcome)) is not None:
         origin = [*_row("failed", _failure_text(failure, outcome.folder)), *origin]
@@ -279,7 +281,7 @@ def _failure_text(failure: Failure, folder: str) -> str:
     dtype = f" ({record.dtype})" if record.dtype else ""
     rank = f"rank {failure.rank}: " if failure.rank else ""
     perhaps = "" if failure.certain else "perhaps because "
-    place = f", {_file(failure.place, folder)}" if failure.place else ""
+    place = f", {short_name(failure.place, folder)}" if failure.place else ""
     return f"{rank}{perhaps}{_LACKS[record.lack]}: {record.name}{dtype}{place}; {failure.card.text}"
 
 
@@ -328,12 +330,6 @@ def _holders(rehearsal: Rehearsal, folder: str) -> Iterator[str]:
 def _kinds(kinds: Mapping[str, int]) -> str:
     """Bytes by kind, the most first."""
     return ", ".join(f"{kind} {sizes.gibibytes(size)}" for kind, size in sorted(kinds.items(), key=lambda one: -one[1]))
-
-
-def _file(path: str, folder: str) -> str:
-    if folder and path.startswith(f"{folder}/"):
-        return path.removeprefix(f"{folder}/")
-    return path.rpartition("/site-packages/")[2]
 
 
 def _times(number: int, estimated: bool = False) -> str:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 __toprope_stand_in__ = True
-"""Says to whoever installs a card that this `torch.npu` may be replaced."""
+"""Says that an installation of a card may replace this `torch.npu`."""
 
 _NEED_A_CARD = frozenset((
     "current_device", "current_stream", "default_stream", "device", "device_of", "get_device_limit", "get_device_name",

@@ -24,7 +24,7 @@ from toprope.support import operators_on_card
 
 __all__ = [
     "TROUBLES", "Finding", "MemoryOfCard", "Rehearsal", "Shortage", "Wait", "facts_of", "facts_of_run", "place_text",
-    "schema",
+    "schema", "short_name",
 ]  # fmt: skip
 
 Fit = Literal["fits", "may not fit", "does not fit"]
@@ -588,8 +588,14 @@ def place_text(file: str, line: int, folder: str = "") -> str:
         return "backward" if file == BACKWARD else "a thread without Python"
     if not file:
         return "other places"
-    short = file.removeprefix(f"{folder}/") if folder else file
-    return f"{short.rpartition('/site-packages/')[2]}:{line}"
+    return f"{short_name(file, folder)}:{line}"
+
+
+def short_name(path: str, folder: str) -> str:
+    """A path without the folder that the program was started in, or what is before an installed package."""
+    if folder and path.startswith(f"{folder}/"):
+        return path.removeprefix(f"{folder}/")
+    return path.rpartition("/site-packages/")[2]
 
 
 def _plural(number: int, noun: str) -> str:

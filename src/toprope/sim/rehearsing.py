@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from toprope.errors import EnvironmentProblem, SimulatorError
@@ -182,18 +182,17 @@ def _difference(before: Counters, after: Counters) -> Counters:
     on_host = {(one.operation, one.file, one.line): one for one in before.host_sites}
     cards = {card.index: card for card in before.cards}
     return replace(
-        after,
-        **{name: getattr(after, name) - getattr(before, name) for name in _FIGURES},
+        _since(before, after, *_FIGURES),
         operators={name: number for name, number in operators.items() if number},
-        sites=tuple(_site_since(sites.get(site.number), site) for site in after.sites),
+        sites=tuple(_since(sites.get(site.number), site, "back", "waits") for site in after.sites),
         lacks=tuple(
             replace(one, times=one.times - lacks.get((one.name, one.lack, one.dtype), 0)) for one in after.lacks
         ),
-        cards=tuple(_card_since(cards.get(card.index), card) for card in after.cards),
+        cards=tuple(_since(cards.get(card.index), card, "oom_retries", "ooms") for card in after.cards),
         host_sites=tuple(
             one
             for site in after.host_sites
-            if (one := _host_site_since(on_host.get((site.operation, site.file, site.line)), site)).times
+            if (one := _since(on_host.get((site.operation, site.file, site.line)), site, *_COPIED)).times
         ),
     )
 
@@ -202,25 +201,15 @@ _FIGURES = (
     "copies_to_card", "bytes_to_card", "copies_from_card", "bytes_from_card", "copies_between", "bytes_between",
     "synchronisations", "operator_calls",
 )  # fmt: skip
+_Reading = TypeVar("_Reading", Counters, Site, HostSite, CardCounters)
+_COPIED = ("times", "bytes_to_host", "bytes_back")
 
 
-def _site_since(before: Site | None, after: Site) -> Site:
+def _since(before: _Reading | None, after: _Reading, *figures: str) -> _Reading:
+    """The later reading with these figures as they have grown; all of it where there was no earlier one."""
     if before is None:
         return after
-    return replace(after, back=after.back - before.back, waits=after.waits - before.waits)
-
-
-def _host_site_since(before: HostSite | None, after: HostSite) -> HostSite:
-    if before is None:
-        return after
-    figures = ("times", "bytes_to_host", "bytes_back")
     return replace(after, **{name: getattr(after, name) - getattr(before, name) for name in figures})
-
-
-def _card_since(before: CardCounters | None, after: CardCounters) -> CardCounters:
-    if before is None:
-        return after
-    return replace(after, oom_retries=after.oom_retries - before.oom_retries, ooms=after.ooms - before.ooms)
 
 
 def _program_has_hooks() -> bool:

@@ -92,24 +92,19 @@ class SimSpec:
         match = _HEAD.fullmatch(head)
         if match is None:
             raise _malformed(text, f"{head!r} does not begin with a chip")
-        hbm: str | None = None
-        words: dict[str, str] = {}
-        switches = {"force": False, "refuse": True}
+        given: dict[str, Any] = {}
         keys = [option.partition("=")[0] for option in options]
         for option in options:
             key, _, value = option.partition("=")
             if keys.count(key) > 1:
                 raise _malformed(text, f"{key!r} is there more than once")
-            if key == "hbm" and value:
-                hbm = value
-            elif key in ("torch_npu", "numerics") and value:
-                words[key] = value
-            elif key in switches and value.lower() in _SWITCH:
-                switches[key] = _SWITCH[value.lower()]
+            if key in ("hbm", "torch_npu", "numerics") and value:
+                given[key] = value
+            elif key in ("force", "refuse") and value.lower() in _SWITCH:
+                given[key] = _SWITCH[value.lower()]
             else:
                 raise _malformed(text, f"{option!r} is not an option")
-        given: dict[str, Any] = {**words, **switches}
-        return cls.make(match["chip"], int(match["count"] or 1), hbm, **given)
+        return cls.make(match["chip"], int(match["count"] or 1), **given)
 
     def format(self) -> str:
         """The text that `parse` reads back as this specification."""
