@@ -79,7 +79,7 @@ def test_running_out_of_memory_says_nothing_about_the_dtype():
     full = Broken(torch.float16, "aten::mm", torch.OutOfMemoryError("full"))
     with full, pytest.raises(DeviceFullError, match="cpu has no memory left to try float16 on it") as caught:
         cpu.probe(torch.float16)
-    assert re.search(r"[\d.]+ GiB of [\d.]+ GiB free; this process holds [\d.]+ MiB", caught.value.looked_at)
+    assert re.search(r"[\d.]+ GiB of [\d.]+ GiB free; this process holds [\d.]+ [MG]iB", caught.value.looked_at)
     assert device.is_out_of_memory(caught.value)
     assert device.is_out_of_memory(pickle.loads(pickle.dumps(caught.value)))  # without its cause
     assert cpu.probe(torch.float16).works  # and is not remembered
