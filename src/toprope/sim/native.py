@@ -108,6 +108,13 @@ class Native:
         self.start_trace = get(core_lib, "ts_start_trace", c_int, c_uint64, c_char_p)
         self.stop_trace = get(core_lib, "ts_stop_trace", c_void_p)
         self.forget_trace = get(core_lib, "ts_forget_trace", None)
+        self.keep_signatures = get(core_lib, "ts_keep_signatures", c_int, c_char_p)
+        self.signatures = get(core_lib, "ts_signatures", c_void_p)
+        self.is_tracing = get(core_lib, "ts_is_tracing", c_int)
+        self.begin_composite = get(core_lib, "ts_begin_composite", c_int64)
+        self.end_composite = get(
+            core_lib, "ts_end_composite", None, c_char_p, c_int, c_int64, c_uint64, ctypes.POINTER(c_int64), c_int
+        )
         self.now_ns = get(core_lib, "ts_now_ns", c_int64)
         self.note_collective = get(
             core_lib, "ts_note_collective", None, c_char_p, c_int, c_int64, c_int64, c_uint64, c_int, c_int,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Any, TextIO
 
+from toprope.estimate.calls import OperatorCall
 from toprope.sim.dtypes import NUMBERS
 from toprope.support.operator_kinds import kind_of
 
@@ -63,6 +64,8 @@ _ACTS = (
     "collective",
     "kernel",
     "launch",
+    "composite",
+    "step",
 )
 _DTYPES = {number: name for name, number in NUMBERS.items()}
 
@@ -73,9 +76,11 @@ class Record:
 
     Attributes:
         act: "operator", "copy to card", "copy from card" (item() is one), "copy between cards", "allocate", "free",
-            "event record", "event wait", "synchronise", "task", "collective", "launch" (of toprope.sim.launch) or
-            "kernel" (its run).
-        name: the operator's ("aten::mm"), the collective's or the kernel's name; empty where there is none.
+            "event record", "event wait", "synchronise", "task", "collective", "launch" (of toprope.sim.launch),
+            "kernel" (its run), "composite" (an operator of torch_npu that others compute, which have records of their
+            own) or "step" (of a rehearsal: it has ended).
+        name: the operator's ("aten::mm"), the collective's or the kernel's name; of a step "training", "inference" or
+            "forward"; empty where there is none.
         begin_ns, end_ns: on the host's steady clock. The card's own time is not simulated.
         device: number of the card in the process; -1 where there is none.
         stream: number of the stream on that card; 0 is the default stream.
@@ -94,6 +99,8 @@ class Record:
         communicator: of a collective, the name of its communicator, the same in all processes; empty otherwise.
         rank, ranks: this member's rank in the communicator, and how many there are; -1 and 0 otherwise.
         sequence: which collective of the communicator it is, counted from 0; -1 otherwise.
+        signature: of an operator or composite, the number of its signature (toprope.sim.signatures); 0 for none.
+        is_part: whether the operator computes a part of a composite, which is what the card would run.
     """
 
     act: str
@@ -117,6 +124,8 @@ class Record:
     rank: int = -1
     ranks: int = 0
     sequence: int = -1
+    signature: int = 0
+    is_part: bool = False
 
     @property
     def engine(self) -> str:
@@ -135,6 +144,7 @@ class Trace:
         records: the acts.
         lost: acts that the ring no longer holds, the oldest ones.
         chip: name of the chip, empty where it is not known.
+        calls: the signatures that operators and composites number from 1.
     """
 
     pid: int
@@ -143,6 +153,7 @@ class Trace:
     records: tuple[Record, ...]
     lost: int
     chip: str = ""
+    calls: Sequence[OperatorCall] = ()
 
     def operators(self) -> tuple[Record, ...]:
         """The records of operators alone."""
@@ -198,9 +209,12 @@ def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> 
         if not 0 < act < len(_ACTS):
             continue
         name, what = _name(names, number), _ACTS[act]
-        where = (device, stream, thread, size, 0 if what in _GATHERED else address)
+        signed = what in _SIGNED
+        where = (device, stream, thread, size, 0 if signed or what in _GATHERED else address)
         source = other if what == "copy between cards" else -1
         plain = Record(what, name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
+        if signed:
+            plain = replace(plain, signature=address, is_part=other == 1)
         if what == "operator":
             yield _with_blocks(plain, chip)
         elif what in _GATHERED or (what == "event wait" and _name(names, address >> 48).startswith("hcom:")):
@@ -210,6 +224,7 @@ def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> 
 
 
 _GATHERED = ("collective", "kernel", "launch")
+_SIGNED = ("operator", "composite")
 _SEQUENCE = 2**48 - 1
 
 
@@ -294,14 +309,14 @@ def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
 
 def _event(record: Record, pid: int, track: int, shift: int) -> dict[str, Any]:
     event: dict[str, Any] = {
-        "name": record.name if record.act in ("operator", *_GATHERED) else record.act,
+        "name": record.name if record.act in (*_SIGNED, *_GATHERED, "step") else record.act,
         "cat": record.act,
         "pid": pid,
         "tid": track,
         "ts": (record.begin_ns + shift) / 1000,
         "args": dict(_arguments(record)),
     }
-    if record.act in ("allocate", "free", "event record", "event wait", "launch"):
+    if record.act in ("allocate", "free", "event record", "event wait", "launch", "step"):
         return {**event, "ph": "i", "s": "t"}
     return {**event, "ph": "X", "dur": (record.end_ns - record.begin_ns) / 1000}
 

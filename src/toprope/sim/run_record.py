@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toprope.errors import EnvironmentProblem
-from toprope.sim import cards, rehearsing
+from toprope.sim import cards, rehearsing, signatures
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
@@ -41,7 +41,7 @@ def trace_fork() -> None:
     _joined = os.getpid()
     stem = _stem(folder)
     _keep(native().keep_counters_in, stem.with_suffix(".counters"))  # which has the names that the trace refers to
-    _keep(lambda path: int(native().start_trace(_TRACED, path)), stem.with_suffix(".trace"))
+    _keep_trace(native(), stem)
 
 
 def _stem(folder: Path) -> Path:
@@ -56,6 +56,11 @@ def _keep(step: Callable[[bytes], int], path: Path) -> None:
             f"{path}: {os.strerror(error)}",
             "make the folder named by TOPROPE_RUN_DIR writable, or unset the variable",
         )
+
+
+def _keep_trace(library: Native, stem: Path) -> None:
+    _keep(library.keep_signatures, stem.with_suffix(signatures.SUFFIX))
+    _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
 
 
 def join_run(library: Native) -> None:
@@ -77,4 +82,4 @@ def join_run(library: Native) -> None:
     if os.environ.get(rehearsing.VARIABLE):
         rehearsing.begin_of_run(library, stem)
     if os.environ.get("TOPROPE_TRACE"):
-        _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
+        _keep_trace(library, stem)

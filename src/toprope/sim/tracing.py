@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from toprope.errors import SimulatorError
-from toprope.sim import counters, records
+from toprope.estimate.calls import OperatorCall
+from toprope.sim import counters, records, signatures
 from toprope.sim.records import Record, Trace
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["Recording", "Written", "is_tracing", "read_run", "trace", "write_run"]
+__all__ = ["Recording", "Written", "calls_here", "read_run", "trace", "write_run"]
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
@@ -59,11 +60,6 @@ class Recording:
 
 
 _running: list[Recording] = []
-
-
-def is_tracing() -> bool:
-    """Whether this process writes a trace: one of its own, or that of the run it belongs to."""
-    return bool(_running or os.environ.get("TOPROPE_TRACE"))
 
 
 @contextmanager
@@ -108,8 +104,20 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
         size = records.HEADER_SIZE + capacity * records.RECORD_SIZE
         data = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         figures = ctypes.string_at(library.counters(), counters.SIZE)
-        recording._trace = records.parse(data, counters.names(figures), counters.chip(figures))
+        made = records.parse(data, counters.names(figures), counters.chip(figures))
+        recording._trace = made and replace(made, calls=calls_here(library, figures))
         library.forget_trace()
+
+
+def calls_here(library: Native, figures: bytes) -> list[OperatorCall]:
+    """The signatures that this process has kept.
+
+    Args:
+        library: the native functions.
+        figures: its counters, which have the names of operators.
+    """
+    address = library.signatures()
+    return signatures.parse(ctypes.string_at(address, signatures.SIZE), counters.names(figures)) if address else []
 
 
 def _part_of_run(library: Native) -> Iterator[Recording]:
@@ -129,7 +137,8 @@ def _part_of_run(library: Native) -> Iterator[Recording]:
             chip = counters.chip(figures)
             found = tuple(records.read(data, counters.names(figures), chip, first))
             lost = records.count(data) - first - len(found)
-            recording._trace = replace(head, records=found, lost=max(lost, 0), chip=chip)
+            calls = calls_here(library, figures)
+            recording._trace = replace(head, records=found, lost=max(lost, 0), chip=chip, calls=calls)
 
 
 def read_run(folder: Path) -> list[Trace]:
@@ -178,4 +187,7 @@ def _found(folder: Path) -> Iterator[tuple[Trace, bytes, list[str]]]:
         head = records.parse_header(data)
         if head is not None:
             figures = path.with_suffix(".counters").read_bytes()
-            yield replace(head, chip=counters.chip(figures)), data, counters.names(figures)
+            names = counters.names(figures)
+            signed = path.with_suffix(signatures.SUFFIX)
+            calls = signatures.parse(signed.read_bytes(), names) if signed.exists() else []
+            yield replace(head, chip=counters.chip(figures), calls=calls), data, names

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from toprope.collectives import hccl_minimum
 from toprope.sim.native import native
 from toprope.sim.state import installed
-from toprope.sim.tracing import is_tracing
 
 __all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "tell_differences"]
 
@@ -98,9 +97,9 @@ def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *
     tensors = _on_cards(results)
     card = _card(tensors)
     _count_buffers(hccl, card, between if is_message else None)
-    if not is_tracing():
-        return None
     library = native()
+    if not library.is_tracing():
+        return None
     size = sum(tensor.nbytes for tensor in tensors)
     stream, began, vector = library.current_stream(card), library.now_ns(), _vector_cores(card)
     member = communicator.encode(), rank, ranks, sequence

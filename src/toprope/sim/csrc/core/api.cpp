@@ -15,6 +15,7 @@
 #include "rehearsal.h"
 #include "sharing.h"
 #include "stream.h"
+#include "signatures.h"
 #include "trace.h"
 
 using namespace toprope::sim;
@@ -179,6 +180,32 @@ EXPORT void ts_set_health_of_card(int physical, int code) { set_health_of_card(p
 EXPORT int ts_start_trace(uint64_t capacity, const char* path) { return start_trace(capacity, path); }
 EXPORT const void* ts_stop_trace() { return stop_trace(); }
 EXPORT void ts_forget_trace() { forget_trace(); }
+EXPORT int ts_keep_signatures(const char* path) { return keep_signatures(path); }
+EXPORT const void* ts_signatures() { return all_signatures(); }
+EXPORT int ts_is_tracing() { return watching(kTracing); }
+// Begins an operator of the vendor's that is computed by others; returns the time. `ts_end_composite` has to follow.
+EXPORT int64_t ts_begin_composite() {
+  in_composite++;
+  return now_ns();
+}
+// Ends and records it with its tensors: for each its role, dtype, bytes, number of dimensions, and these.
+EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uint64_t operations,
+                              const int64_t* tensors, int count) {
+  in_composite--;
+  if (!watching(kTracing) || count == 0) return;
+  Kind* of = kind(name);
+  SignatureOf signature(index_of(of));
+  signature.set_operations(operations);
+  for (int i = 0; i < count; i++) {
+    signature.add(static_cast<Role>(tensors[0]), static_cast<int>(tensors[1]), static_cast<uint64_t>(tensors[2]),
+                  tensors + 4, tensors[3]);
+    tensors += 4 + tensors[3];
+  }
+  write_record({.begin_ns = begin_ns, .end_ns = now_ns(), .address = number_of(signature.made()),
+                .stream = static_cast<int32_t>(current_stream(device)), .kind = static_cast<uint16_t>(index_of(of)),
+                .act = Act::kComposite, .device = static_cast<int8_t>(device),
+                .other_device = static_cast<int8_t>(in_composite > 0 ? 1 : -1)});
+}
 EXPORT int64_t ts_now_ns() { return now_ns(); }
 EXPORT int64_t ts_current_stream(int device) { return current_stream(device); }
 

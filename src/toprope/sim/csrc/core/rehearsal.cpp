@@ -15,6 +15,7 @@
 #include "cards.h"
 #include "heap.h"
 #include "stream.h"
+#include "trace.h"
 
 namespace toprope::sim {
 
@@ -144,8 +145,13 @@ void note_line_of_lack(int lack, uint16_t line) {
   each([&](Rehearsal& one) { one.lack_lines[lack] = line; });
 }
 
-void note_step(Step kind) {
-  each([&](Rehearsal& one) { add(one.steps[kind]); });
+void note_step(Step step) {
+  each([&](Rehearsal& one) { add(one.steps[step]); });
+  if (!watching(kTracing)) return;
+  static Kind* const names[] = {kind("training"), kind("inference"), kind("forward")};
+  int64_t now = now_ns();
+  write_record({.begin_ns = now, .end_ns = now, .kind = static_cast<uint16_t>(index_of(names[step])),
+                .act = Act::kStep, .device = static_cast<int8_t>(current_device())});
 }
 
 void note_step_of(const Site* site) {

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "faults.h"
+#include "signatures.h"
 #include "stream.h"
 
 namespace toprope::sim {
@@ -48,6 +49,9 @@ void watch(uint32_t what, bool on) {
 int start_trace(uint64_t capacity, const char* path) {
   std::lock_guard<std::mutex> guard(trace_mutex);
   if (current != nullptr) return EBUSY;
+  if (path == nullptr) {
+    if (int error = keep_signatures(nullptr)) return error;
+  }
   size_t bytes = sizeof(Trace) + capacity * sizeof(Record);
   void* place = MAP_FAILED;
   if (path != nullptr) {

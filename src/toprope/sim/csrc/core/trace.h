@@ -21,18 +21,22 @@ enum class Act : uint8_t {
   kCollective,
   kKernel,  // its run; its launch is an act of its own, so that a stream's acts stand in the order of the queue
   kLaunch,
+  kComposite,  // an operator of the vendor's that is computed by others, which are recorded too
+  kStep,       // of a rehearsal: it has ended
 };
 
 struct Record {
   int64_t begin_ns = 0, end_ns = 0;  // steady clock
   uint64_t bytes = 0;                // of copies, allocations, collectives
-  uint64_t address = 0;              // of allocations; the event's of events; see collective_address
+  uint64_t address = 0;              // of allocations; the event's of events; the signature's number of operators and
+                                     // composites; see collective_address
   uint32_t thread = 0;
   int32_t stream = 0;
   uint16_t kind = 0xffff;            // index of the operator's name
   Act act = Act::kOperator;
   int8_t device = -1;
-  int8_t other_device = -1;          // of copies between cards; of kernels, whether all blocks run at the same time
+  int8_t other_device = -1;          // of copies between cards; of kernels, whether all blocks run at the same time; of
+                                     // operators 1 where it is a part of a composite
   int8_t dtype = -1;                 // c10::ScalarType of an operator's first tensor
   uint8_t cube = 0, vector = 0;      // of operators and collectives, the limits in force; of kernels, their cores
 };

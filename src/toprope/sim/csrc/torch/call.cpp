@@ -111,10 +111,12 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   // A tensor that is given twice stays one, so that the kernel sees what overlaps. Not so in long lists of tensors,
   // whose kernels take one after the other.
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
-    if (operands_[i].original->is_same(tensor)) return operands_[i].alias;
+    if (!operands_[i].original->is_same(tensor)) continue;
+    operands_[i].written |= written_;
+    return operands_[i].alias;
   }
   at::Tensor alias = host_alias(tensor);
-  operands_.push_back({std::move(original), alias});
+  operands_.push_back({std::move(original), alias, written_});
   return alias;
 }
 
@@ -228,15 +230,21 @@ void Call::begin_watched() {
   sim::Cores limits = sim::limits_here(device_);
   cube_ = static_cast<uint8_t>(limits[sim::kCube]);
   vector_ = static_cast<uint8_t>(limits[sim::kVector]);
+  signature_ = std::make_unique<sim::SignatureOf>(sim::index_of(kind_));
+  for (const Operand& operand : operands_) {
+    add_tensor(*signature_, operand.written ? sim::Role::kWritten : sim::Role::kRead, *operand.original);
+  }
 }
 
 void Call::record() const {
   sim::write_record({.begin_ns = began_ns_,
                      .end_ns = sim::now_ns(),
+                     .address = sim::number_of(signature_->made()),
                      .stream = static_cast<int32_t>(sim::current_stream(device_)),
                      .kind = static_cast<uint16_t>(sim::index_of(kind_)),
                      .act = sim::Act::kOperator,
                      .device = static_cast<int8_t>(device_),
+                     .other_device = static_cast<int8_t>(sim::in_composite > 0 ? 1 : -1),
                      .dtype = static_cast<int8_t>(dtype_),
                      .cube = cube_,
                      .vector = vector_});
@@ -307,6 +315,7 @@ at::Tensor Call::out(const at::Tensor& result) {
   }
   size_t bytes = storage->nbytes();
   if (left_card_) [[unlikely]] bytes_back_ += bytes;
+  if (signature_ != nullptr) [[unlikely]] add_tensor(*signature_, sim::Role::kResult, result);
   c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
   storage->set_nbytes(0);
   c10::Storage moved = make_storage(into_device(std::move(data), bytes, device_), bytes);

@@ -36,6 +36,11 @@ constexpr c10::DispatchKeySet kHostSparseKeys(c10::DispatchKey::SparseCPU);
 // A device tensor with this storage and the shape of `like`.
 at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
+inline void add_tensor(sim::SignatureOf& signature, sim::Role role, const at::Tensor& tensor) {
+  const uint64_t bytes = std::min<uint64_t>(tensor.nbytes(), tensor.storage().nbytes());  // where it is expanded
+  signature.add(role, static_cast<int>(tensor.scalar_type()), bytes, tensor.sizes().data(), tensor.dim());
+}
+
 class Call {
  public:
   // `kind` counts the operator, `rules` are what the vendor documents of it. Operands from the host are refused, but
@@ -74,6 +79,11 @@ class Call {
   void fail(int code) const;
   bool has_operands() const { return !operands_.empty(); }
 
+  // What it computes, where the shapes of its tensors do not say it: multiplications and additions.
+  void computes(uint64_t operations) {
+    if (signature_ != nullptr) [[unlikely]] signature_->set_operations(operations);
+  }
+
   // All results are there: storages that a kernel resized go back to their tensors.
   void finish();
 
@@ -84,6 +94,7 @@ class Call {
   struct Operand {
     c10::MaybeOwned<at::Tensor> original;
     at::Tensor alias;
+    bool written;
   };
   // A sparse operand: the host's has the host's views of its indices and values.
   struct SparseOperand {
@@ -110,6 +121,7 @@ class Call {
   uint64_t bytes_to_host_ = 0, bytes_back_ = 0;  // where it left the card
   int64_t began_ns_ = 0;   // while somebody traces
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
+  std::unique_ptr<sim::SignatureOf> signature_;  // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
   std::vector<SparseOperand> sparse_;
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host

@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "checks.h"
+#include "composite.h"
 #include "sparse.h"
 
 namespace toprope::glue {
@@ -338,8 +339,24 @@ namespace {
 
 // ---- operators that torch composes of others, and the vendor has kernels for
 
-// Operators without a gradient formula of their own: checked, then composed as ever, so that gradients flow. The
-// composition is the one that backends without a kernel get; the key of one that nobody uses leads to it.
+// The composition that backends without a kernel get: the key of one that nobody uses leads to it.
+void compose(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const Operator& op = known(handle.schema());
+  Composite composite(op.name);
+  const size_t count = handle.schema().arguments().size(), results = handle.schema().returns().size();
+  if (composite) [[unlikely]] {
+    for (size_t i = 0; i < count; i++) {
+      bool written = i < 32 && (op.written >> i & 1);
+      composite.add(written ? sim::Role::kWritten : sim::Role::kRead, (*stack)[stack->size() - count + i]);
+    }
+  }
+  handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
+  if (composite && op.written == 0) [[unlikely]] {
+    for (size_t i = 0; i < results; i++) composite.add(sim::Role::kResult, (*stack)[stack->size() - results + i]);
+  }
+}
+
+// Operators without a gradient formula of their own: checked, then composed as ever, so that gradients flow.
 void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (sim::watching(sim::kDocuments) && !Unchecked::active()) {
     const Operator& op = known(handle.schema());
@@ -352,7 +369,16 @@ void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     }
   }
   Unchecked unchecked;
-  handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
+  compose(handle, stack);
+}
+
+// One kernel for all tensors of a list on chips with separate vector cores, a kernel for each on the others.
+void for_each(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (sim::cores()[sim::kVector] > sim::cores()[sim::kCube]) {
+    compose(handle, stack);
+  } else {
+    handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
+  }
 }
 
 using c10::DispatchKey;
@@ -365,10 +391,15 @@ void check_composites() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     std::string full = full_name(name.name.c_str(), name.overload_name.c_str());
-    if (sim::rules_of(full) == nullptr) continue;
+    const char* plain = full.c_str() + sizeof("aten::") - 1;
     auto handle = dispatcher.findOp(name);
     if (!handle || handle->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    const char* plain = full.c_str() + sizeof("aten::") - 1;
+    if (name.name.rfind("aten::_foreach_", 0) == 0 &&
+        handle->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
+      card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&for_each>());
+      continue;
+    }
+    if (sim::rules_of(full) == nullptr) continue;
     if (handle->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
       card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
       autograd->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());

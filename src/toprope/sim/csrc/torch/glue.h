@@ -15,6 +15,7 @@
 #include "../core/limits.h"
 #include "../core/memory.h"
 #include "../core/rehearsal.h"
+#include "../core/signatures.h"
 #include "../core/stream.h"
 #include "../core/trace.h"
 

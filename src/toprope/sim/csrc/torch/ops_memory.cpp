@@ -177,6 +177,10 @@ class Copy {
       default:
         sim::add(kind()->calls);
         sim::add(all.operators);
+        if (sim::watching(sim::kTracing)) [[unlikely]] {
+          signature_ = signature_of(to, from);
+          other_ = sim::in_composite > 0 ? 1 : -1;
+        }
         return;
     }
     // A card reads and writes pageable memory only while the host waits.
@@ -197,6 +201,7 @@ class Copy {
     sim::write_record({.begin_ns = began_ns_,
                        .end_ns = sim::now_ns(),
                        .bytes = bytes_,
+                       .address = signature_,
                        .stream = static_cast<int32_t>(sim::current_stream(device_)),
                        .kind = static_cast<uint16_t>(sim::index_of(kind())),
                        .act = act_,
@@ -214,6 +219,12 @@ class Copy {
     static sim::Kind* const one = sim::kind("aten::copy_");
     return one;
   }
+  static uint64_t signature_of(const Tensor& to, const Tensor& from) {
+    sim::SignatureOf made(sim::index_of(kind()));
+    add_tensor(made, sim::Role::kWritten, to);
+    add_tensor(made, sim::Role::kRead, from);
+    return sim::number_of(made.made());
+  }
   void note_copy(bool waits) const {
     bool back = act_ == sim::Act::kCopyFromCard;
     if (back || waits) note_site(back ? "aten::copy_ to the host" : "aten::copy_ to the card", back, waits);
@@ -225,6 +236,7 @@ class Copy {
   sim::Act act_;
   int device_, other_, dtype_;
   uint64_t bytes_;
+  uint64_t signature_ = 0;
   int64_t began_ns_;
 };
 

@@ -33,6 +33,11 @@ using MaybeTensor = std::optional<Tensor>;
 
 Tensor as_factor(const Tensor& host) { return taken(host, kept_bits.convolutions); }
 
+// Each element of the side that the weight's first dimension belongs to is a product of a filter.
+uint64_t operations(const Tensor& side, const Tensor& weight) {
+  return weight.size(0) == 0 ? 0 : 2 * static_cast<uint64_t>(side.numel()) * (weight.numel() / weight.size(0));
+}
+
 Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor& bias, SymIntArrayRef stride,
                    SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
                    SymInt groups) {
@@ -46,8 +51,10 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor&
   host_input = as_factor(host_input);
   host_weight = as_factor(host_weight);
   try {
-    return call.out(at::convolution_symint(host_input, host_weight, host_bias, stride, padding, dilation, transposed,
-                                           output_padding, std::move(groups)));
+    Tensor result = at::convolution_symint(host_input, host_weight, host_bias, stride, padding, dilation, transposed,
+                                           output_padding, std::move(groups));
+    call.computes(operations(transposed ? input : result, weight));
+    return call.out(result);
   } catch (const c10::Error& error) {
     rethrow(error, kind, nullptr);
   }
@@ -65,6 +72,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_outpu
   Tensor host_weight = call.in(weight);
   call.begin();
   sim::KernelScope scope(call.device());
+  call.computes((mask[0] + mask[1]) * operations(transposed ? input : grad_output, weight));
   std::vector<SymInt> bias_size{transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
   auto [grad_input, grad_weight, grad_bias] = at::convolution_backward_symint(
       as_factor(host_grad), as_factor(host_input), as_factor(host_weight), mask[2] ? at::OptionalSymIntArrayRef(bias_size) : std::nullopt, stride,
@@ -105,6 +113,12 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
   return choice == kFlash ? kOverrideable : kMath;
 }
 
+// Two products of the forward pass; what a causal mask hides is not computed.
+uint64_t operations_of_attention(const Tensor& query, const Tensor& key, bool is_causal) {
+  uint64_t all = 4 * static_cast<uint64_t>(query.numel()) * key.size(2);
+  return is_causal ? all / 2 : all;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> attention(
     const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias, double dropout,
     bool is_causal, bool, std::optional<double> scale) {
@@ -116,6 +130,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tenso
   MaybeTensor host_bias = call.in(bias);
   call.begin();
   sim::KernelScope scope(call.device());
+  call.computes(operations_of_attention(query, key, is_causal));
   auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(host_query, host_key, host_value, dropout,
                                                                              is_causal, host_bias, scale);
   Tensor seed = at::empty({}, at::kLong), offset = at::empty({}, at::kLong);
@@ -138,6 +153,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   MaybeTensor host_bias = bias.defined() ? MaybeTensor(call.in(bias)) : std::nullopt;
   call.begin();
   sim::KernelScope scope(call.device());
+  call.computes(operations_of_attention(query, key, is_causal) / 2 * 5);  // five products, one of them again
   auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       host_grad, host_query, host_key, host_value, host_output, host_logsumexp, dropout, is_causal, host_bias, scale);
   return {call.out(grad_query), call.out(grad_key), call.out(grad_value), Tensor()};

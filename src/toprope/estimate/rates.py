@@ -1,0 +1,193 @@
+"""How long a chip takes for the work of an operator, as a range; pure, from rates.toml and the chip's own figures."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import ceil
+from typing import Any
+
+from toprope.chips import Chip
+from toprope.estimate.calls import item_bits
+from toprope.estimate.costs import Cost, Kind
+from toprope.estimate.span import NOTHING, Span
+
+__all__ = ["Rates", "UnknownRate", "rates_of"]
+
+_MICRO = 1e-6
+
+
+class UnknownRate(ValueError):
+    """No source gives a figure that a time rests on."""
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(resources.files("toprope.estimate").joinpath("rates.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one chip.
+
+    Attributes:
+        chip: the chip.
+        table: what is attained of the chip's figures, as rates.toml has it.
+    """
+
+    chip: Chip
+    table: dict[str, Any]
+
+    def seconds(self, cost: Cost) -> Span:
+        """How long the card computes for an operator, from the first core that begins to the last that ends."""
+        if cost.rows:
+            return Span.of(self._product(cost), self.table["products"]["width"])
+        moved = self._moved(cost)
+        computed = cost.elements / self._elements_per_second(cost)
+        if cost.kind == "attention" and cost.operations:
+            return Span.of(max(self._attention(cost), moved), self.table["attention"]["width"])
+        if cost.operations:
+            attained = self.table["convolution"]["attained"]
+            computed = max(computed, cost.operations / (self._peak(cost.dtype) * attained))
+        width = self.table["memory"]["other_width" if cost.kind == "other" else "width"]
+        return Span.of(max(moved, computed) + self._start(cost), width)
+
+    def _start(self, cost: Cost) -> float:
+        figures = self.table["start"]
+        small = cost.elements <= figures["small_elements"]
+        return float(figures.get(cost.kind, figures["small" if small else "kernel"])) * _MICRO
+
+    def _product(self, cost: Cost) -> float:
+        """A product of matrices with the tiles that suit it best: computed by a core, and read from caches or memory."""
+        figures = self.table["products"]
+        attained = figures["attained_float32" if cost.dtype == "float32" else "attained"]
+        cores = self._known("cube_cores")
+        core_rate = self._peak(cost.dtype) * attained / cores
+        cache_rate = figures["l2_bytes"] * cores * self._known("cube_mhz") * 1e6
+        item = item_bits(cost.dtype) / 8
+        from_memory = cost.bytes / self._memory_rate() if self._outside_l2(cost.bytes) else 0.0
+        best = float("inf")
+        for rows, columns in figures["tiles"]:
+            down, across = ceil(cost.rows / rows), ceil(cost.columns / columns)
+            read = cost.products * cost.depth * item * (cost.rows * across + cost.columns * down)
+            for split in figures["splits"]:
+                waves = ceil(down * across * cost.products * split / cores)
+                computed = waves * (2.0 * rows * columns * cost.depth / split / core_rate + figures["wave"] * _MICRO)
+                taken = max(computed, read / cache_rate, from_memory)
+                if split > 1:
+                    added = 8.0 * cost.rows * cost.columns * cost.products * split / cache_rate
+                    taken += added + figures["split"] * _MICRO
+                best = min(best, taken)
+        return best + float(figures["start"]) * _MICRO
+
+    def _attention(self, cost: Cost) -> float:
+        """Fused attention: cores take blocks of rows, and share blocks where there are few."""
+        figures = self.table["attention"]
+        cores = self._known("cube_cores")
+        blocks = ceil(cost.rows_of_queries / figures["rows"])
+        filled = figures["few"] if blocks < cores else blocks / (ceil(blocks / cores) * cores)
+        rate = self._peak(cost.dtype) * figures["attained"] * filled
+        return float(cost.operations / rate + figures["start"] * _MICRO)
+
+    def _known(self, name: str) -> float:
+        value = getattr(self.chip, name)
+        if value is None:
+            raise UnknownRate(f"no source gives {name} of the {self.chip.name}")
+        return float(value)
+
+    def _peak(self, dtype: str) -> float:
+        """Operations a second of the cube cores."""
+        peaks = self.chip.peak_tflops
+        bits = item_bits(dtype)
+        found = peaks.get(dtype)
+        if found is None and bits <= 8:
+            found = peaks.get("int8")
+        if found is None and bits == 16:
+            found = peaks.get("float16")
+        if found is None and peaks.get("float16"):
+            found = peaks["float16"] * self.table["products"]["float32"] * (32 / bits if bits > 32 else 1)
+        if found is None:
+            raise UnknownRate(f"no source gives the peak of the {self.chip.name} in {dtype}")
+        return found * 1e12
+
+    def _memory_rate(self) -> float:
+        return float(self._known("memory_gb_per_s") * 1e9 * self.table["memory"]["attained"])
+
+    def _outside_l2(self, size: float) -> bool:
+        return self.chip.l2_mib is None or size > self.chip.l2_mib * 2**20 * self.table["memory"]["l2_none"]
+
+    def _moved(self, cost: Cost) -> float:
+        """Bytes at the rate of the level-2 cache where they fit into it, at the memory's where they do not."""
+        figures = self.table["memory"]
+        memory = self._memory_rate()
+        if self.chip.l2_mib is None or self.chip.cube_mhz is None:
+            return cost.bytes / memory
+        cache = max(figures["l2_bytes"] * self._known("cube_cores") * self.chip.cube_mhz * 1e6, memory)
+        filled = cost.bytes / (self.chip.l2_mib * 2**20)
+        share = (filled - figures["l2_full"]) / (figures["l2_none"] - figures["l2_full"])
+        share = min(max(share, 0.0), 1.0)
+        return cost.bytes * (share / memory + (1 - share) / cache)
+
+    def _elements_per_second(self, cost: Cost) -> float:
+        figures = self.table["vector"]
+        rate = figures.get(cost.operator, figures.get(cost.kind))
+        cores = self.chip.vector_cores or self.chip.cube_cores
+        if rate is None or not cores or self.chip.cube_mhz is None:
+            return float("inf")
+        return float(rate * cores * self.chip.cube_mhz * 1e6)
+
+    def launch(self, kind: str = "", *, queue: int = 1, graph: bool = False) -> Span:
+        """How long the host is busy with one operator.
+
+        Args:
+            kind: its kind.
+            queue: TASK_QUEUE_ENABLE of torch_npu.
+            graph: whether a graph replays it.
+        """
+        figures = self.table["launch"]
+        name = "host_graph" if graph else kind if kind == "attention" else "host_queue2" if queue == 2 else "host"
+        factor = figures["queue0"] if queue == 0 and not graph else 1.0
+        return Span.of(figures[name] * factor * _MICRO, figures["width"])
+
+    def synchronise(self) -> Span:
+        """How long it takes until the host goes on after the card has ended."""
+        return Span.of(self.table["launch"]["synchronise"] * _MICRO, self.table["launch"]["width"])
+
+    def copy(self, size: int, *, pinned: bool = False) -> Span:
+        """A copy of so many bytes between host and card."""
+        link = self.table["host_link"]
+        rate = link["pinned" if pinned else "pageable"] * 1e9
+        start = Span.of(self.table["launch"]["copy"] * _MICRO, self.table["launch"]["width"])
+        return start.plus(Span.of(size / rate, link["width"]))
+
+    def collective(self, name: str, size: int, ranks: int) -> Span:
+        """A collective of cards of one node.
+
+        Args:
+            name: "allreduce", "allgather", "reducescatter", "alltoall", "broadcast" and what contains one of them.
+            size: bytes of the larger side of one card.
+            ranks: cards that take part.
+        """
+        figures = self.table["collectives"]
+        if ranks < 2:
+            return NOTHING
+        passes = 2.0 if "allreduce" in name.lower().replace("_", "") else 1.0
+        if "910C" in self.chip.family:
+            rate = figures["switch"] * 1e9
+        else:
+            rate = figures["link"] * 1e9 * min(ranks - 1, 7)
+        moved = passes * size * (ranks - 1) / ranks
+        start = Span.of(figures["start"] * _MICRO, figures["width"])
+        return start.plus(Span.of(moved / rate, figures["width"]))
+
+    def basis(self, kind: Kind) -> str:
+        """What the times of a kind of operator rest on, in a few words."""
+        return "a guess" if kind in ("other", "sorting") else "the chip's figures, fitted to public measurements"
+
+
+@cache
+def rates_of(chip: Chip) -> Rates:
+    """The rates of a chip."""
+    return Rates(chip, _table())

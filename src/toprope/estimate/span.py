@@ -1,0 +1,67 @@
+"""A time that is not known exactly: the least, the likely and the most; pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["NOTHING", "Span", "seconds_text"]
+
+
+class Span(NamedTuple):
+    """A range of seconds."""
+
+    low: float
+    likely: float
+    high: float
+
+    @classmethod
+    def of(cls, likely: float, width: float) -> Span:
+        """A range of this ratio of its ends, the likely value in the middle by ratio."""
+        half = width**0.5
+        return cls(likely / half, likely, likely * half)
+
+    def plus(self, other: Span) -> Span:
+        """The sum, as if both erred in the same direction."""
+        return Span(self.low + other.low, self.likely + other.likely, self.high + other.high)
+
+    def times(self, factor: float) -> Span:
+        """So many of it."""
+        return Span(self.low * factor, self.likely * factor, self.high * factor)
+
+    def longer(self, other: Span) -> Span:
+        """The longer one, at each end."""
+        return Span(max(self.low, other.low), max(self.likely, other.likely), max(self.high, other.high))
+
+    @property
+    def ratio(self) -> float:
+        """Upper end by lower end; 1 for no time at all."""
+        return self.high / self.low if self.low else 1.0
+
+    @property
+    def text(self) -> str:
+        """The range for a reader: "1.2 to 1.6 ms"."""
+        unit, size = _unit(self.high)
+        low, high = _digits(self.low / size), _digits(self.high / size)
+        return f"{low} to {high} {unit}" if low != high else f"{high} {unit}"
+
+
+NOTHING = Span(0.0, 0.0, 0.0)
+
+_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    for unit, size in _UNITS:
+        if seconds >= size * (2 if size >= 60 else 1):
+            return unit, size
+    return _UNITS[-1]
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2g}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for a reader: "1.4 ms"."""
+    unit, size = _unit(seconds)
+    return f"{_digits(seconds / size)} {unit}"

@@ -1,0 +1,101 @@
+#include "signatures.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+
+namespace toprope::sim {
+
+namespace {
+
+std::mutex signatures_mutex;
+std::atomic<Signatures*> current_signatures{nullptr};
+std::unordered_multimap<size_t, uint64_t>* numbers = nullptr;  // by hash
+
+// The bytes that differ between signatures: those of its head and of the shapes it has.
+std::string_view bytes_of(const Signature& one) {
+  return {reinterpret_cast<const char*>(&one), sizeof one - sizeof one.shapes + one.tensors * sizeof one.shapes[0]};
+}
+
+}  // namespace
+
+void SignatureOf::add(Role role, int dtype, uint64_t bytes, const int64_t* sizes, int64_t dimensions) {
+  if (made_.tensors == kMaxTensors) {
+    (role == Role::kRead ? made_.more_read : made_.more_written) += bytes;
+    return;
+  }
+  TensorShape& shape = made_.shapes[made_.tensors++];
+  shape.dtype = static_cast<int8_t>(dtype);
+  shape.role = role;
+  shape.bytes = bytes;
+  int64_t joined = dimensions > kMaxDimensions ? dimensions - kMaxDimensions : 0;  // into the first
+  shape.dimensions = static_cast<uint8_t>(dimensions - joined);
+  for (int64_t i = 0; i < shape.dimensions; i++) shape.sizes[i] = sizes[i + joined];
+  for (int64_t i = 0; i < joined; i++) shape.sizes[0] *= sizes[i];
+}
+
+thread_local int in_composite = 0;
+
+uint64_t number_of(const Signature& signature) {
+  const std::string_view bytes = bytes_of(signature);
+  const size_t hash = std::hash<std::string_view>{}(bytes);
+  std::lock_guard<std::mutex> guard(signatures_mutex);
+  Signatures* all = current_signatures.load(std::memory_order_relaxed);
+  if (all == nullptr) return 0;
+  auto [place, end] = numbers->equal_range(hash);
+  for (; place != end; ++place) {
+    if (bytes_of(all->signatures[place->second]) != bytes) continue;
+    if (in_composite == 0) add(all->calls[place->second]);
+    return place->second + 1;
+  }
+  const uint64_t number = all->count.load(std::memory_order_relaxed);
+  if (number == kMaxSignatures) return 0;
+  all->signatures[number] = signature;
+  if (in_composite == 0) add(all->calls[number]);
+  numbers->emplace(hash, number);
+  all->count.store(number + 1, std::memory_order_release);
+  return number + 1;
+}
+
+int keep_signatures(const char* path) {
+  std::lock_guard<std::mutex> guard(signatures_mutex);
+  if (current_signatures != nullptr && path == nullptr) return 0;
+  int file = -1;
+  if (path != nullptr) {
+    file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) return errno;
+    if (ftruncate(file, sizeof(Signatures)) != 0) {
+      int error = errno;
+      close(file);
+      return error;
+    }
+  }
+  void* place = mmap(nullptr, sizeof(Signatures), PROT_READ | PROT_WRITE,
+                     file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED, file, 0);
+  if (file >= 0) close(file);
+  if (place == MAP_FAILED) return errno;
+  auto* all = static_cast<Signatures*>(place);
+  memcpy(all->magic, "TRSIGNA\x01", sizeof all->magic);
+  if (numbers == nullptr) numbers = new std::unordered_multimap<size_t, uint64_t>();
+  numbers->clear();
+  current_signatures = all;
+  // A child that is forked meanwhile does not write into its parent's file.
+  [[maybe_unused]] static int once = pthread_atfork(
+      [] { signatures_mutex.lock(); }, [] { signatures_mutex.unlock(); },
+      [] {
+        current_signatures = nullptr;
+        signatures_mutex.unlock();
+      });
+  return 0;
+}
+
+const Signatures* all_signatures() { return current_signatures; }
+
+}  // namespace toprope::sim

@@ -1,0 +1,58 @@
+// An operator that the card has a kernel for, while it is computed by others here: recorded as the one it is.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "call.h"
+
+namespace toprope::glue {
+
+class Composite {
+ public:
+  explicit Composite(const std::string& name) {
+    if (!sim::watching(sim::kTracing)) [[likely]] return;
+    kind_ = sim::kind(name.c_str());
+    signature_.emplace(sim::index_of(kind_));
+    sim::in_composite++;
+    began_ns_ = sim::now_ns();
+  }
+  ~Composite() {
+    if (!signature_) [[likely]] return;
+    sim::in_composite--;
+    if (device_ < 0) return;
+    sim::write_record({.begin_ns = began_ns_,
+                       .end_ns = sim::now_ns(),
+                       .address = sim::number_of(signature_->made()),
+                       .stream = static_cast<int32_t>(sim::current_stream(device_)),
+                       .kind = static_cast<uint16_t>(sim::index_of(kind_)),
+                       .act = sim::Act::kComposite,
+                       .device = static_cast<int8_t>(device_),
+                       .other_device = static_cast<int8_t>(sim::in_composite > 0 ? 1 : -1)});
+  }
+  Composite(const Composite&) = delete;
+  Composite& operator=(const Composite&) = delete;
+
+  explicit operator bool() const { return signature_.has_value(); }  // whether anything is recorded
+
+  void add(sim::Role role, const c10::IValue& value) {
+    if (value.isTensor()) {
+      add(role, value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) add(role, tensor);
+    }
+  }
+
+ private:
+  void add(sim::Role role, const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.device().type() != kNpu || !tensor.has_storage()) return;
+    device_ = tensor.device().index();
+    add_tensor(*signature_, role, tensor);
+  }
+
+  std::optional<sim::SignatureOf> signature_;
+  sim::Kind* kind_ = nullptr;
+  int device_ = -1;
+  int64_t began_ns_ = 0;
+};
+
+}  // namespace toprope::glue
