@@ -175,7 +175,9 @@ def _of_bytes(call: OperatorCall, kind: Kind, operations: float = 0, moved: floa
     largest = max(call.tensors, key=lambda each: each.elements, default=TensorShape("float32", ()))
     dtype = call.tensors[0].dtype if operations and call.tensors else largest.dtype
     moved = _all(call, "") if moved < 0 else moved
-    return Cost(kind, operations, dtype, moved, largest.elements, operator=call.base)
+    made = max((each.elements for each in call.of("written", "result")), default=0)
+    elements = made if call.base in _TAKES and made else largest.elements
+    return Cost(kind, operations, dtype, moved, elements, operator=call.base)
 
 
 def _all(call: OperatorCall, _: str) -> float:
@@ -195,7 +197,8 @@ def _of_indexing(call: OperatorCall, name: str) -> float:
     read, made = call.of("read"), call.of("written", "result")
     if name in _TAKES:  # the table, then the indices
         taken = sum(each.bytes for each in call.of("result")) or sum(each.bytes for each in made)
-        return float(2 * taken + sum(each.bytes for each in read[1:]))
+        table = min(taken, read[0].bytes) if read else taken
+        return float(taken + table + sum(each.bytes for each in read[1:]))
     put = sum(each.bytes for each in read)  # indices and values; the places are read and written
     copied = 2 * sum(each.bytes for each in call.of("result"))
     return float(3 * put + copied)

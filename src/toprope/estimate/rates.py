@@ -17,6 +17,8 @@ from toprope.estimate.span import NOTHING, Span
 __all__ = ["Rates", "UnknownRate", "rates_of"]
 
 _MICRO = 1e-6
+_LAUNCHES = ("matmul", "softmax", "normalisation", "attention")
+"""Kinds of operators whose launch takes longer than that of the others."""
 
 
 class UnknownRate(ValueError):
@@ -80,7 +82,8 @@ class Rates:
                     added = 8.0 * cost.rows * cost.columns * cost.products * split / cache_rate
                     taken += added + figures["split"] * _MICRO
                 best = min(best, taken)
-        return best + float(figures["start"]) * _MICRO
+        start = figures["start_float32" if cost.dtype == "float32" else "start"]
+        return best + float(start) * _MICRO
 
     def _attention(self, cost: Cost) -> float:
         """Fused attention: cores take blocks of rows, and share blocks where there are few."""
@@ -147,8 +150,8 @@ class Rates:
             graph: whether a graph replays it.
         """
         figures = self.table["launch"]
-        name = "host_graph" if graph else kind if kind == "attention" else "host_queue2" if queue == 2 else "host"
-        factor = figures["queue0"] if queue == 0 and not graph else 1.0
+        name = "host_graph" if graph else kind if kind in _LAUNCHES else "host"
+        factor = 1.0 if graph else figures["queue"][queue]
         return Span.of(figures[name] * factor * _MICRO, figures["width"])
 
     def synchronise(self) -> Span:
