@@ -34,12 +34,14 @@ class TensorShape:
         sizes: its shape.
         role: "read", "written" (also where it is read first), or "result" for a new one.
         bytes: what it takes in memory; fewer than the shape says where it is expanded.
+        strided: whether its elements do not lie one after the other, as after a transpose.
     """
 
     dtype: str
     sizes: tuple[int, ...]
     role: Role = "read"
     bytes: int = -1
+    strided: bool = False
 
     def __post_init__(self) -> None:
         if self.bytes < 0:

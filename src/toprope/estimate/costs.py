@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from toprope.estimate.calls import OperatorCall, TensorShape
+from toprope.estimate.calls import OperatorCall, TensorShape, item_bits
 
 __all__ = ["KINDS", "Cost", "Kind", "cost_of"]
 
@@ -39,7 +39,10 @@ class Cost:
         rows, columns, depth: of one product of matrices; 0 where it is none.
         products: how many such products.
         rows_of_queries: of fused attention, over all heads; 0 elsewhere.
+        head: of fused attention, the size of a head.
         operator: its name without namespace, for rates of its own.
+        rearranged: elements that change their places: of operands that are strided, and of changes of the layout.
+        row_bytes: of a rearrangement, bytes that stay together.
     """
 
     kind: Kind
@@ -52,7 +55,10 @@ class Cost:
     depth: int = 0
     products: int = 1
     rows_of_queries: int = 0
+    head: int = 0
     operator: str = ""
+    rearranged: int = 0
+    row_bytes: int = 0
 
 
 _PRODUCTS = {
@@ -93,9 +99,23 @@ _SUMS = frozenset((
 _COPIES = frozenset((
     "copy", "clone", "contiguous", "cat", "stack", "_to_copy", "npu_dtype_cast", "npu_format_cast", "roll", "flip", "repeat",
     "constant_pad_nd", "tril", "triu", "split_with_sizes_copy", "im2col", "col2im", "npu_transpose",
-    "upsample_nearest2d", "upsample_nearest2d_backward", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "transpose_copy", "slice_copy", "upsample_nearest2d", "upsample_nearest2d_backward", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
 ))  # fmt: skip
-_SORTS = frozenset(("sort", "topk", "kthvalue", "argsort", "unique2", "_unique2", "nonzero", "histc", "bincount", "multinomial", "median"))
+_SORTS = frozenset(
+    (
+        "sort",
+        "topk",
+        "kthvalue",
+        "argsort",
+        "unique2",
+        "_unique2",
+        "nonzero",
+        "histc",
+        "bincount",
+        "multinomial",
+        "median",
+    )
+)
 _OPTIMIZERS = ("_fused_adam", "_fused_sgd", "npu_apply_adam", "_fused_adagrad", "apply_adam")
 _ELEMENTWISE = frozenset("""
     add sub rsub mul div true_divide neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal pow square sin cos
@@ -122,7 +142,7 @@ def cost_of(call: OperatorCall) -> Cost:
     if any(part in name for part in _ATTENTION):
         cost = _of_bytes(call, "attention", call.operations)
         query = call.tensors[0].sizes if call.tensors else ()
-        return replace(cost, rows_of_queries=prod(query[:-1]))
+        return replace(cost, rows_of_queries=prod(query[:-1]), head=query[-1] if query else 0)
     if name == "embedding_dense_backward":
         return _of_bytes(call, "indexing")
     for kind, names in _BY_NAME:
@@ -166,8 +186,6 @@ def _product(call: OperatorCall, first: int) -> Cost:
 
 
 def _narrowness(dtype: str) -> int:
-    from toprope.estimate.calls import item_bits
-
     return -item_bits(dtype)
 
 
@@ -177,7 +195,23 @@ def _of_bytes(call: OperatorCall, kind: Kind, operations: float = 0, moved: floa
     moved = _all(call, "") if moved < 0 else moved
     made = max((each.elements for each in call.of("written", "result")), default=0)
     elements = made if call.base in _TAKES and made else largest.elements
-    return Cost(kind, operations, dtype, moved, elements, operator=call.base)
+    cost = Cost(kind, operations, dtype, moved, elements, operator=call.base)
+    return cost if kind in ("convolution", "attention") else _with_layout(cost, call)
+
+
+_LAYOUTS = frozenset(("transpose_copy", "npu_format_cast", "slice_copy", "npu_transpose", "im2col", "col2im"))
+"""Operators that give elements other places."""
+
+
+def _with_layout(cost: Cost, call: OperatorCall) -> Cost:
+    """The cost with the rearrangement of strided operands, which the vendor's kernels make contiguous first."""
+    moving = [each for each in call.tensors if each.strided and each.elements > 1]
+    if call.base in _LAYOUTS and call.tensors:
+        moving = [call.tensors[-1]]
+    if not moving:
+        return cost
+    last = min((each.sizes[-1] if each.sizes else 1) * item_bits(each.dtype) // 8 for each in moving)
+    return replace(cost, rearranged=sum(each.elements for each in moving), row_bytes=last)
 
 
 def _all(call: OperatorCall, _: str) -> float:

@@ -48,6 +48,8 @@ class Rates:
             return Span.of(self._product(cost), self.table["products"]["width"])
         moved = self._moved(cost)
         computed = cost.elements / self._elements_per_second(cost)
+        if cost.rearranged:
+            computed += cost.rearranged / self._rearranged_per_second(cost.row_bytes)
         if cost.kind == "attention" and cost.operations:
             return Span.of(max(self._attention(cost), moved), self.table["attention"]["width"])
         if cost.operations:
@@ -65,11 +67,13 @@ class Rates:
         """A product of matrices with the tiles that suit it best: computed by a core, and read from caches or memory."""
         figures = self.table["products"]
         attained = figures["attained_float32" if cost.dtype == "float32" else "attained"]
+        if self.chip.core_structure == "unified":
+            attained *= figures["unified"]
         cores = self._known("cube_cores")
         core_rate = self._peak(cost.dtype) * attained / cores
         cache_rate = figures["l2_bytes"] * cores * self._known("cube_mhz") * 1e6
         item = item_bits(cost.dtype) / 8
-        from_memory = cost.bytes / self._memory_rate() if self._outside_l2(cost.bytes) else 0.0
+        from_memory = cost.bytes / self._memory_rate()  # weights seldom are in the cache yet
         best = float("inf")
         for rows, columns in figures["tiles"]:
             down, across = ceil(cost.rows / rows), ceil(cost.columns / columns)
@@ -82,8 +86,7 @@ class Rates:
                     added = 8.0 * cost.rows * cost.columns * cost.products * split / cache_rate
                     taken += added + figures["split"] * _MICRO
                 best = min(best, taken)
-        start = figures["start_float32" if cost.dtype == "float32" else "start"]
-        return best + float(start) * _MICRO
+        return best + float(figures["start_float32" if cost.dtype == "float32" else "start"]) * _MICRO
 
     def _attention(self, cost: Cost) -> float:
         """Fused attention: cores take blocks of rows, and share blocks where there are few."""
@@ -91,8 +94,10 @@ class Rates:
         cores = self._known("cube_cores")
         blocks = ceil(cost.rows_of_queries / figures["rows"])
         filled = figures["few"] if blocks < cores else blocks / (ceil(blocks / cores) * cores)
-        rate = self._peak(cost.dtype) * figures["attained"] * filled
-        return float(cost.operations / rate + figures["start"] * _MICRO)
+        weights = cost.operations / (4.0 * max(cost.head, 1))  # of the softmax, on the vector cores
+        softmax = weights / (figures["softmax"] * self._known("vector_cores") * self._known("cube_mhz") * 1e6)
+        products = cost.operations / (self._peak(cost.dtype) * figures["attained"])
+        return float(max(products, softmax) / filled + figures["start"] * _MICRO)
 
     def _known(self, name: str) -> float:
         value = getattr(self.chip, name)
@@ -118,9 +123,6 @@ class Rates:
     def _memory_rate(self) -> float:
         return float(self._known("memory_gb_per_s") * 1e9 * self.table["memory"]["attained"])
 
-    def _outside_l2(self, size: float) -> bool:
-        return self.chip.l2_mib is None or size > self.chip.l2_mib * 2**20 * self.table["memory"]["l2_none"]
-
     def _moved(self, cost: Cost) -> float:
         """Bytes at the rate of the level-2 cache where they fit into it, at the memory's where they do not."""
         figures = self.table["memory"]
@@ -140,6 +142,11 @@ class Rates:
         if rate is None or not cores or self.chip.cube_mhz is None:
             return float("inf")
         return float(rate * cores * self.chip.cube_mhz * 1e6)
+
+    def _rearranged_per_second(self, row_bytes: int) -> float:
+        figures = self.table["vector"]
+        rate = figures["rearranged_rows" if row_bytes % 32 == 0 and row_bytes else "rearranged"]
+        return float(rate * (self.chip.vector_cores or self._known("cube_cores")) * self._known("cube_mhz") * 1e6)
 
     def launch(self, kind: str = "", *, queue: int = 1, graph: bool = False) -> Span:
         """How long the host is busy with one operator.

@@ -18,7 +18,7 @@ SUFFIX = ".signatures"
 _MAX_SIGNATURES, _MAX_TENSORS = 8192, 8
 _HEADER = struct.Struct("<8sQ")
 _SIGNATURE = struct.Struct("<HHI3Q")
-_SHAPE = struct.Struct("<bBB5xQ6q")
+_SHAPE = struct.Struct("<bBBB4xQ6q")
 _SIGNATURE_SIZE = _SIGNATURE.size + _MAX_TENSORS * _SHAPE.size
 SIZE = _HEADER.size + _MAX_SIGNATURES * (_SIGNATURE_SIZE + 8)
 """Bytes of all."""
@@ -59,5 +59,5 @@ def _call(data: bytes | memoryview, start: int, names: Sequence[str]) -> Operato
 
 
 def _shape(data: bytes | memoryview, start: int) -> TensorShape:
-    dtype, dimensions, role, size, *sizes = _SHAPE.unpack_from(data, start)
-    return TensorShape(_DTYPES.get(dtype, ""), tuple(sizes[:dimensions]), _ROLES[role], size)
+    dtype, dimensions, role, strided, size, *sizes = _SHAPE.unpack_from(data, start)
+    return TensorShape(_DTYPES.get(dtype, ""), tuple(sizes[:dimensions]), _ROLES[role], size, bool(strided))

@@ -188,7 +188,8 @@ EXPORT int64_t ts_begin_composite() {
   in_composite++;
   return now_ns();
 }
-// Ends and records it with its tensors: for each its role, dtype, bytes, number of dimensions, and these.
+// Ends and records it with its tensors: for each its role, dtype, whether it is strided, bytes, number of dimensions,
+// and these.
 EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uint64_t operations,
                               const int64_t* tensors, int count) {
   in_composite--;
@@ -197,9 +198,9 @@ EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uin
   SignatureOf signature(index_of(of));
   signature.set_operations(operations);
   for (int i = 0; i < count; i++) {
-    signature.add(static_cast<Role>(tensors[0]), static_cast<int>(tensors[1]), static_cast<uint64_t>(tensors[2]),
-                  tensors + 4, tensors[3]);
-    tensors += 4 + tensors[3];
+    signature.add(static_cast<Role>(tensors[0]), static_cast<int>(tensors[1]), tensors[2] != 0,
+                  static_cast<uint64_t>(tensors[3]), tensors + 5, tensors[4]);
+    tensors += 5 + tensors[4];
   }
   write_record({.begin_ns = begin_ns, .end_ns = now_ns(), .address = number_of(signature.made()),
                 .stream = static_cast<int32_t>(current_stream(device)), .kind = static_cast<uint16_t>(index_of(of)),

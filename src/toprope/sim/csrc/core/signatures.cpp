@@ -26,7 +26,7 @@ std::string_view bytes_of(const Signature& one) {
 
 }  // namespace
 
-void SignatureOf::add(Role role, int dtype, uint64_t bytes, const int64_t* sizes, int64_t dimensions) {
+void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const int64_t* sizes, int64_t dimensions) {
   if (made_.tensors == kMaxTensors) {
     (role == Role::kRead ? made_.more_read : made_.more_written) += bytes;
     return;
@@ -34,6 +34,7 @@ void SignatureOf::add(Role role, int dtype, uint64_t bytes, const int64_t* sizes
   TensorShape& shape = made_.shapes[made_.tensors++];
   shape.dtype = static_cast<int8_t>(dtype);
   shape.role = role;
+  shape.strided = strided;
   shape.bytes = bytes;
   int64_t joined = dimensions > kMaxDimensions ? dimensions - kMaxDimensions : 0;  // into the first
   shape.dimensions = static_cast<uint8_t>(dimensions - joined);

@@ -15,7 +15,8 @@ struct TensorShape {
   int8_t dtype = -1;  // c10::ScalarType
   uint8_t dimensions = 0;
   Role role = Role::kRead;
-  uint8_t spare[5] = {};
+  uint8_t strided = 0;  // whether its elements do not lie one after the other
+  uint8_t spare[4] = {};
   uint64_t bytes = 0;  // fewer than the shape says where it is expanded
   int64_t sizes[kMaxDimensions] = {};
 };
@@ -43,7 +44,7 @@ class TOPROPE_API SignatureOf {
  public:
   explicit SignatureOf(int kind) { made_.kind = static_cast<uint16_t>(kind); }
   void set_operations(uint64_t number) { made_.operations = number; }
-  void add(Role role, int dtype, uint64_t bytes, const int64_t* sizes, int64_t dimensions);
+  void add(Role role, int dtype, bool strided, uint64_t bytes, const int64_t* sizes, int64_t dimensions);
   const Signature& made() const { return made_; }
 
  private:

@@ -38,7 +38,8 @@ at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
 inline void add_tensor(sim::SignatureOf& signature, sim::Role role, const at::Tensor& tensor) {
   const uint64_t bytes = std::min<uint64_t>(tensor.nbytes(), tensor.storage().nbytes());  // where it is expanded
-  signature.add(role, static_cast<int>(tensor.scalar_type()), bytes, tensor.sizes().data(), tensor.dim());
+  signature.add(role, static_cast<int>(tensor.scalar_type()), !tensor.is_contiguous(), bytes, tensor.sizes().data(),
+                tensor.dim());
 }
 
 class Call {
