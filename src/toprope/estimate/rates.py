@@ -14,14 +14,14 @@ from toprope.estimate.calls import item_bits
 from toprope.estimate.costs import Cost, Kind
 from toprope.estimate.span import NOTHING, Span
 
-__all__ = ["Rates", "UnknownRate", "rates_of"]
+__all__ = ["Rates", "UnknownRateError", "rates_of"]
 
 _MICRO = 1e-6
 _LAUNCHES = ("matmul", "softmax", "normalisation", "attention")
 """Kinds of operators whose launch takes longer than that of the others."""
 
 
-class UnknownRate(ValueError):
+class UnknownRateError(ValueError):
     """No source gives a figure that a time rests on."""
 
 
@@ -64,7 +64,7 @@ class Rates:
         return float(figures.get(cost.kind, figures["small" if small else "kernel"])) * _MICRO
 
     def _product(self, cost: Cost) -> float:
-        """A product of matrices with the tiles that suit it best: computed by a core, and read from caches or memory."""
+        """A product of matrices with the tiles that suit it best."""
         figures = self.table["products"]
         attained = figures["attained_float32" if cost.dtype == "float32" else "attained"]
         if self.chip.core_structure == "unified":
@@ -86,7 +86,7 @@ class Rates:
                     added = 8.0 * cost.rows * cost.columns * cost.products * split / cache_rate
                     taken += added + figures["split"] * _MICRO
                 best = min(best, taken)
-        return best + float(figures["start_float32" if cost.dtype == "float32" else "start"]) * _MICRO
+        return float(best + figures["start_float32" if cost.dtype == "float32" else "start"] * _MICRO)
 
     def _attention(self, cost: Cost) -> float:
         """Fused attention: cores take blocks of rows, and share blocks where there are few."""
@@ -102,7 +102,7 @@ class Rates:
     def _known(self, name: str) -> float:
         value = getattr(self.chip, name)
         if value is None:
-            raise UnknownRate(f"no source gives {name} of the {self.chip.name}")
+            raise UnknownRateError(f"no source gives {name} of the {self.chip.name}")
         return float(value)
 
     def _peak(self, dtype: str) -> float:
@@ -117,7 +117,7 @@ class Rates:
         if found is None and peaks.get("float16"):
             found = peaks["float16"] * self.table["products"]["float32"] * (32 / bits if bits > 32 else 1)
         if found is None:
-            raise UnknownRate(f"no source gives the peak of the {self.chip.name} in {dtype}")
+            raise UnknownRateError(f"no source gives the peak of the {self.chip.name} in {dtype}")
         return found * 1e12
 
     def _memory_rate(self) -> float:
@@ -131,7 +131,7 @@ class Rates:
             return cost.bytes / memory
         cache = max(figures["l2_bytes"] * self._known("cube_cores") * self.chip.cube_mhz * 1e6, memory)
         filled = cost.bytes / (self.chip.l2_mib * 2**20)
-        share = (filled - figures["l2_full"]) / (figures["l2_none"] - figures["l2_full"])
+        share = float((filled - figures["l2_full"]) / (figures["l2_none"] - figures["l2_full"]))
         share = min(max(share, 0.0), 1.0)
         return cost.bytes * (share / memory + (1 - share) / cache)
 

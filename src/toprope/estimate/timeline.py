@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from toprope.estimate.span import NOTHING, Span
@@ -146,5 +147,5 @@ class Timeline:
     def steps(self, name: str) -> Iterator[Span]:
         """The time of each step but the first: from one mark of a name to the next."""
         ends = self.marks.get(name, [])
-        for before, after in zip(ends, ends[1:], strict=False):
+        for before, after in pairwise(ends):
             yield Span(*(max(b - a, 0.0) for a, b in zip(before, after, strict=True)))

@@ -12,7 +12,7 @@ from functools import partial
 
 from toprope import chips
 from toprope.estimate.costs import Cost, cost_of
-from toprope.estimate.rates import Rates, UnknownRate, rates_of
+from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.span import NOTHING, Span
 from toprope.estimate.timeline import Act, Timeline
 from toprope.sim.records import Record, Trace
@@ -63,7 +63,7 @@ def timing_of(trace: Trace, *, queue: int = 1) -> Timing:
     rates = rates_of(chips.get(trace.chip))
     try:
         made = Timeline.of(act for act, _ in acts_of(trace, rates, queue=queue))
-    except UnknownRate as error:
+    except UnknownRateError as error:
         return Timing(trace.chip, unknown=str(error), lost=trace.lost)
     step, steps = None, ("", 0)
     for kind in _STEPS:
@@ -93,7 +93,7 @@ def durations(trace: Trace) -> dict[int, Span]:
     """How long the card is busy with each operator, composite and collective, by the index of its record.
 
     Raises:
-        UnknownRate: a figure of the chip is not known.
+        UnknownRateError: a figure of the chip is not known.
     """
     rates = rates_of(chips.get(trace.chip))
     return {index: act.card for act, index in acts_of(trace, rates) if act.what == "launch"}
