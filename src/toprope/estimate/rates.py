@@ -133,7 +133,7 @@ class Rates:
         filled = cost.bytes / (self.chip.l2_mib * 2**20)
         share = float((filled - figures["l2_full"]) / (figures["l2_none"] - figures["l2_full"]))
         share = min(max(share, 0.0), 1.0)
-        return cost.bytes * (share / memory + (1 - share) / cache)
+        return float(cost.bytes * (share / memory + (1 - share) / cache))
 
     def _elements_per_second(self, cost: Cost) -> float:
         figures = self.table["vector"]
