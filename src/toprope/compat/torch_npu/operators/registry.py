@@ -136,6 +136,34 @@ def _refuse_none(made: Operator, args: tuple[Any, ...]) -> None:
             refuse(made.name.partition(".")[0], f"{argument.name} is None; it must be a tensor")
 
 
+def _is_recorded() -> bool:
+    from toprope.sim.state import installed
+
+    if installed() is None:
+        return False
+    from toprope.sim.composites import is_recorded
+
+    return is_recorded()
+
+
+def _run(made: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if made.composite:
+        return made.function(*args, **kwargs)
+    with torch.no_grad():
+        return made.function(*args, **kwargs)
+
+
+def _recorded(made: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `_run`, in the trace as one operator, which is what it is on a card."""
+    from toprope.sim.composites import recorded
+
+    schema = _arguments(made)
+    given = {**dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
+    written = frozenset(each.name for each in schema if each.alias_info is not None and each.alias_info.is_write)
+    name = f"{made.namespace}::{made.name.partition('.')[0]}"
+    return recorded(name, lambda: _run(made, args, kwargs), given, written)
+
+
 def _devices(made: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The tensors of a call with their devices: "query npu:0, key cpu"."""
     names = [argument.name for argument in _arguments(made)]
@@ -156,10 +184,7 @@ def _called(made: Operator) -> Callable[..., Any]:
         if any(arg is None for arg in args):
             _refuse_none(made, args)
         try:
-            if made.composite:
-                return made.function(*args, **kwargs)
-            with torch.no_grad():
-                return made.function(*args, **kwargs)
+            return _recorded(made, args, kwargs) if _is_recorded() else _run(made, args, kwargs)
         except RuntimeError as error:
             if "Expected all tensors to be on the same device" not in str(error):
                 raise

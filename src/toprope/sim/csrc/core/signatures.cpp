@@ -45,6 +45,7 @@ void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const 
 thread_local int in_composite = 0;
 
 uint64_t number_of(const Signature& signature) {
+  if (in_composite > 0) return 0;
   const std::string_view bytes = bytes_of(signature);
   const size_t hash = std::hash<std::string_view>{}(bytes);
   std::lock_guard<std::mutex> guard(signatures_mutex);
@@ -53,13 +54,13 @@ uint64_t number_of(const Signature& signature) {
   auto [place, end] = numbers->equal_range(hash);
   for (; place != end; ++place) {
     if (bytes_of(all->signatures[place->second]) != bytes) continue;
-    if (in_composite == 0) add(all->calls[place->second]);
+    add(all->calls[place->second]);
     return place->second + 1;
   }
   const uint64_t number = all->count.load(std::memory_order_relaxed);
   if (number == kMaxSignatures) return 0;
   all->signatures[number] = signature;
-  if (in_composite == 0) add(all->calls[number]);
+  add(all->calls[number]);
   numbers->emplace(hash, number);
   all->count.store(number + 1, std::memory_order_release);
   return number + 1;

@@ -54,7 +54,7 @@ class TOPROPE_API SignatureOf {
 // Composite operators that this thread computes by others.
 TOPROPE_API extern thread_local int in_composite;
 
-// Its number, counted from 1, and one call more of it, unless it is a part of a composite; 0 where nothing is kept or no
+// Its number, counted from 1, and one call more of it; 0 where nothing is kept, for a part of a composite, and where no
 // place is left.
 TOPROPE_API uint64_t number_of(const Signature& signature);
 
