@@ -19,6 +19,7 @@ from toprope.support.operator_kinds import kind_of
 NAMES = ["aten::add", "aten::mm", "allreduce"]
 ACTS = [act for act in records._ACTS if act]
 GATHERED = ("collective", "kernel", "launch")
+SIGNED = ("operator", "composite")
 NANOSECONDS = st.integers(0, 10**15)
 
 
@@ -37,12 +38,14 @@ def made(draw: st.DrawFn) -> Record:
         stream=draw(st.integers(0, 40)),
         thread=draw(st.integers(1, 3)),
         bytes=draw(st.integers(0, 2**40)),
-        address=0 if act in GATHERED else draw(st.integers(0, 2**63)),
+        address=0 if act in (*GATHERED, *SIGNED) else draw(st.integers(0, 2**63)),
         dtype=draw(st.sampled_from(["", *NUMBERS])),
         other_device=draw(st.integers(0, 15)) if act == "copy between cards" else -1,
         cube_cores=draw(st.integers(1, 25)),
         vector_cores=draw(st.integers(1, 50)),
     )
+    if act in SIGNED:
+        plain = replace(plain, signature=draw(st.integers(0, 8192)), is_part=draw(st.booleans()))
     if act in GATHERED:
         return replace(plain, kind="MIX_AIC", sync_all=act != "collective" and draw(st.booleans()))
     if act != "operator":
@@ -65,7 +68,7 @@ def limits(record: Record) -> tuple[int, int]:
 
 def address(record: Record, communicators: Sequence[str] = ()) -> int:
     if not record.communicator:
-        return 0xFFFF << 48 if record.act in GATHERED else record.address
+        return 0xFFFF << 48 if record.act in GATHERED else record.signature or record.address
     return len(NAMES) + communicators.index(record.communicator) << 48 | record.sequence
 
 
@@ -83,7 +86,7 @@ def packed(
         ring[place % capacity] = records._RECORD.pack(
             record.begin_ns, record.end_ns, record.bytes, address(record, communicators), record.thread, record.stream,
             NAMES.index(record.name) if record.name else 0xFFFF, records._ACTS.index(record.act), record.device,
-            int(record.sync_all) if record.act in GATHERED else record.other_device,
+            1 if record.is_part else int(record.sync_all) if record.act in GATHERED else record.other_device,
             NUMBERS.get(record.dtype, -1), *limits(record),
         )  # fmt: skip
     header = records._HEADER.pack(records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)
@@ -182,7 +185,7 @@ def test_every_act_is_one_event_on_a_named_track(traces: list[Trace]) -> None:
     assert processes == [trace.pid for trace in traces]
     for event in events:
         assert event["ph"] in ("X", "i")
-        assert event["name"] or event["cat"] in ("operator", "collective", "kernel", "launch")
+        assert event["name"] or event["cat"] in (*GATHERED, *SIGNED, "step")
         assert ("dur" in event) == (event["ph"] == "X")
 
 

@@ -38,6 +38,7 @@ def page_of(outcome: Outcome) -> str:
         parts.append('<p class="verdict">The program did not touch the card.</p>')
     for one in rehearsals:
         parts += _verdict(one, outcome)
+        parts += _time(one)
         parts += _operators(one, outcome.folder)
         for memory in one.memory:
             parts += _memory(memory, outcome.folder)
@@ -52,13 +53,40 @@ def _verdict(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
     bad = ' class="verdict bad"' if one.findings else ' class="verdict"'
     yield f"<p{bad}>{escaped(one.verdict[:1].upper() + one.verdict[1:])}.</p>"
     yield (
-        f'<p class="note">Numbers are {escaped(one.numbers)}. Times of the card are not simulated. Counts are measured '
+        f'<p class="note">Numbers are {escaped(one.numbers)}. Times of the card are estimates. Counts are measured '
         f"in this run of {outcome.seconds:.1f} s; what is an estimate says so.</p>"
     )
     if one.findings:
         yield "<h2>Findings</h2>\n<ol>"
         yield from (f"<li>{escaped(finding_text(each, outcome.folder))}</li>" for each in one.findings)
         yield "</ol>"
+
+
+def _time(one: Rehearsal) -> Iterator[str]:
+    timing = one.timing
+    if timing is None:
+        return
+    yield "<h2>Time of the card: an estimate</h2>"
+    if timing.unknown:
+        yield f"<p>Not known: {escaped(timing.unknown)}.</p>"
+        return
+    bound = "launching on the host" if timing.bound == "host" else "computing on the card"
+    step = f"A {timing.steps[0]} step takes {timing.step.text} (median of {timing.steps[1]}). " if timing.step else ""
+    yield (
+        f"<p>{escaped(step)}All that the program did on the card takes {escaped(timing.total.text)}; it is bound by "
+        f"{bound}: the card is busy for {escaped(timing.card.text)}, and the host launches for "
+        f"{escaped(timing.host.text)}.</p>"
+    )
+    rows = [(kind, str(timing.calls.get(kind, 0)), span.text) for kind, span in timing.kinds.items()]
+    yield _table(("operators", "launches", "time of the card"), rows, numbers=(1, 2))
+    if timing.changes:
+        yield "<h3>What would save most</h3>\n<ol>"
+        yield from (f"<li>{escaped(each.saves.text)}: {escaped(each.what)}</li>" for each in timing.changes)
+        yield "</ol>"
+    yield (
+        f'<p class="note">{escaped(timing.basis)}. What the program computes on the host, and data that it waits for, '
+        "is not in it.</p>"
+    )
 
 
 def _operators(one: Rehearsal, folder: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import Counters, Lack
 from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
 from toprope.sim.rehearsal_record import Record
+from toprope.sim.timing import Timing
 from toprope.sim.totals import AssumedDtype, Cause, Totals
 from toprope.terminal import field, render
 
@@ -42,6 +43,7 @@ class Outcome:
         endings: the errors that ended its processes.
         folder: the folder it was started in; files below it are shown without it.
         records: the records of its processes' rehearsals, by process; none where none was recorded.
+        timings: how long the card would take, by chip.
     """
 
     choice: Choice
@@ -55,12 +57,13 @@ class Outcome:
     endings: tuple[Ending, ...] = ()
     folder: str = ""
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
+    timings: Mapping[str, Timing] = dataclass_field(default_factory=dict)
 
     @cached_property
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
         stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
-        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask, stopped)
+        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask, stopped, self.timings)
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
@@ -140,6 +143,7 @@ def _rehearsal_as_dict(rehearsal: Rehearsal, is_recorded: bool) -> dict[str, Any
     facts = _totals_as_dict(rehearsal.totals)
     if is_recorded:
         facts |= {"verdict": rehearsal.verdict, "findings": [asdict(one) for one in rehearsal.findings]}
+        facts["time"] = None if rehearsal.timing is None else rehearsal.timing.as_dict()
     return facts
 
 
@@ -196,7 +200,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield from _chosen(choice)
         return
     groups = outcome.rehearsals
-    origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here (the card's own time is not simulated)")]
+    origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here, on the host's CPU")]
     if (failure := _failure(outcome)) is not None:
         origin = [*_row("failed", _failure_text(failure, outcome.folder)), *origin]
     if not groups:
@@ -220,9 +224,28 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
             yield from origin
         yield from (row for mask in totals.masks for row in _row("visible", mask))
         if totals.used:
+            if rehearsal.timing is not None:
+                yield from _row("card time", *_card_time(rehearsal.timing))
             yield from _figures(totals, outcome.folder)
     if outcome.trace is not None:
         yield from _row("trace", _trace(outcome.trace))
+
+
+_STEPS = {"training": "training step", "inference": "inference", "forward": "forward pass with gradients"}
+
+
+def _card_time(timing: Timing) -> Iterator[str]:
+    """How long the card would take: estimates."""
+    if timing.unknown:
+        yield f"not known: {timing.unknown}"
+        return
+    bound = "launching on the host" if timing.bound == "host" else "computing on the card"
+    step = f"{timing.step.text} a {_STEPS[timing.steps[0]]}; " if timing.step is not None else ""
+    yield f"{step}{timing.total.text} in all, bound by {bound} (estimate, toprope explain time)"
+    kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]
+    if kinds:
+        yield f"of the card: {', '.join(kinds)}"
+    yield from (f"saves {one.saves.text}: {one.what}" for one in timing.changes)
 
 
 def _chosen(choice: Choice) -> list[RenderableType]:

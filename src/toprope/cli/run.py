@@ -226,6 +226,7 @@ def _run(
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
     from toprope.sim.rehearsal_record import read_run as read_records
+    from toprope.sim.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
@@ -262,7 +263,7 @@ def _run(
         outcome = Outcome(
             choice, seconds, status, processes, written, told,
             environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
-            read_records(Path(folder), {one.pid: one.sampled for one in processes}),
+            read_records(Path(folder), {one.pid: one.sampled for one in processes}), times_of_run(Path(folder)),
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["AttentionWork", "work_of"]
@@ -72,4 +73,4 @@ def _length_of_keys(key: Sequence[int], layout: str, arguments: Mapping[str, Any
 def _lengths(arguments: Mapping[str, Any], name: str) -> list[int]:
     """Lengths of packed sequences, which are given as their ends."""
     ends = [0, *(int(each) for each in arguments.get(name) or ())]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]

@@ -108,6 +108,7 @@ class Native:
         self.start_trace = get(core_lib, "ts_start_trace", c_int, c_uint64, c_char_p)
         self.stop_trace = get(core_lib, "ts_stop_trace", c_void_p)
         self.forget_trace = get(core_lib, "ts_forget_trace", None)
+        self.trace = get(core_lib, "ts_trace", c_void_p)
         self.keep_signatures = get(core_lib, "ts_keep_signatures", c_int, c_char_p)
         self.signatures = get(core_lib, "ts_signatures", c_void_p)
         self.is_tracing = get(core_lib, "ts_is_tracing", c_int)

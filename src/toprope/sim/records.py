@@ -12,10 +12,15 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from mmap import mmap
 from typing import Any, TextIO
 
+from toprope import chips
 from toprope.estimate.calls import OperatorCall
+from toprope.estimate.costs import cost_of
+from toprope.estimate.rates import UnknownRateError, rates_of
+from toprope.estimate.span import Span
 from toprope.sim.dtypes import NUMBERS
 from toprope.support.operator_kinds import kind_of
 
@@ -27,6 +32,7 @@ __all__ = [
     "RECORD_SIZE",
     "Record",
     "Trace",
+    "capacity",
     "chrome",
     "chrome_events",
     "count",
@@ -153,7 +159,22 @@ class Trace:
     records: tuple[Record, ...]
     lost: int
     chip: str = ""
-    calls: Sequence[OperatorCall] = ()
+    calls: tuple[OperatorCall, ...] = ()
+
+    @cached_property
+    def estimates(self) -> tuple[Span, ...]:
+        """How long the card takes for each of `calls`; none where a figure of the chip is not known."""
+        if not self.calls or not self.chip:
+            return ()
+        rates = rates_of(chips.get(self.chip))
+        try:
+            return tuple(rates.seconds(cost_of(call)) for call in self.calls)
+        except UnknownRateError:
+            return ()
+
+    def estimate(self, record: Record) -> Span | None:
+        """How long the card takes for an operator or a composite of this trace; None where that is not known."""
+        return self.estimates[record.signature - 1] if 0 < record.signature <= len(self.estimates) else None
 
     def operators(self) -> tuple[Record, ...]:
         """The records of operators alone."""
@@ -188,8 +209,13 @@ def parse_header(data: Buffer) -> Trace | None:
 
 
 def count(data: Buffer) -> int:
-    """Number of records that were ever written to the trace in these bytes."""
-    return int(_HEADER.unpack_from(data)[2])
+    """Number of records that were ever written to the trace in these bytes; 0 where they are none."""
+    return int(_HEADER.unpack_from(data)[2]) if len(data) >= HEADER_SIZE else 0
+
+
+def capacity(data: Buffer) -> int:
+    """Number of records that the trace has room for whose header is in these bytes."""
+    return int(_HEADER.unpack_from(data)[1])
 
 
 def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> Iterator[Record]:
@@ -276,7 +302,10 @@ def chrome(traces: Iterable[Trace]) -> dict[str, Any]:
     return {"traceEvents": events, **CHROME_FRAME}
 
 
-CHROME_FRAME: dict[str, Any] = {"displayTimeUnit": "ms", "otherData": {"clock": "host, measured; not the card's"}}
+CHROME_FRAME: dict[str, Any] = {
+    "displayTimeUnit": "ms",
+    "otherData": {"clock": "host, measured; the card's own times are estimates, in the arguments of each operator"},
+}
 """What a Chrome trace of a card holds beside its events."""
 
 
@@ -300,7 +329,10 @@ def chrome_events(trace: Trace, records: Iterable[Record], first_ns: int) -> Ite
             tracks[key] = len(tracks)
             thread = f", host thread {record.thread}" if shared else ""
             yield _named("thread_name", trace.pid, tracks[key], f"npu:{record.device} {what}{thread}")
-        yield _event(record, trace.pid, tracks[key], shift)
+        event = _event(record, trace.pid, tracks[key], shift)
+        if (span := trace.estimate(record)) is not None:
+            event["args"]["card us (estimate)"] = [round(span.low * 1e6, 2), round(span.high * 1e6, 2)]
+        yield event
 
 
 def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
@@ -347,9 +379,9 @@ KERNEL_DETAILS = (
     "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core", "Start Time(us)",
     "Duration(us)", "Wait Time(us)", "Block Dim", "Mix Block Dim", "Block Num", "Mix Block Num", "HF32 Eligible",
     "Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats",
-    "Context ID",
+    "Context ID", "Card Duration Estimate Low(us)", "Card Duration Estimate High(us)",
 )  # fmt: skip
-"""The header of the profiler's kernel_details.csv.
+"""The header of the profiler's kernel_details.csv, and an estimate of the card's time.
 
 Ascend/pytorch, torch_npu/profiler/analysis/prof_common_func/_csv_headers.py, and the vendor's pages about op_summary.
 "Block Num" and "Mix Block Num" were called "Block Dim" and "Mix Block Dim" before: both are written.
@@ -367,7 +399,7 @@ _NOTHING = "N/A"
 def write_kernel_details(file: TextIO, traces: Iterable[Trace]) -> None:
     """Writes the operators, kernels and collectives of traces, by their begin; each trace has its own card numbers.
 
-    The times are the host's: they show order and overlap, not what a card would take.
+    The times are the host's: they show order and overlap. What a card would take is an estimate, in the last columns.
     """
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(KERNEL_DETAILS)
@@ -389,8 +421,29 @@ def kernel_rows(trace: Trace) -> Iterator[tuple[int, tuple[object, ...]]]:
         yield index, (
             record.device, _NO_MODEL, number, record.stream, kernel_name(record), kernel_type(record), "dynamic",
             record.kind, microseconds(begin), microseconds(end - begin), microseconds(wait), main, other, main, other,
-            "NO", _NOTHING, record.dtype.upper() or _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING,
+            "NO", *_shapes(trace, record), *_estimate(trace, record),
         )  # fmt: skip
+
+
+_PROFILER_DTYPES = {"float32": "FLOAT", "bfloat16": "DT_BF16", "float64": "DOUBLE"}
+
+
+def _shapes(trace: Trace, record: Record) -> tuple[str, ...]:
+    """Shapes, dtypes and formats of the inputs, then of the outputs; N/A where they are not known."""
+    if not 0 < record.signature <= len(trace.calls):
+        return _NOTHING, record.dtype.upper() or _NOTHING, *[_NOTHING] * 5
+    call = trace.calls[record.signature - 1]
+    found: list[str] = []
+    for tensors in (call.of("read", "written"), call.of("result") or call.of("written")):
+        found.append(";".join(",".join(map(str, each.sizes)) for each in tensors) or _NOTHING)
+        found.append(";".join(_PROFILER_DTYPES.get(each.dtype, each.dtype.upper()) for each in tensors) or _NOTHING)
+        found.append(";".join("ND" for _ in tensors) or _NOTHING)
+    return *found, _NOTHING
+
+
+def _estimate(trace: Trace, record: Record) -> tuple[object, object]:
+    span = trace.estimate(record)
+    return (_NOTHING, _NOTHING) if span is None else (round(span.low * 1e6, 3), round(span.high * 1e6, 3))
 
 
 def _blocks(record: Record) -> tuple[int, int]:

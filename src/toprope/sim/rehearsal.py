@@ -18,6 +18,7 @@ from toprope import __version__, chips
 from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, Sample
 from toprope.sim.spec import SimSpec
+from toprope.sim.timing import Timing
 from toprope.sim.totals import Card, Totals, merge
 from toprope.sizes import gibibytes
 from toprope.support import operators_on_card
@@ -176,6 +177,7 @@ class Rehearsal:
         estimated: whether the figures of lines are estimates from samples.
         numbers: how numbers were computed.
         stopped: how the program ended, where it failed: "exit status 1", "signal 9".
+        timing: how long the card would take; None where nothing was traced.
     """
 
     chip: str
@@ -188,6 +190,7 @@ class Rehearsal:
     estimated: bool = False
     numbers: str = NUMBERS["host"]
     stopped: str = ""
+    timing: Timing | None = None
 
     @property
     def verdict(self) -> str:
@@ -260,6 +263,7 @@ class Rehearsal:
                 "assumed_cores": list(totals.assumed_cores),
             },
             **totals.fallbacks_as_dict(),
+            "time": None if self.timing is None else self.timing.as_dict(),
         }  # fmt: skip
 
 
@@ -310,6 +314,7 @@ def facts_of_run(
     spec: SimSpec | None,
     mask: str | None = None,
     stopped: str = "",
+    timings: Mapping[str, Timing] | None = None,
 ) -> tuple[Rehearsal, ...]:
     """The facts of all processes of a run, one entry for each chip.
 
@@ -319,18 +324,25 @@ def facts_of_run(
         spec: the cards of the run.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it.
         stopped: how the program ended, where it failed.
+        timings: how long the card would take, by chip.
     """
     numbers = NUMBERS["host" if spec is None else spec.numerics]
     found = (
         _facts(totals, [one for one in processes if one.chip == totals.chip], records)
         for totals in merge(processes, spec, mask)
     )
-    return tuple(replace(facts, numbers=numbers, stopped=stopped) for facts in found)
+    times = timings or {}
+    return tuple(
+        replace(facts, numbers=numbers, stopped=stopped, timing=times.get(facts.chip) if facts.totals.used else None)
+        for facts in found
+    )
 
 
-def facts_of(processes: Sequence[Counters], records: Mapping[int, Record], spec: SimSpec) -> Rehearsal:
+def facts_of(
+    processes: Sequence[Counters], records: Mapping[int, Record], spec: SimSpec, timing: Timing | None = None
+) -> Rehearsal:
     """The facts of processes that all have cards of one chip."""
-    (one,) = facts_of_run(processes, records, spec)
+    (one,) = facts_of_run(processes, records, spec, timings=None if timing is None else {timing.chip: timing})
     return one
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from toprope.sim.native import Native
     from toprope.sim.rehearsal import Rehearsal
     from toprope.sim.spec import SimSpec
+    from toprope.sim.timing import Timing
 
 __all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test"]
 
@@ -47,6 +48,9 @@ VARIABLE = "TOPROPE_REHEARSE"
 
 _ALL_EVENTS = 1 << 16
 """Copies back and waits whose places are all looked up where a report is asked for."""
+
+_TIMED = 60_000
+"""Records of a block that its time is estimated from, the last ones."""
 
 _OF_RUN, _OF_BLOCK, _OF_TEST = range(3)
 _WEIGHTS, _GRADIENTS, _OPTIMIZER = map(rehearsal_record.KINDS.index, ("weights", "gradients", "optimizer"))
@@ -80,8 +84,12 @@ class Rehearsing:
         self._before = _figures(library)
         self._facts: Rehearsal | None = None
 
-    def so_far(self) -> Rehearsal:
-        """The facts until now."""
+    def so_far(self, timing: Timing | None = None) -> Rehearsal:
+        """The facts until now.
+
+        Args:
+            timing: how long the card would take, which is known once the block has ended.
+        """
         if self._facts is not None:
             return self._facts
         from toprope.sim.rehearsal import facts_of
@@ -89,7 +97,7 @@ class Rehearsing:
         after = _figures(self._library)
         record = rehearsal_record.parse(ctypes.string_at(self._address, rehearsal_record.SIZE))
         assert record is not None  # the core wrote it when the block began
-        return facts_of([_difference(self._before, after)], {after.pid: record}, self._spec)
+        return facts_of([_difference(self._before, after)], {after.pid: record}, self._spec, timing)
 
     @property
     def facts(self) -> Rehearsal:
@@ -106,6 +114,11 @@ class Rehearsing:
     def verdict(self) -> str:
         """The answer in a few words."""
         return self.facts.verdict
+
+    @property
+    def timing(self) -> Timing | None:
+        """How long the card would take, an estimate; None where a trace of the program ended inside the block."""
+        return self.facts.timing
 
     @property
     def peak(self) -> int:
@@ -147,6 +160,8 @@ def rehearse_test() -> Iterator[Rehearsing]:
 def _recorded(which: int) -> Iterator[Rehearsing]:
     from toprope.sim.native import native
     from toprope.sim.state import installed
+    from toprope.sim.timing import timing_of
+    from toprope.sim.tracing import window
 
     spec = installed()
     if spec is None:
@@ -159,10 +174,12 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     hooks = _Hooks.of_process(library)
     hooks.add()
     one = Rehearsing(library, spec, library.rehearsal(which))
+    part = None
     try:
-        yield one
+        with window(library, most=_TIMED) as part:
+            yield one
     finally:
-        one._facts = one.so_far()
+        one._facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))
         library.stop_rehearsal(which)
         hooks.remove()
         library.look_up_as_before(former)

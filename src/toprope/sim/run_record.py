@@ -20,6 +20,9 @@ __all__ = ["join_run", "trace_fork"]
 _TRACED = 2**20
 """Records (48 bytes each) that a process of a traced run keeps; older ones give way."""
 
+_TIMED = 2**16
+"""Records of a run that is rehearsed: the last steps, from which its time is estimated."""
+
 _PASSED_OVER = ("torch", "toprope")
 """Packages whose lines are not the program's."""
 
@@ -41,7 +44,7 @@ def trace_fork() -> None:
     _joined = os.getpid()
     stem = _stem(folder)
     _keep(native().keep_counters_in, stem.with_suffix(".counters"))  # which has the names that the trace refers to
-    _keep_trace(native(), stem)
+    _keep_trace(native(), stem, _TRACED)
 
 
 def _stem(folder: Path) -> Path:
@@ -58,9 +61,9 @@ def _keep(step: Callable[[bytes], int], path: Path) -> None:
         )
 
 
-def _keep_trace(library: Native, stem: Path) -> None:
+def _keep_trace(library: Native, stem: Path, capacity: int) -> None:
     _keep(library.keep_signatures, stem.with_suffix(signatures.SUFFIX))
-    _keep(lambda path: int(library.start_trace(_TRACED, path)), stem.with_suffix(".trace"))
+    _keep(lambda path: int(library.start_trace(capacity, path)), stem.with_suffix(".trace"))
 
 
 def join_run(library: Native) -> None:
@@ -82,4 +85,6 @@ def join_run(library: Native) -> None:
     if os.environ.get(rehearsing.VARIABLE):
         rehearsing.begin_of_run(library, stem)
     if os.environ.get("TOPROPE_TRACE"):
-        _keep_trace(library, stem)
+        _keep_trace(library, stem, _TRACED)
+    elif os.environ.get(rehearsing.VARIABLE):
+        _keep_trace(library, stem, _TIMED)

@@ -1,4 +1,4 @@
-"""How long a card would take for a trace: its records as the acts of a timeline; pure.
+"""How long a card would take for a trace: its records as the acts of a timeline.
 
 What a trace does not hold is not in the time: what the program computes on the host between its operators, and data
 that it waits for.
@@ -6,38 +6,44 @@ that it waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from toprope import chips
+from toprope.estimate.changes import Change, changes
 from toprope.estimate.costs import Cost, cost_of
 from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.span import NOTHING, Span
 from toprope.estimate.timeline import Act, Timeline
 from toprope.sim.records import Record, Trace
+from toprope.sim.tracing import read_ends
 
-__all__ = ["Timing", "acts_of", "durations", "timing_of"]
+__all__ = ["Timing", "acts_of", "of_run", "timing_of"]
 
 _STEPS = ("training", "inference", "forward")
+_READ = 60_000
+"""Records of a run that the time of its steps is estimated from, the last ones."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a traced program on the card: an estimate.
+    """The time of a program on the card: an estimate.
 
     Attributes:
         chip: name of the chip.
-        step: time of one step; None where there were fewer than two of a kind.
-        steps: what a step is, and how many were counted: "training", 9.
-        total: time of all that was traced.
+        step: time of one step, the median; None where there were fewer than two of a kind.
+        steps: what a step is, and how many that time rests on: "training", 9.
+        total: time of all that the program did on the card; what its own code takes on the host is not in it.
         card: how long the card is busy.
         host: how long the host is busy with launching.
-        bound: "host" or "card": what takes longer.
         kinds: time of the card by kind of operator, the longest first.
         calls: launches by kind.
         unknown: why there is no estimate; "" where there is one.
-        lost: acts that the trace no longer held.
+        changes: what would save most, the best first.
     """
 
     chip: str
@@ -46,35 +52,106 @@ class Timing:
     total: Span = NOTHING
     card: Span = NOTHING
     host: Span = NOTHING
-    bound: str = ""
     kinds: Mapping[str, Span] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
     unknown: str = ""
-    lost: int = 0
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """ "host" where launching takes longer than computing, else "card"."""
+        return "host" if self.host.likely > self.card.likely else "card"
+
+    @property
+    def basis(self) -> str:
+        """What the figures rest on."""
+        return f"estimate: figures of the {self.chip}, fitted to public measurements (toprope explain time)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The times as plain data, in seconds; each a list of its lower end, the likely value and its upper end."""
+        return {
+            "basis": self.basis,
+            "unknown": self.unknown or None,
+            "step": None if self.step is None else list(self.step),
+            "step_kind": self.steps[0] or None,
+            "steps": self.steps[1],
+            "total": list(self.total),
+            "card": list(self.card),
+            "host": list(self.host),
+            "bound": self.bound,
+            "kinds": [
+                {"kind": kind, "calls": self.calls.get(kind, 0), "card": list(span)}
+                for kind, span in self.kinds.items()
+            ],
+            "changes": [{"what": one.what, "saves": list(one.saves)} for one in self.changes],
+        }
 
 
-def timing_of(trace: Trace, *, queue: int = 1) -> Timing:
+def of_run(folder: Path) -> dict[str, Timing]:
+    """The time of a run by chip: that of the process that keeps its card busy longest."""
+    found: dict[str, Timing] = {}
+    for trace, counts in read_ends(folder, _READ):
+        timing = timing_of(trace, counts)
+        former = found.get(trace.chip)
+        if trace.records and (former is None or timing.card.likely > former.card.likely):
+            found[trace.chip] = timing
+    return found
+
+
+def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = None) -> Timing:
     """The time of a trace.
 
     Args:
-        trace: of one process, with its signatures.
-        queue: TASK_QUEUE_ENABLE of torch_npu.
+        trace: of one process, with its calls.
+        counts: how often each of the calls happened in all, where the trace holds the last records only.
+        queue: TASK_QUEUE_ENABLE of torch_npu; None for that of this process's environment.
     """
     rates = rates_of(chips.get(trace.chip))
+    queue = _queue() if queue is None else queue
     try:
-        made = Timeline.of(act for act, _ in acts_of(trace, rates, queue=queue))
+        acts = [act for act, _ in acts_of(trace, rates, queue=queue)]
+        made = Timeline.of(acts)
+        kinds, calls = _sums(trace, counts, rates) if trace.lost else (made.busy, made.calls)
     except UnknownRateError as error:
-        return Timing(trace.chip, unknown=str(error), lost=trace.lost)
+        return Timing(trace.chip, unknown=str(error))
+    launched = max(sum(made.calls.values()), 1)
+    share = sum(calls.values()) / launched if trace.lost else 1.0
+    card = NOTHING
+    for span in kinds.values():
+        card = card.plus(span)
     step, steps = None, ("", 0)
     for kind in _STEPS:
         spans = sorted(made.steps(kind), key=lambda span: span.likely)
         if spans:
             step, steps = spans[len(spans) // 2], (kind, len(spans))
             break
-    kinds = dict(sorted(made.busy.items(), key=lambda each: -each[1].likely))
+    ordered = dict(sorted(kinds.items(), key=lambda each: -each[1].likely))
+    total = made.total.times(share)
     return Timing(
-        trace.chip, step, steps, made.total, made.card, made.host, made.bound, kinds, made.calls, lost=trace.lost
-    )
+        trace.chip, step, steps, total, card, made.host.times(share), ordered, calls,
+        changes=tuple(changes(acts, made, rates, total)),
+    )  # fmt: skip
+
+
+def _queue() -> int:
+    text = os.environ.get("TASK_QUEUE_ENABLE", "1").strip()
+    return int(text) if text in ("0", "1", "2") else 1
+
+
+def _sums(trace: Trace, counts: Sequence[int], rates: Rates) -> tuple[dict[str, Span], dict[str, int]]:
+    """Time of the card and calls by kind of operator, over the whole run; collectives from the records alone."""
+    kinds: dict[str, Span] = {}
+    calls: dict[str, int] = {}
+    for call, number in zip(trace.calls, counts, strict=False):
+        cost = cost_of(call)
+        kinds[cost.kind] = kinds.get(cost.kind, NOTHING).plus(rates.seconds(cost).times(number))
+        calls[cost.kind] = calls.get(cost.kind, 0) + number
+    for record in trace.records:
+        if record.act == "collective":
+            span = rates.collective(record.name, record.bytes, record.ranks)
+            kinds["collective"] = kinds.get("collective", NOTHING).plus(span)
+            calls["collective"] = calls.get("collective", 0) + 1
+    return kinds, calls
 
 
 def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act, int]]:
@@ -87,16 +164,6 @@ def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act
         act = None if record.is_part else _act(record, rates, costs, launch)
         if act is not None:
             yield act, index
-
-
-def durations(trace: Trace) -> dict[int, Span]:
-    """How long the card is busy with each operator, composite and collective, by the index of its record.
-
-    Raises:
-        UnknownRateError: a figure of the chip is not known.
-    """
-    rates = rates_of(chips.get(trace.chip))
-    return {index: act.card for act, index in acts_of(trace, rates) if act.what == "launch"}
 
 
 def _act(record: Record, rates: Rates, costs: list[Cost], launch: Callable[[str], Span]) -> Act | None:

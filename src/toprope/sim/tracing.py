@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from toprope.errors import SimulatorError
-from toprope.estimate.calls import OperatorCall
 from toprope.sim import counters, records, signatures
 from toprope.sim.records import Record, Trace
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["Recording", "Written", "calls_here", "read_run", "trace", "write_run"]
+__all__ = ["Recording", "Window", "Written", "read_ends", "read_run", "trace", "window", "write_run"]
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
@@ -85,60 +83,77 @@ def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
 
     if installed() is None:
         raise SimulatorError("there is no simulated card to trace.", do="call toprope.sim.install() first")
-    library = native()
-    error = library.start_trace(capacity, None)
-    if error == errno.EBUSY and not _running:
-        yield from _part_of_run(library)
-        return
-    if error == errno.EBUSY:
+    if _running:
         raise SimulatorError("a trace is already being written in this process.", do="end it first")
-    if error:
-        raise SimulatorError("the trace cannot be written.", os.strerror(error))
     recording = Recording()
     _running.append(recording)
+    part = None
     try:
-        yield recording
+        with window(native(), capacity) as part:
+            yield recording
     finally:
         _running.clear()
-        address = library.stop_trace()
-        size = records.HEADER_SIZE + capacity * records.RECORD_SIZE
-        data = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-        figures = ctypes.string_at(library.counters(), counters.SIZE)
-        made = records.parse(data, counters.names(figures), counters.chip(figures))
-        recording._trace = made and replace(made, calls=calls_here(library, figures))
-        library.forget_trace()
+        recording._trace = None if part is None else part.trace
 
 
-def calls_here(library: Native, figures: bytes) -> list[OperatorCall]:
-    """The signatures that this process has kept.
+class Window:
+    """A part of the trace that this process writes.
+
+    Attributes:
+        trace: what was recorded in it; None until the part has ended, and where the trace ended before.
+    """
+
+    def __init__(self, library: Native, most: int) -> None:
+        self.trace: Trace | None = None
+        self._most = most
+        self._library = library
+        self._first = records.count(self._ring())
+
+    def _ring(self) -> memoryview:
+        address = self._library.trace()
+        if not address:
+            return memoryview(b"")
+        head = ctypes.string_at(address, records.HEADER_SIZE)
+        size = records.HEADER_SIZE + records.capacity(head) * records.RECORD_SIZE
+        return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+    def so_far(self) -> Trace | None:
+        """What was recorded in it until now; None where no trace is written any more."""
+        data = self._ring()
+        if (head := records.parse_header(data)) is None:
+            return None
+        figures = ctypes.string_at(self._library.counters(), counters.SIZE)
+        names, chip = counters.names(figures), counters.chip(figures)
+        found = tuple(records.read(data, names, chip, max(self._first, records.count(data) - self._most)))
+        lost = records.count(data) - self._first - len(found)
+        address = self._library.signatures()
+        calls = signatures.parse(ctypes.string_at(address, signatures.SIZE), names) if address else []
+        return replace(head, records=found, lost=max(lost, 0), chip=chip, calls=tuple(calls))
+
+
+@contextmanager
+def window(library: Native, capacity: int = _CAPACITY, most: int = _CAPACITY) -> Iterator[Window]:
+    """Record what the process does inside the block, in a trace of its own or as a part of one that runs already.
 
     Args:
         library: the native functions.
-        figures: its counters, which have the names of operators.
+        capacity: records of a trace of its own.
+        most: records that are read in the end, the last ones.
+
+    Raises:
+        SimulatorError: the trace cannot be written.
     """
-    address = library.signatures()
-    return signatures.parse(ctypes.string_at(address, signatures.SIZE), counters.names(figures)) if address else []
-
-
-def _part_of_run(library: Native) -> Iterator[Recording]:
-    """As `trace`, where this process writes the trace of its run: what the block adds to it."""
-    file = max(Path(os.environ.get("TOPROPE_RUN_DIR", "")).glob(f"{os.getpid()}-*.trace"))
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        recording = Recording()
-        first = records.count(data)
-        _running.append(recording)
-        try:
-            yield recording
-        finally:
-            _running.clear()
-            head = records.parse_header(data)
-            assert head is not None  # the core wrote it when the process began
-            figures = ctypes.string_at(library.counters(), counters.SIZE)
-            chip = counters.chip(figures)
-            found = tuple(records.read(data, counters.names(figures), chip, first))
-            lost = records.count(data) - first - len(found)
-            calls = calls_here(library, figures)
-            recording._trace = replace(head, records=found, lost=max(lost, 0), chip=chip, calls=calls)
+    error = library.start_trace(capacity, None)
+    if error not in (0, errno.EBUSY):
+        raise SimulatorError("the trace cannot be written.", os.strerror(error))
+    part = Window(library, most)
+    try:
+        yield part
+    finally:
+        part.trace = part.so_far()
+        if not error:
+            library.stop_trace()
+            library.forget_trace()
 
 
 def read_run(folder: Path) -> list[Trace]:
@@ -147,6 +162,23 @@ def read_run(folder: Path) -> list[Trace]:
         replace(head, records=tuple(records.read(data, names, head.chip)))
         for head, data, names in sorted(_found(folder), key=lambda each: each[0].pid)
     ]
+
+
+def read_ends(folder: Path, most: int) -> list[tuple[Trace, list[int]]]:
+    """The last records of the traces of a run, and how often each of the calls happened in all.
+
+    Args:
+        folder: the run's.
+        most: most records to read of a process.
+    """
+    found = []
+    for head, data, names in _found(folder):
+        first = max(records.count(data) - most, 0)
+        kept = tuple(records.read(data, names, head.chip, first))
+        path = next(folder.glob(f"{head.pid}-*{signatures.SUFFIX}"), None)
+        counts = signatures.calls(path.read_bytes()) if path is not None else []
+        found.append((replace(head, records=kept, lost=first), counts))
+    return found
 
 
 @dataclass(frozen=True)
@@ -190,4 +222,4 @@ def _found(folder: Path) -> Iterator[tuple[Trace, bytes, list[str]]]:
             names = counters.names(figures)
             signed = path.with_suffix(signatures.SUFFIX)
             calls = signatures.parse(signed.read_bytes(), names) if signed.exists() else []
-            yield replace(head, chip=counters.chip(figures), calls=calls), data, names
+            yield replace(head, chip=counters.chip(figures), calls=tuple(calls)), data, names

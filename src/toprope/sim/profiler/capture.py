@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from toprope.estimate.calls import OperatorCall, TensorShape
 from toprope.sim.records import Record, Trace
 
 __all__ = ["Capture", "HostOperator", "Options", "load", "save"]
@@ -97,6 +98,7 @@ class Capture:
         return self.trace.wall_ns + steady_ns - self.trace.began_ns
 
 
+_LISTS = ("records", "calls")
 _RECORD = tuple(each.name for each in fields(Record))
 _HOST = tuple(each.name for each in fields(HostOperator))
 _record_values = attrgetter(*_RECORD)
@@ -109,11 +111,12 @@ def save(capture: Capture, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    head = {each.name: getattr(capture.trace, each.name) for each in fields(Trace) if each.name != "records"}
+    head = {each.name: getattr(capture.trace, each.name) for each in fields(Trace) if each.name not in _LISTS}
     data = {
         "options": asdict(capture.options),
         "trace": head,
         "allocated": {str(card): size for card, size in capture.allocated.items()},
+        "calls": [asdict(call) for call in capture.trace.calls],
         "record_fields": _RECORD,
         "records": [_record_values(record) for record in capture.trace.records],
         "operator_fields": _HOST,
@@ -140,7 +143,13 @@ def load(path: Path) -> Capture:
     records = tuple(Record(*_with_tuple(row, limit)) for row in data["records"])
     operators = tuple(HostOperator(*_with_tuple(row, stack)) for row in data["operators"])
     allocated = {int(card): size for card, size in data["allocated"].items()}
-    return Capture(Options(**data["options"]), Trace(**data["trace"], records=records), operators, allocated)
+    trace = Trace(**data["trace"], records=records, calls=tuple(map(_call, data["calls"])))
+    return Capture(Options(**data["options"]), trace, operators, allocated)
+
+
+def _call(data: dict[str, Any]) -> OperatorCall:
+    tensors = (TensorShape(**{**each, "sizes": tuple(each["sizes"])}) for each in data["tensors"])
+    return OperatorCall(**{**data, "tensors": tuple(tensors)})
 
 
 def _with_tuple(row: list[Any], place: int) -> list[Any]:

@@ -180,6 +180,7 @@ EXPORT void ts_set_health_of_card(int physical, int code) { set_health_of_card(p
 EXPORT int ts_start_trace(uint64_t capacity, const char* path) { return start_trace(capacity, path); }
 EXPORT const void* ts_stop_trace() { return stop_trace(); }
 EXPORT void ts_forget_trace() { forget_trace(); }
+EXPORT const void* ts_trace() { return running_trace(); }
 EXPORT int ts_keep_signatures(const char* path) { return keep_signatures(path); }
 EXPORT const void* ts_signatures() { return all_signatures(); }
 EXPORT int ts_is_tracing() { return watching(kTracing); }

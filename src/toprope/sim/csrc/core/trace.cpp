@@ -102,6 +102,8 @@ void forget_trace() {
   retired_bytes = current_bytes;
 }
 
+const Trace* running_trace() { return watching(kTracing) ? current.load() : nullptr; }
+
 uint64_t collective_address(const char* communicator, int rank, int ranks, uint64_t sequence) {
   char name[sizeof(Kind::name)];
   int length = snprintf(name, sizeof name, "hcom:%s:%d/%d", communicator, rank, ranks);

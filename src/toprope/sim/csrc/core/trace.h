@@ -72,6 +72,7 @@ TOPROPE_API int start_trace(uint64_t capacity, const char* path);
 // Ends it. The records stay readable at the address until `forget_trace`.
 TOPROPE_API const Trace* stop_trace();
 TOPROPE_API void forget_trace();
+TOPROPE_API const Trace* running_trace();  // null where there is none
 
 TOPROPE_API void write_record(Record record);  // fills in the thread
 
