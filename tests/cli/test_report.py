@@ -52,7 +52,7 @@ def text(*processes: Counters, choice: Choice = SIM) -> str:
 def test_a_program_on_one_card() -> None:
     assert text(process()) == (
         "toprope: ran on npu:0, a simulated Ascend 910B3 (20 cube / 40 vector cores, 64.0 GiB), 1 card, torch 2.13.0\n"
-        "  time          8.4 s here (the card's own time is not simulated)\n"
+        "  time          8.4 s here, on the host's CPU\n"
         "  memory        peak 40.0 MiB of 64.0 GiB, 0 out-of-memory retries\n"
         "  copies        58 to the card (11.3 MB), 14 back (2.1 kB), 0 between cards\n"
         "  operators     6 310 (2 kinds)\n"
@@ -165,7 +165,7 @@ def test_a_mask_that_shows_no_card_says_why() -> None:
     seen = text(dataclasses.replace(idle(), cards=(), mask="3,1"), choice=FOUR)
     assert seen == (
         "toprope: the program saw none of the simulated Ascend 910B3, torch 2.13.0\n"
-        "  time          8.4 s here (the card's own time is not simulated)\n"
+        "  time          8.4 s here, on the host's CPU\n"
         "  visible       ASCEND_RT_VISIBLE_DEVICES=3,1 shows no card: numbers must rise, and 1 follows 3\n"
     )
 
