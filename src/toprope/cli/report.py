@@ -235,7 +235,7 @@ _STEPS = {"training": "training step", "inference": "inference", "forward": "for
 
 
 def _card_time(timing: Timing) -> Iterator[str]:
-    """How long the card would take: estimates."""
+    """The time of the card: estimates."""
     if timing.unknown:
         yield f"not known: {timing.unknown}"
         return

@@ -25,7 +25,7 @@ class Span(NamedTuple):
         return Span(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Span:
-        """So many of it."""
+        """The same several times."""
         return Span(self.low * factor, self.likely * factor, self.high * factor)
 
     def longer(self, other: Span) -> Span:

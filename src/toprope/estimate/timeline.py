@@ -1,4 +1,4 @@
-"""When each operator runs: the host launches, streams compute in order, and both wait for each other; pure.
+"""Timeline of a program: the host launches, streams compute in order, and both wait for each other; pure.
 
 Three clocks run side by side, for the lower end of the range, the likely value and the upper end.
 """
@@ -75,13 +75,13 @@ class Clock:
 
     @property
     def now(self) -> float:
-        """When all that was launched has ended."""
+        """Moment at which all that was launched has ended."""
         return max(self.host, *self._streams.values(), 0.0)
 
 
 @dataclass
 class Timeline:
-    """What became of acts.
+    """Times of acts.
 
     Attributes:
         total: until all has ended.

@@ -19,7 +19,7 @@ _READ, _WRITTEN, _RESULT = range(3)
 
 
 def is_recorded() -> bool:
-    """Whether anybody traces this process."""
+    """Return True if a trace of this process is being written."""
     return bool(native().is_tracing())
 
 

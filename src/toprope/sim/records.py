@@ -163,7 +163,7 @@ class Trace:
 
     @cached_property
     def estimates(self) -> tuple[Span, ...]:
-        """How long the card takes for each of `calls`; none where a figure of the chip is not known."""
+        """Times of the card for each of `calls`; none where a figure of the chip is not known."""
         if not self.calls or not self.chip:
             return ()
         rates = rates_of(chips.get(self.chip))
@@ -173,7 +173,7 @@ class Trace:
             return ()
 
     def estimate(self, record: Record) -> Span | None:
-        """How long the card takes for an operator or a composite of this trace; None where that is not known."""
+        """Return the time of the card for an operator or a composite of this trace; None where it is not known."""
         return self.estimates[record.signature - 1] if 0 < record.signature <= len(self.estimates) else None
 
     def operators(self) -> tuple[Record, ...]:

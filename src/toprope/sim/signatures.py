@@ -1,6 +1,6 @@
 """Reading of the operators that ran while a trace was written, with the shapes of their tensors; pure.
 
-The layout is that of csrc/core/signatures.h.
+The layout is given by csrc/core/signatures.h.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse(data: bytes | memoryview, names: Sequence[str]) -> list[OperatorCall]:
 
 
 def calls(data: bytes | memoryview) -> list[int]:
-    """How often each signature was called, but for parts of composites."""
+    """Return the calls of each signature, but for parts of composites."""
     count = len(parse(data, ()))
     start = _HEADER.size + _MAX_SIGNATURES * _SIGNATURE_SIZE
     return [struct.unpack_from("<Q", data, start + 8 * number)[0] for number in range(count)]

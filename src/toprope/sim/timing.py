@@ -1,4 +1,4 @@
-"""How long a card would take for a trace: its records as the acts of a timeline.
+"""Time of a card for a trace: its records as the acts of a timeline.
 
 What a trace does not hold is not in the time: what the program computes on the host between its operators, and data
 that it waits for.
@@ -64,7 +64,7 @@ class Timing:
 
     @property
     def basis(self) -> str:
-        """What the figures rest on."""
+        """Basis of the figures."""
         return f"estimate: figures of the {self.chip}, fitted to public measurements (toprope explain time)"
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Timing:
 
 
 def of_run(folder: Path) -> dict[str, Timing]:
-    """The time of a run by chip: that of the process that keeps its card busy longest."""
+    """The time of a run by chip: of the process whose card is busy longest."""
     found: dict[str, Timing] = {}
     for trace, counts in read_ends(folder, _READ):
         timing = timing_of(trace, counts)
@@ -104,7 +104,7 @@ def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = N
     Args:
         trace: of one process, with its calls.
         counts: how often each of the calls happened in all, where the trace holds the last records only.
-        queue: TASK_QUEUE_ENABLE of torch_npu; None for that of this process's environment.
+        queue: TASK_QUEUE_ENABLE of torch_npu; None for the value in the environment.
     """
     rates = rates_of(chips.get(trace.chip))
     queue = _queue() if queue is None else queue

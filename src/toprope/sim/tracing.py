@@ -118,7 +118,7 @@ class Window:
         return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
     def so_far(self) -> Trace | None:
-        """What was recorded in it until now; None where no trace is written any more."""
+        """Return the records until now; None where no trace is written any more."""
         data = self._ring()
         if (head := records.parse_header(data)) is None:
             return None

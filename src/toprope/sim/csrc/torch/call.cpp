@@ -112,7 +112,11 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   // whose kernels take one after the other.
   for (size_t i = 0; i < std::min<size_t>(operands_.size(), kLookedThrough); i++) {
     if (!operands_[i].original->is_same(tensor)) continue;
-    operands_[i].written |= written_;
+    if (written_) {
+      operands_[i].written = true;
+    } else if (sim::watching(sim::kTracing)) [[unlikely]] {
+      again_.push_back(i);
+    }
     return operands_[i].alias;
   }
   at::Tensor alias = host_alias(tensor);
@@ -234,6 +238,7 @@ void Call::begin_watched() {
   for (const Operand& operand : operands_) {
     add_tensor(*signature_, operand.written ? sim::Role::kWritten : sim::Role::kRead, *operand.original);
   }
+  for (size_t i : again_) add_tensor(*signature_, sim::Role::kRead, *operands_[i].original);
 }
 
 void Call::record() const {

@@ -124,6 +124,7 @@ class Call {
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
   std::unique_ptr<sim::SignatureOf> signature_;  // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
+  c10::SmallVector<size_t, 2> again_;  // operands that were given once more, while somebody traces
   std::vector<SparseOperand> sparse_;
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
