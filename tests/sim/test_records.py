@@ -45,7 +45,9 @@ def made(draw: st.DrawFn) -> Record:
         vector_cores=draw(st.integers(1, 50)),
     )
     if act in SIGNED:
-        plain = replace(plain, signature=draw(st.integers(0, 8192)), is_part=draw(st.booleans()))
+        plain = replace(
+            plain, signature=draw(st.integers(0, 8192)), is_part=draw(st.booleans()), in_graph=draw(st.booleans())
+        )
     if act in GATHERED:
         return replace(plain, kind="MIX_AIC", sync_all=act != "collective" and draw(st.booleans()))
     if act != "operator":
@@ -72,6 +74,12 @@ def address(record: Record, communicators: Sequence[str] = ()) -> int:
     return len(NAMES) + communicators.index(record.communicator) << 48 | record.sequence
 
 
+def _other(record: Record) -> int:
+    if record.act in GATHERED:
+        return int(record.sync_all)
+    return (record.is_part + 2 * record.in_graph or -1) if record.act in SIGNED else record.other_device
+
+
 def packed(
     capacity: int,
     written: list[Record],
@@ -86,7 +94,7 @@ def packed(
         ring[place % capacity] = records._RECORD.pack(
             record.begin_ns, record.end_ns, record.bytes, address(record, communicators), record.thread, record.stream,
             NAMES.index(record.name) if record.name else 0xFFFF, records._ACTS.index(record.act), record.device,
-            1 if record.is_part else int(record.sync_all) if record.act in GATHERED else record.other_device,
+            _other(record),
             NUMBERS.get(record.dtype, -1), *limits(record),
         )  # fmt: skip
     header = records._HEADER.pack(records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)

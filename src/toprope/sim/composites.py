@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from toprope.estimate.attention import work_of
@@ -13,7 +14,7 @@ from toprope.sim.native import native
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["is_recorded", "recorded"]
+__all__ = ["is_recorded", "recorded", "replayed", "unrecorded"]
 
 _READ, _WRITTEN, _RESULT = range(3)
 
@@ -56,6 +57,28 @@ def recorded(name: str, compute: Callable[[], Any], arguments: Mapping[str, Any]
     finally:
         packed = (ctypes.c_int64 * len(shapes))(*shapes)
         library.end_composite(name.encode(), device, began, operations, packed, count)
+
+
+@contextmanager
+def replayed() -> Iterator[None]:
+    """Record that a graph replays the operators of the block."""
+    library = native()
+    library.replay_graph(1)
+    try:
+        yield
+    finally:
+        library.replay_graph(0)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Leave the operators of the block out of the time: a card does not run them."""
+    library = native()
+    library.begin_composite()
+    try:
+        yield
+    finally:
+        library.end_composite(b"", 0, 0, 0, None, 0)
 
 
 def _add(shapes: list[int], role: int, tensor: Tensor, sizes: tuple[int, ...]) -> None:

@@ -112,6 +112,7 @@ class Native:
         self.keep_signatures = get(core_lib, "ts_keep_signatures", c_int, c_char_p)
         self.signatures = get(core_lib, "ts_signatures", c_void_p)
         self.is_tracing = get(core_lib, "ts_is_tracing", c_int)
+        self.replay_graph = get(core_lib, "ts_replay_graph", None, c_int)
         self.begin_composite = get(core_lib, "ts_begin_composite", c_int64)
         self.end_composite = get(
             core_lib, "ts_end_composite", None, c_char_p, c_int, c_int64, c_uint64, ctypes.POINTER(c_int64), c_int

@@ -107,6 +107,7 @@ class Record:
         sequence: which collective of the communicator it is, counted from 0; -1 otherwise.
         signature: of an operator or composite, the number of its signature (toprope.sim.signatures); 0 for none.
         is_part: whether the operator computes a part of a composite, which is what the card would run.
+        in_graph: whether a graph replays it, so that the host does not launch it.
     """
 
     act: str
@@ -132,6 +133,7 @@ class Record:
     sequence: int = -1
     signature: int = 0
     is_part: bool = False
+    in_graph: bool = False
 
     @property
     def engine(self) -> str:
@@ -240,7 +242,7 @@ def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> 
         source = other if what == "copy between cards" else -1
         plain = Record(what, name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
         if signed:
-            plain = replace(plain, signature=address, is_part=other == 1)
+            plain = replace(plain, signature=address, is_part=other > 0 and other & 1 > 0, in_graph=other > 1)
         if what == "operator":
             yield _with_blocks(plain, chip)
         elif what in _GATHERED or (what == "event wait" and _name(names, address >> 48).startswith("hcom:")):

@@ -166,13 +166,19 @@ def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act
             yield act, index
 
 
-def _act(record: Record, rates: Rates, costs: list[Cost], launch: Callable[[str], Span]) -> Act | None:
+def _act(record: Record, rates: Rates, costs: list[Cost], launch: Callable[..., Span]) -> Act | None:
     place = record.device, record.stream
     match record.act:
         case "operator" | "composite":
             known = 0 < record.signature <= len(costs)
             cost = costs[record.signature - 1] if known else Cost("other")
-            return Act("launch", *place, host=launch(cost.kind), card=rates.seconds(cost), kind=cost.kind)
+            return Act(
+                "launch",
+                *place,
+                host=launch(cost.kind, graph=record.in_graph),
+                card=rates.seconds(cost),
+                kind=cost.kind,
+            )
         case "collective":
             card = rates.collective(record.name, record.bytes, record.ranks)
             return Act("launch", *place, host=launch("collective"), card=card, kind="collective")

@@ -144,3 +144,21 @@ def test_two_cards_run_side_by_side():
     single, double = timing_of(one.trace), timing_of(both.trace)
     assert double.card.likely == pytest.approx(2 * single.card.likely)
     assert double.total.likely < 2 * single.total.likely
+
+
+def test_a_graph_spares_the_host_its_launches():
+    x = torch.ones(64, device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = x
+        for _ in range(50):
+            y = y + 1
+    with toprope.sim.rehearse() as eager:
+        y = x
+        for _ in range(50):
+            y = y + 1
+    with toprope.sim.rehearse() as replayed:
+        graph.replay()
+    assert replayed.timing.calls == eager.timing.calls
+    assert replayed.timing.total.high < eager.timing.total.low
+    assert y.tolist() == [51.0] * 64

@@ -12,6 +12,7 @@ from torch.fx.node import Node
 
 from toprope.sim.air import scopes
 from toprope.sim.air.operators import mark
+from toprope.sim.composites import replayed
 from toprope.sim.graph import runtime
 from toprope.sim.graph.config import CompilerConfig
 
@@ -83,7 +84,7 @@ class CompiledGraph:
     def _run(self, arguments: tuple[Any, ...]) -> Any:
         """Runs the graph; where that fails, streams and limits are as before."""
         assert self.lowered is not None
-        with runtime.restored_on_failure([runtime.stream_of_label(label) for label in self._labels]):
+        with replayed(), runtime.restored_on_failure([runtime.stream_of_label(label) for label in self._labels]):
             return self.lowered(*arguments)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from toprope.sim.composites import unrecorded
 from toprope.sim.native import native
 from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 from toprope.sim.npu._state import vendor_error
@@ -60,9 +61,10 @@ class Node:
             self.generator.set_offset(begun[self.generator] + self.offset)
         found = self.function(*self.arguments, **self.keywords)
         if any(result is not None for result in self.results):
-            for result, value in zip(self.results, tree_leaves(found), strict=True):
-                if result is not None:
-                    result.copy_(value)
+            with unrecorded():  # a card computes where the results belong
+                for result, value in zip(self.results, tree_leaves(found), strict=True):
+                    if result is not None:
+                        result.copy_(value)
 
 
 @dataclass

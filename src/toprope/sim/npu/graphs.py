@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_unflatten
 
+from toprope.sim.composites import replayed
 from toprope.sim.native import native
 from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 from toprope.sim.npu._state import PARAMETER, device_index, lazy_init, message, vendor_error
@@ -193,7 +194,7 @@ class NPUGraph:
             generator.set_offset(begun[generator] + drawn)
 
     def _go_on(self, rest: Any, begun: dict[torch.Generator, int]) -> None:
-        with torch.no_grad(), torch.npu.device(self._device):  # type: ignore[attr-defined]
+        with replayed(), torch.no_grad(), torch.npu.device(self._device):  # type: ignore[attr-defined]
             for node in rest:
                 if node.ready is not None and not node.ready():
                     self._hold(node.ready, itertools.chain([node], rest), begun)

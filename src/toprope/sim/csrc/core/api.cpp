@@ -184,6 +184,8 @@ EXPORT const void* ts_trace() { return running_trace(); }
 EXPORT int ts_keep_signatures(const char* path) { return keep_signatures(path); }
 EXPORT const void* ts_signatures() { return all_signatures(); }
 EXPORT int ts_is_tracing() { return watching(kTracing); }
+// Begins or ends the replay of a graph by this thread.
+EXPORT void ts_replay_graph(int begins) { in_graph += begins != 0 ? 1 : -1; }
 // Begins an operator of the vendor's that is computed by others; returns the time. `ts_end_composite` has to follow.
 EXPORT int64_t ts_begin_composite() {
   in_composite++;
@@ -206,7 +208,7 @@ EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uin
   write_record({.begin_ns = begin_ns, .end_ns = now_ns(), .address = number_of(signature.made()),
                 .stream = static_cast<int32_t>(current_stream(device)), .kind = static_cast<uint16_t>(index_of(of)),
                 .act = Act::kComposite, .device = static_cast<int8_t>(device),
-                .other_device = static_cast<int8_t>(in_composite > 0 ? 1 : -1)});
+                .other_device = part_of()});
 }
 EXPORT int64_t ts_now_ns() { return now_ns(); }
 EXPORT int64_t ts_current_stream(int device) { return current_stream(device); }

@@ -42,7 +42,7 @@ void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const 
   for (int64_t i = 0; i < joined; i++) shape.sizes[0] *= sizes[i];
 }
 
-thread_local int in_composite = 0;
+thread_local int in_composite = 0, in_graph = 0;
 
 uint64_t number_of(const Signature& signature) {
   if (in_composite > 0) return 0;

@@ -51,8 +51,13 @@ class TOPROPE_API SignatureOf {
   Signature made_;
 };
 
-// Composite operators that this thread computes by others.
-TOPROPE_API extern thread_local int in_composite;
+// Composite operators that this thread computes by others, and graphs that it replays.
+TOPROPE_API extern thread_local int in_composite, in_graph;
+// What a record of an operator says of them: -1, or 1 for a part of a composite plus 2 for one of a graph.
+inline int8_t part_of() {
+  const int parts = (in_composite > 0 ? 1 : 0) | (in_graph > 0 ? 2 : 0);
+  return static_cast<int8_t>(parts == 0 ? -1 : parts);
+}
 
 // Its number, counted from 1, and one call more of it; 0 where nothing is kept, for a part of a composite, and where no
 // place is left.

@@ -36,7 +36,7 @@ struct Record {
   Act act = Act::kOperator;
   int8_t device = -1;
   int8_t other_device = -1;          // of copies between cards; of kernels, whether all blocks run at the same time; of
-                                     // operators 1 where it is a part of a composite
+                                     // operators see part_of
   int8_t dtype = -1;                 // c10::ScalarType of an operator's first tensor
   uint8_t cube = 0, vector = 0;      // of operators and collectives, the limits in force; of kernels, their cores
 };

@@ -27,7 +27,7 @@ class Composite {
                        .kind = static_cast<uint16_t>(sim::index_of(kind_)),
                        .act = sim::Act::kComposite,
                        .device = static_cast<int8_t>(device_),
-                       .other_device = static_cast<int8_t>(sim::in_composite > 0 ? 1 : -1)});
+                       .other_device = sim::part_of()});
   }
   Composite(const Composite&) = delete;
   Composite& operator=(const Composite&) = delete;

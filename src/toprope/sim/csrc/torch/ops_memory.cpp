@@ -179,7 +179,7 @@ class Copy {
         sim::add(all.operators);
         if (sim::watching(sim::kTracing)) [[unlikely]] {
           signature_ = signature_of(to, from);
-          other_ = sim::in_composite > 0 ? 1 : -1;
+          other_ = sim::part_of();
         }
         return;
     }
