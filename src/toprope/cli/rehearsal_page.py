@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from toprope import chips, sizes
-from toprope.cli.report import Outcome, finding_text
+from toprope.cli.report import Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
 from toprope.sim.rehearsal import MemoryOfCard, Rehearsal, place_text
 from toprope.sim.rehearsal_record import KINDS, Held, Sample
@@ -38,6 +38,7 @@ def page_of(outcome: Outcome) -> str:
         parts.append('<p class="verdict">The program did not touch the card.</p>')
     for one in rehearsals:
         parts += _verdict(one, outcome)
+        parts += _numbers(one, outcome.folder)
         parts += _time(one)
         parts += _operators(one, outcome.folder)
         for memory in one.memory:
@@ -60,6 +61,13 @@ def _verdict(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
         yield "<h2>Findings</h2>\n<ol>"
         yield from (f"<li>{escaped(finding_text(each, outcome.folder))}</li>" for each in one.findings)
         yield "</ol>"
+
+
+def _numbers(one: Rehearsal, folder: str) -> Iterator[str]:
+    if texts := numbers_text(one, folder):
+        yield "<h2>Numbers</h2>\n<ul>"
+        yield from (f"<li>{escaped(text)}</li>" for text in texts)
+        yield "</ul>"
 
 
 def _time(one: Rehearsal) -> Iterator[str]:

@@ -15,6 +15,7 @@ from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
 from toprope.sim.counters import Counters, Lack
+from toprope.sim.module_numbers import Deviation
 from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
 from toprope.sim.rehearsal_record import Record
 from toprope.sim.timing import Timing
@@ -44,6 +45,7 @@ class Outcome:
         folder: the folder it was started in; files below it are shown without it.
         records: the records of its processes' rehearsals, by process; none where none was recorded.
         timings: how long the card would take, by chip.
+        deviations: of modules from float32.
     """
 
     choice: Choice
@@ -58,12 +60,15 @@ class Outcome:
     folder: str = ""
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
     timings: Mapping[str, Timing] = dataclass_field(default_factory=dict)
+    deviations: tuple[Deviation, ...] = ()
 
     @cached_property
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
         stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
-        return facts_of_run(self.processes, self.records, self.choice.spec, self.mask, stopped, self.timings)
+        return facts_of_run(
+            self.processes, self.records, self.choice.spec, self.mask, stopped, self.timings, self.deviations
+        )
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
@@ -226,6 +231,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         if totals.used:
             if rehearsal.timing is not None:
                 yield from _row("card time", *_card_time(rehearsal.timing))
+            yield from _row("numbers", *numbers_text(rehearsal, outcome.folder))
             yield from _figures(totals, outcome.folder)
     if outcome.trace is not None:
         yield from _row("trace", _trace(outcome.trace))
@@ -246,6 +252,22 @@ def _card_time(timing: Timing) -> Iterator[str]:
     if kinds:
         yield f"of the card: {', '.join(kinds)}"
     yield from (f"saves {one.saves.text}: {one.what}" for one in timing.changes)
+
+
+def numbers_text(rehearsal: Rehearsal, folder: str) -> list[str]:
+    """The first bad numbers, and the modules that deviate most from float32; none where nobody looked."""
+    names = {"nan": "NaN", "overflow": "overflow"}
+    found = [
+        f"first {names[kind]}: {operator}, {place_text(line.file, line.line, folder)}"
+        for kind, (operator, line) in rehearsal.bad_numbers.items()
+    ]
+    ordered = sorted(rehearsal.deviations, key=lambda one: -one.largest)
+    found += [
+        f"deviation from float32: {one.module or 'the outermost module'} ({one.kind}, {one.dtype}) {one.largest:.1e} "
+        "of the largest value (measured)"
+        for one in ordered[:_SHOWN]
+    ]
+    return found
 
 
 def _chosen(choice: Choice) -> list[RenderableType]:

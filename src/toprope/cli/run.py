@@ -225,6 +225,7 @@ def _run(
     from toprope.device.software import installed_version
     from toprope.functions.deployed import join_cards
     from toprope.sim.counters import read_run
+    from toprope.sim.module_numbers import read_run as read_deviations
     from toprope.sim.rehearsal_record import read_run as read_records
     from toprope.sim.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
@@ -264,6 +265,7 @@ def _run(
             choice, seconds, status, processes, written, told,
             environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
             read_records(Path(folder), {one.pid: one.sampled for one in processes}), times_of_run(Path(folder)),
+            tuple(read_deviations(Path(folder))),
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing

@@ -156,6 +156,7 @@ class Native:
         self.reset_host_memory_stats = get(self._glue, "tsg_reset_host_memory_stats", None, c_int)
         self.set_sync_debug_mode = get(self._glue, "tsg_set_sync_debug_mode", None, c_int)
         self.keep_bits = get(self._glue, "tsg_keep_bits", None, c_int, c_int)
+        self.watch_numbers = get(self._glue, "tsg_watch_numbers", None, c_int)
         self.check_composites = get(self._glue, "tsg_check_composites", None)
         self.set_refusal = get(self._glue, "tsg_set_refusal", None, c_char_p, c_int, c_char_p)
         self.load_host_operators = get(self._glue, "tsg_load_host_operators", c_int, c_char_p, c_int)

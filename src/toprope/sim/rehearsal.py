@@ -9,13 +9,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from math import ceil
 from typing import Any, Literal
 
 from toprope import __version__, chips
 from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
+from toprope.sim.module_numbers import Deviation
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, Sample
 from toprope.sim.spec import SimSpec
 from toprope.sim.timing import Timing
@@ -178,6 +179,9 @@ class Rehearsal:
         numbers: how numbers were computed.
         stopped: how the program ended, where it failed: "exit status 1", "signal 9".
         timing: how long the card would take; None where nothing was traced.
+        bad_numbers: operator and line of the first NaN ("nan") and the first overflow ("overflow"), where numbers were
+            looked at.
+        deviations: of modules from float32, where numbers were looked at.
     """
 
     chip: str
@@ -191,6 +195,8 @@ class Rehearsal:
     numbers: str = NUMBERS["host"]
     stopped: str = ""
     timing: Timing | None = None
+    bad_numbers: Mapping[str, tuple[str, Line]] = field(default_factory=dict)
+    deviations: tuple[Deviation, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -264,6 +270,11 @@ class Rehearsal:
             },
             **totals.fallbacks_as_dict(),
             "time": None if self.timing is None else self.timing.as_dict(),
+            "first_bad_numbers": {
+                kind: {"operator": operator, "file": line.file, "line": line.line}
+                for kind, (operator, line) in self.bad_numbers.items()
+            },
+            "deviations": [asdict(one) for one in self.deviations],
         }  # fmt: skip
 
 
@@ -315,6 +326,7 @@ def facts_of_run(
     mask: str | None = None,
     stopped: str = "",
     timings: Mapping[str, Timing] | None = None,
+    deviations: Sequence[Deviation] = (),
 ) -> tuple[Rehearsal, ...]:
     """The facts of all processes of a run, one entry for each chip.
 
@@ -325,6 +337,7 @@ def facts_of_run(
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it.
         stopped: how the program ended, where it failed.
         timings: how long the card would take, by chip.
+        deviations: of modules from float32.
     """
     numbers = NUMBERS["host" if spec is None else spec.numerics]
     found = (
@@ -333,7 +346,13 @@ def facts_of_run(
     )
     times = timings or {}
     return tuple(
-        replace(facts, numbers=numbers, stopped=stopped, timing=times.get(facts.chip) if facts.totals.used else None)
+        replace(
+            facts,
+            numbers=numbers,
+            stopped=stopped,
+            deviations=tuple(deviations),
+            timing=times.get(facts.chip) if facts.totals.used else None,
+        )
         for facts in found
     )
 
@@ -356,8 +375,17 @@ def _facts(totals: Totals, processes: Sequence[Counters], records: Mapping[int, 
     return Rehearsal(
         totals.chip, totals.torch_version, totals, memory, waits,
         tuple(sorted((one for one in findings if one is not None), key=lambda one: TROUBLES.index(one.kind))),
-        {kind: steps[kind] for kind in STEPS}, totals.sampled,
+        {kind: steps[kind] for kind in STEPS}, totals.sampled, bad_numbers=_bad_numbers(records),
     )  # fmt: skip
+
+
+def _bad_numbers(records: Mapping[int, Record]) -> dict[str, tuple[str, Line]]:
+    """The first NaN and the first overflow of the first process that has one."""
+    found: dict[str, tuple[str, Line]] = {}
+    for record in records.values():
+        for kind, one in record.numbers.items():
+            found.setdefault(kind, one)
+    return found
 
 
 def _on_host(totals: Totals) -> list[Finding]:

@@ -7,8 +7,8 @@ process's counters, so it is up to date even when the process was killed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = [
@@ -28,6 +28,8 @@ _HEADER = struct.Struct("<8sQQqQ3Q3Q")
 _LINE = struct.Struct("<144sQ")
 _SITE = struct.Struct("<9Q")
 _LACKS = struct.Struct(f"<{_MAX_LACKS}Q")
+_NUMBER = struct.Struct("<48sQ")
+_BAD_NUMBERS = ("nan", "overflow")
 _CARD = struct.Struct("<4Q5Q3QqQ")
 _SAMPLE = struct.Struct("<q5Q")
 _KINDS = struct.Struct("<5Q")
@@ -35,7 +37,8 @@ _BY_LINE = _MAX_LINES * _KINDS.size
 _CARD_SIZE = _CARD.size + _SAMPLES * _SAMPLE.size + 3 * _BY_LINE
 _SITES_AT = _HEADER.size + _MAX_LINES * _LINE.size
 _LACKS_AT = _SITES_AT + _MAX_SITES * _SITE.size
-_CARDS_AT = _LACKS_AT + _LACKS.size
+_NUMBERS_AT = _LACKS_AT + _LACKS.size
+_CARDS_AT = _NUMBERS_AT + len(_BAD_NUMBERS) * _NUMBER.size
 SIZE = _CARDS_AT + _MAX_CARDS * _CARD_SIZE
 """Bytes of a record."""
 
@@ -132,6 +135,8 @@ class Record:
         sites: steps of each place, by the place's number in the counters and by kind.
         lacks: the line of each lack, by its position in the counters; None where none is known.
         cards: memory by the card's number in the process.
+        numbers: operator and line of the first NaN ("nan") and of the first overflow ("overflow"), where they were
+            looked for.
     """
 
     pid: int
@@ -141,6 +146,7 @@ class Record:
     sites: tuple[Mapping[str, SiteSteps], ...]
     lacks: tuple[Line | None, ...]
     cards: Mapping[int, CardMemory]
+    numbers: Mapping[str, tuple[str, Line]] = field(default_factory=dict)
 
 
 def parse(data: bytes | memoryview, exact: bool = True) -> Record | None:
@@ -162,6 +168,7 @@ def parse(data: bytes | memoryview, exact: bool = True) -> Record | None:
         tuple(_site(data, number) for number in range(_MAX_SITES)),
         tuple(lines[each] if 1 < each < len(lines) else None for each in _LACKS.unpack_from(data, _LACKS_AT)),
         {number: card for number in range(_MAX_CARDS) if (card := _card(data, number, lines)) is not None},
+        dict(_numbers(data, lines)),
     )  # fmt: skip
 
 
@@ -188,6 +195,13 @@ def _line(data: bytes | memoryview, number: int, smallest: int) -> Line:
     file, line = _LINE.unpack_from(data, _HEADER.size + number * _LINE.size)
     text = file.split(b"\0", 1)[0].decode("utf-8", "replace")
     return Line(text, line, "" if text else "other lines")
+
+
+def _numbers(data: bytes | memoryview, lines: list[Line]) -> Iterator[tuple[str, tuple[str, Line]]]:
+    for place, kind in enumerate(_BAD_NUMBERS):
+        name, line = _NUMBER.unpack_from(data, _NUMBERS_AT + place * _NUMBER.size)
+        if text := name.split(b"\0", 1)[0].decode("utf-8", "replace"):
+            yield kind, (text, lines[line] if line < len(lines) else lines[0])
 
 
 def _site(data: bytes | memoryview, number: int) -> dict[str, SiteSteps]:

@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from toprope.errors import EnvironmentProblem, SimulatorError
-from toprope.sim import counters, rehearsal_record
+from toprope.sim import counters, module_numbers, rehearsal_record
 from toprope.sim.counters import CardCounters, Counters, HostSite, Site
+from toprope.sim.spec import SimSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from toprope.sim.native import Native
     from toprope.sim.rehearsal import Rehearsal
-    from toprope.sim.spec import SimSpec
     from toprope.sim.timing import Timing
 
 __all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test"]
@@ -71,7 +71,10 @@ def begin_of_run(library: Native, stem: Path) -> None:
         )
     if smallest == "0":
         library.look_up(_ALL_EVENTS)
-    _Hooks.of_process(library).add()
+    hooks = _Hooks.of_process(library)
+    hooks.add()
+    if SimSpec.parse(os.environ.get("TOPROPE_SIM", "") or "910B3").numerics == "card":
+        hooks.look_at_numbers(stem.with_suffix(module_numbers.SUFFIX))
 
 
 class Rehearsing:
@@ -173,13 +176,18 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     former = library.look_up(_ALL_EVENTS)
     hooks = _Hooks.of_process(library)
     hooks.add()
+    if spec.numerics == "card":
+        hooks.look_at_numbers()
+    deviations = hooks.deviations
+    known = len(deviations.found) if deviations is not None else 0
     one = Rehearsing(library, spec, library.rehearsal(which))
     part = None
     try:
         with window(library, most=_TIMED) as part:
             yield one
     finally:
-        one._facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))
+        facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))
+        one._facts = replace(facts, deviations=tuple(deviations.found[known:]) if deviations is not None else ())
         library.stop_rehearsal(which)
         hooks.remove()
         library.look_up_as_before(former)
@@ -274,6 +282,24 @@ class _Hooks:
         self._stepped: Any = None
         self._with_hook: Any = None
         self._ask = ctypes.CFUNCTYPE(None)(self._mark_all)
+        self.deviations: module_numbers.Deviations | None = None
+
+    def look_at_numbers(self, path: Path | None = None) -> None:
+        """Look for NaN and overflows, and compute modules again in float32, until the hooks are removed."""
+        from torch.nn.modules import module
+
+        if self.deviations is not None:
+            return
+        self.deviations = module_numbers.Deviations(path)
+        self._library.watch_numbers(1)
+        self._handles.append(module.register_module_forward_hook(self._after_forward, with_kwargs=True))
+
+    @_harmless
+    def _after_forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        import torch
+
+        if self.deviations is not None and not torch.compiler.is_compiling():
+            self.deviations.after_forward(module, args, kwargs, output)
 
     def add(self) -> None:
         """Add them, for one more rehearsal."""
@@ -306,6 +332,8 @@ class _Hooks:
         from torch.nn.modules import module
 
         self._library.watch_memory(None)
+        self._library.watch_numbers(0)
+        self.deviations = None
         module._has_any_global_hook = self._asked
         for handle in (*self._handles, *(self._with_hook or {}).values()):
             handle.remove()
@@ -321,6 +349,8 @@ class _Hooks:
         if number == 0:
             for inner in module.modules():
                 self._calls[inner] = -1
+            if self.deviations is not None:
+                self.deviations.name_all(module)
         self._calls[module] = number + 1
         if next(module.parameters(), None) is None:
             return  # a loss, an activation function

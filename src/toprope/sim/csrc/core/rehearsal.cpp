@@ -145,6 +145,16 @@ void note_line_of_lack(int lack, uint16_t line) {
   each([&](Rehearsal& one) { one.lack_lines[lack] = line; });
 }
 
+void note_number(BadNumber kind, const char* operation, uint16_t line) {
+  std::lock_guard<std::mutex> guard(mutex);
+  each([&](Rehearsal& one) {
+    FirstNumber& first = one.numbers[kind];
+    if (first.operation[0] != 0) return;
+    first.line = line;
+    strncpy(first.operation, operation, sizeof first.operation - 1);
+  });
+}
+
 void note_step(Step step) {
   each([&](Rehearsal& one) { add(one.steps[step]); });
   if (!watching(kTracing)) return;

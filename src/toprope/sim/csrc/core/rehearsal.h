@@ -50,6 +50,13 @@ struct SiteSteps {
   Counter first[kStepKinds], last[kStepKinds], seen[kStepKinds];
 };
 
+// The first number of a kind that no calculation can go on with.
+enum BadNumber : int { kNan = 0, kOverflow, kBadNumbers };
+struct FirstNumber {
+  char operation[48];  // empty for none
+  uint64_t line;
+};
+
 struct Rehearsal {
   char magic[8];
   uint64_t pid;
@@ -61,6 +68,7 @@ struct Rehearsal {
   Line lines[kMaxLines];
   SiteSteps sites[kMaxSites];
   uint64_t lack_lines[kMaxLacks];  // of the counters' lacks, the last such error's
+  FirstNumber numbers[kBadNumbers];
   CardMemory cards[kMaxCards];
 };
 
@@ -89,6 +97,7 @@ TOPROPE_API extern std::atomic<Origin (*)(size_t bytes)> origin_of;
 TOPROPE_API extern std::atomic<uint16_t (*)()> line_now;
 uint16_t line_of_program();  // kSmallBlocks where nothing is recorded
 void note_line_of_lack(int lack, uint16_t line);
+TOPROPE_API void note_number(BadNumber kind, const char* operation, uint16_t line);
 
 TOPROPE_API uint16_t line_number(const char* file, uint64_t line);
 TOPROPE_API void note_step(Step kind);

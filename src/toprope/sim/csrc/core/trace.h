@@ -62,7 +62,7 @@ struct Trace {
 };
 
 // What operators have to look out for besides their work. All bits are off in an ordinary run.
-enum Watch : uint32_t { kTracing = 1, kFaults = 2, kRefusals = 4, kTrafficLimits = 8, kDocuments = 16, kUnsafe = 32 };
+enum Watch : uint32_t { kTracing = 1, kFaults = 2, kRefusals = 4, kTrafficLimits = 8, kDocuments = 16, kUnsafe = 32, kNumbers = 64 };
 TOPROPE_API extern std::atomic<uint32_t> watched;
 inline bool watching(uint32_t what) { return (watched.load(std::memory_order_relaxed) & what) != 0; }
 TOPROPE_API void watch(uint32_t what, bool on);

@@ -165,7 +165,7 @@ void Call::begin() {
   if (other_device_ != sim::kNoDevice) [[unlikely]] refuse_devices(npu(other_device_));
   if (saw_host_ && has_operands()) [[unlikely]] refuse_devices(c10::Device(c10::kCPU));
   check_usable(device_);
-  if (sim::watching(sim::kTracing | sim::kFaults)) [[unlikely]] begin_watched();
+  if (sim::watching(sim::kTracing | sim::kFaults | sim::kNumbers)) [[unlikely]] begin_watched();
   wait_for_current_stream(device_);
   sim::add(sim::counters->operators);
   sim::add(kind_->calls);
@@ -229,6 +229,13 @@ void Call::begin_watched() {
     int code = sim::fault_of_operator(kind_);
     if (code != sim::kOk) fail(code);
   }
+  if (sim::watching(sim::kNumbers)) {
+    for (const Operand& operand : operands_) {
+      NotFinite found = not_finite(operand.alias);
+      before_.nan |= found.nan;
+      before_.infinite |= found.infinite;
+    }
+  }
   if (!sim::watching(sim::kTracing)) return;
   began_ns_ = sim::now_ns();
   sim::Cores limits = sim::limits_here(device_);
@@ -257,6 +264,9 @@ void Call::record() const {
 
 void Call::finish() {
   for (Operand& operand : operands_) {
+    if (operand.written && sim::watching(sim::kNumbers)) [[unlikely]] {
+      look_at_numbers(kind_->name, before_, operand.alias);
+    }
     c10::TensorImpl* alias = operand.alias.unsafeGetTensorImpl();
     c10::TensorImpl* original = operand.original->unsafeGetTensorImpl();
     c10::StorageImpl* from = alias->unsafe_storage().unsafeGetStorageImpl();
@@ -306,6 +316,7 @@ at::Tensor Call::out(const at::Tensor& result) {
                c10::str(kind_->name, ": a result of layout ", result.layout(),
                         result.is_quantized() ? ", quantized," : "", " is not supported on npu."));
   }
+  if (sim::watching(sim::kNumbers)) [[unlikely]] look_at_numbers(kind_->name, before_, result);
   c10::StorageImpl* storage = result.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   for (Operand& operand : operands_) {
     if (operand.alias.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage) {

@@ -10,6 +10,7 @@
 
 #include "glue.h"
 #include "host_operators.h"
+#include "numbers.h"
 
 namespace toprope::glue {
 
@@ -122,6 +123,7 @@ class Call {
   uint64_t bytes_to_host_ = 0, bytes_back_ = 0;  // where it left the card
   int64_t began_ns_ = 0;   // while somebody traces
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
+  NotFinite before_;               // of the operands, while somebody looks at numbers
   std::unique_ptr<sim::SignatureOf> signature_;  // while somebody traces
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<size_t, 2> again_;  // operands that were given once more, while somebody traces

@@ -267,7 +267,11 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   }
   Copy copy(self, src, non_blocking);
   Tensor to = on_npu(self) ? host_alias(self) : self;
-  at::_ops::copy_::redispatch(kHostKeys, to, on_npu(src) ? host_alias(src) : src, non_blocking);
+  const Tensor from = on_npu(src) ? host_alias(src) : src;
+  at::_ops::copy_::redispatch(kHostKeys, to, from, non_blocking);
+  if (sim::watching(sim::kNumbers) && on_npu(self)) [[unlikely]] {
+    look_at_numbers("aten::copy_", not_finite(from), to);
+  }
   return self;
 }
 

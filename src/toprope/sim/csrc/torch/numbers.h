@@ -1,0 +1,20 @@
+// The first NaN and the first overflow of a program, by operator and line: looked for while somebody asks for them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "glue.h"
+
+namespace toprope::glue {
+
+struct NotFinite {
+  bool nan = false, infinite = false;
+};
+
+// Whether a host tensor holds such numbers.
+NotFinite not_finite(const at::Tensor& host);
+
+// Notes an operator whose result has what its operands have not.
+void look_at_numbers(const char* name, const NotFinite& operands, const at::Tensor& result);
+
+}  // namespace toprope::glue
