@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from toprope.cli import yr
 from toprope.cli.choose import Asked, choose
+from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions import deployed
 from toprope.functions.deploy import WRONG_MODE, Deployment, begin, leftover, no_set
@@ -273,6 +274,13 @@ def test_what_makes_no_sense(runtime, capsys, monkeypatch):
     assert call("start", "--master", "--count", "3") == 2
     assert "not those of the toprope run that this is in" in capsys.readouterr().err
     assert deployed.read() is None
+
+
+def test_cards_of_a_run_with_options_of_its_own_were_called_others(runtime, monkeypatch):
+    monkeypatch.setenv("TOPROPE_SIM", "910B4x2,refuse=off,numerics=card")
+    assert _simulated("910B4", None, None) == "910B4x2,force=on,refuse=off,numerics=card"
+    with pytest.raises(UsageError, match="are not those of the toprope run"):
+        _simulated(None, 3, None)
 
 
 def test_ray_that_is_not_there_is_said(runtime, monkeypatch):

@@ -122,7 +122,8 @@ def _simulated(chip: str | None, count: int | None, hbm: str | None) -> str:
     if chip is None and count is None and hbm is None:
         return around
     base = SimSpec.parse(around) if around else SimSpec()
-    asked = SimSpec.make(chip or base.chip, base.count if count is None else count, hbm or base.hbm, force=True)
+    given = {"chip": chip, "count": count, "hbm": hbm}
+    asked = base.changed(**{name: value for name, value in given.items() if value is not None}, force=True)
     asked.capacity  # noqa: B018  raises where no figure is known and none was given
     if around and replace(asked, force=base.force) != base:
         raise UsageError(
