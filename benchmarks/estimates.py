@@ -54,7 +54,9 @@ def time_of(chip, costs, row):
     total = Span(*map(sum, zip(*card, strict=True)))
     if row["way"] in ("kernel", "graph"):
         return total, "card"
-    launches = [rates.launch(cost.kind) for cost in costs] + [rates.launch()] * row.get("launches_more", 0)
+    loop = rates.table["launch"]["loop"]
+    launches = [rates.launch(cost.kind).times(loop) for cost in costs]
+    launches += [rates.launch().times(loop)] * row.get("launches_more", 0)
     host = Span(*map(sum, zip(*launches, strict=True)))
     if row["way"] == "queued":
         return host.longer(total), "host" if host.likely > total.likely else "card"

@@ -44,9 +44,13 @@ def test_streams_run_side_by_side_until_an_event_ties_them():
 
 
 def test_a_wait_for_one_stream_does_not_wait_for_the_other():
-    acts = [launch(0, 3), launch(0, 100, stream=1), Act("synchronise", stream=0), launch(0, 1)]
-    made = Timeline.of([*acts, Act("mark", kind="training")])
-    assert made.marks["training"][0].likely == 3
+    made = Timeline.of([launch(0, 3), launch(0, 100, stream=1), Act("synchronise", stream=0)])
+    assert made.waited == 3
+
+
+def test_a_step_ends_when_the_card_has_ended_it():
+    step = [launch(1, 10), Act("mark", kind="training")]
+    assert [span.likely for span in Timeline.of(step * 4).steps("training")] == [10, 10, 10]
 
 
 def test_steps_are_between_marks():

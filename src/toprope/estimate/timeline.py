@@ -88,7 +88,7 @@ class Timeline:
         busy: time of the card by kind of operator.
         host: time that the host was busy; it waits for the rest.
         waited: likely time that the host waited for a card.
-        marks: likely end of each step by its name, on the host.
+        marks: end of each step by its name: when all that was launched until then has ended.
         spans: of each launch, the likely begin and end on the card; kept where asked for.
     """
 
@@ -124,7 +124,7 @@ class Timeline:
                     total[end] += act.card[end]
                 made.calls[act.kind] = made.calls.get(act.kind, 0) + 1
             elif act.what == "mark":
-                made.marks.setdefault(act.kind, []).append(Span(*(clock.host for clock in clocks)))
+                made.marks.setdefault(act.kind, []).append(Span(*(clock.now for clock in clocks)))
         made.total = Span(*(clock.now for clock in clocks))
         made.busy = {kind: Span(*total) for kind, total in sums.items()}
         made.host = Span(host[0], host[1], host[2])
