@@ -95,9 +95,13 @@ class Rates:
         blocks = ceil(cost.rows_of_queries / figures["rows"])
         filled = figures["few"] if blocks < cores else blocks / (ceil(blocks / cores) * cores)
         weights = cost.operations / (4.0 * max(cost.head, 1))  # of the softmax, on the vector cores
-        softmax = weights / (figures["softmax"] * self._known("vector_cores") * self._known("cube_mhz") * 1e6)
+        softmax = weights / (figures["softmax"] * self._vector_cores * self._known("cube_mhz") * 1e6)
         products = cost.operations / (self._peak(cost.dtype) * figures["attained"])
         return float(max(products, softmax) / filled + figures["start"] * _MICRO)
+
+    @property
+    def _vector_cores(self) -> float:
+        return self.chip.vector_cores or self._known("cube_cores")
 
     def _known(self, name: str) -> float:
         value = getattr(self.chip, name)
@@ -146,7 +150,7 @@ class Rates:
     def _rearranged_per_second(self, row_bytes: int) -> float:
         figures = self.table["vector"]
         rate = figures["rearranged_rows" if row_bytes % 32 == 0 and row_bytes else "rearranged"]
-        return float(rate * (self.chip.vector_cores or self._known("cube_cores")) * self._known("cube_mhz") * 1e6)
+        return float(rate * self._vector_cores * self._known("cube_mhz") * 1e6)
 
     def launch(self, kind: str = "", *, queue: int = 1, graph: bool = False) -> Span:
         """Return the time that the host is busy with one operator.
