@@ -91,7 +91,7 @@ class Record:
         device: number of the card in the process; -1 where there is none.
         stream: number of the stream on that card; 0 is the default stream.
         thread: the system's number of the thread.
-        bytes: of copies, allocations and collectives.
+        bytes: of copies, allocations and collectives; of an operator that runs on the host, copied both ways.
         address: of allocations; for events a number that names the event; 0 otherwise.
         dtype: of an operator's first tensor; empty where there is none.
         other_device: the card that a copy between cards comes from; -1 otherwise.

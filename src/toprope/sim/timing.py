@@ -169,6 +169,8 @@ def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act
 def _act(record: Record, rates: Rates, costs: list[Cost], launch: Callable[..., Span]) -> Act | None:
     place = record.device, record.stream
     match record.act:
+        case "operator" if record.bytes:  # on the host: the card waits for it, and for both copies
+            return Act("synchronise", *place, host=launch().plus(rates.copy(record.bytes)))
         case "operator" | "composite":
             known = 0 < record.signature <= len(costs)
             cost = costs[record.signature - 1] if known else Cost("other")

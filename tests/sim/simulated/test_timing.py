@@ -162,3 +162,13 @@ def test_a_graph_spares_the_host_its_launches():
     assert replayed.timing.calls == eager.timing.calls
     assert replayed.timing.total.high < eager.timing.total.low
     assert y.tolist() == [51.0] * 64
+
+
+def test_an_operator_on_the_host_waits_and_copies_both_ways():
+    x = torch.ones(2**20, device="npu")
+    with toprope.sim.rehearse() as on_card:
+        torch.exp(x)
+    with toprope.sim.rehearse() as on_host:
+        torch.lgamma(x)
+    assert on_host.facts.totals.on_host[0].operator == "aten::lgamma.out"
+    assert on_host.timing.total.low > 5 * on_card.timing.total.high

@@ -27,7 +27,7 @@ enum class Act : uint8_t {
 
 struct Record {
   int64_t begin_ns = 0, end_ns = 0;  // steady clock
-  uint64_t bytes = 0;                // of copies, allocations, collectives
+  uint64_t bytes = 0;                // of copies, allocations, collectives; of operators on the host, both ways
   uint64_t address = 0;              // of allocations; the event's of events; the signature's number of operators and
                                      // composites; see collective_address
   uint32_t thread = 0;

@@ -251,6 +251,7 @@ void Call::begin_watched() {
 void Call::record() const {
   sim::write_record({.begin_ns = began_ns_,
                      .end_ns = sim::now_ns(),
+                     .bytes = left_card_ ? bytes_to_host_ + bytes_back_ : 0,
                      .address = sim::number_of(signature_->made()),
                      .stream = static_cast<int32_t>(sim::current_stream(device_)),
                      .kind = static_cast<uint16_t>(sim::index_of(kind_)),
