@@ -86,7 +86,7 @@ class Timeline:
     Attributes:
         total: until all has ended.
         busy: time of the card by kind of operator.
-        host: time that the host was busy; it waits for the rest.
+        host: time that the host took to launch; it waits, copies or computes in the rest.
         waited: likely time that the host waited for a card.
         marks: end of each step by its name: when all that was launched until then has ended.
         spans: of each launch, the likely begin and end on the card; kept where asked for.
@@ -116,8 +116,9 @@ class Timeline:
             spans = [clock.act(act) for clock in clocks]
             if keep:
                 made.spans.append(spans[1])
-            for end in range(3):
-                host[end] += act.host[end]
+            if act.what in ("launch", "record"):
+                for end in range(3):
+                    host[end] += act.host[end]
             if act.what == "launch":
                 total = sums.setdefault(act.kind, [0.0, 0.0, 0.0])
                 for end in range(3):
