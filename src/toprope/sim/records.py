@@ -10,9 +10,9 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from mmap import mmap
 from typing import Any, TextIO
 
@@ -220,7 +220,9 @@ def capacity(data: Buffer) -> int:
     return int(_HEADER.unpack_from(data)[1])
 
 
-def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> Iterator[Record]:
+def read(
+    data: Buffer, names: Sequence[str], chip: str = "", first: int = 0, without: Collection[str] = ()
+) -> Iterator[Record]:
     """The records in the bytes of a trace one by one, the oldest first, so that a long trace need not be held.
 
     Args:
@@ -228,6 +230,7 @@ def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> 
         names: names by the index that records hold.
         chip: name of the chip; empty where it is not known.
         first: number of the first record to read, counted from the beginning of the trace.
+        without: acts that are left out.
     """
     _, capacity, written, *_ = _HEADER.unpack_from(data)
     for place in range(max(written - capacity, first), written):
@@ -237,15 +240,23 @@ def read(data: Buffer, names: Sequence[str], chip: str = "", first: int = 0) -> 
         if not 0 < act < len(_ACTS):
             continue
         name, what = _name(names, number), _ACTS[act]
-        signed = what in _SIGNED
-        where = (device, stream, thread, size, 0 if signed or what in _GATHERED else address)
+        if what in without:
+            continue
+        kept = _DTYPES.get(dtype, "")
+        if what in _SIGNED:
+            limit: tuple[int, int] | None = None
+            word, assumed, sync_all = "", False, False
+            if what == "operator":
+                cube, vector, limit, word, assumed, sync_all = _cores_of(name, cube, vector, chip)
+            yield Record(
+                what, name, begin, end, device, stream, thread, size, 0, kept, -1, cube, vector, limit, word, assumed,
+                sync_all, "", -1, 0, -1, address, other > 0 and other & 1 > 0, other > 1,
+            )  # fmt: skip
+            continue
+        where = (device, stream, thread, size, 0 if what in _GATHERED else address)
         source = other if what == "copy between cards" else -1
-        plain = Record(what, name, begin, end, *where, _DTYPES.get(dtype, ""), source, cube, vector)
-        if signed:
-            plain = replace(plain, signature=address, is_part=other > 0 and other & 1 > 0, in_graph=other > 1)
-        if what == "operator":
-            yield _with_blocks(plain, chip)
-        elif what in _GATHERED or (what == "event wait" and _name(names, address >> 48).startswith("hcom:")):
+        plain = Record(what, name, begin, end, *where, kept, source, cube, vector)
+        if what in _GATHERED or (what == "event wait" and _name(names, address >> 48).startswith("hcom:")):
             yield _with_members(plain, names, address, sync_all=what != "collective" and other > 0)
         else:
             yield plain
@@ -260,15 +271,12 @@ def _name(names: Sequence[str], number: int) -> str:
     return names[number] if number < len(names) else ""
 
 
-def _with_blocks(record: Record, chip: str) -> Record:
-    """An operator's record, whose cores are the limits that were in force as yet, with the cores that they leave it."""
-    kind = kind_of(record.name)
-    limit = record.cube_cores, record.vector_cores
-    given = kind.blocks(limit, chip)
-    return replace(
-        record, cube_cores=given.cube, vector_cores=given.vector, limit=limit, kind=kind.profiler, assumed=kind.assumed,
-        sync_all=kind.sync_all,
-    )  # fmt: skip
+@lru_cache(maxsize=4096)
+def _cores_of(name: str, cube: int, vector: int, chip: str) -> tuple[int, int, tuple[int, int], str, bool, bool]:
+    """Cores that limits leave to an operator, these limits, the profiler's word, and the other facts of its kind."""
+    kind = kind_of(name)
+    given = kind.blocks((cube, vector), chip)
+    return given.cube, given.vector, (cube, vector), kind.profiler, kind.assumed, kind.sync_all
 
 
 def _with_members(record: Record, names: Sequence[str], address: int, *, sync_all: bool) -> Record:

@@ -164,7 +164,7 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     from toprope.sim.native import native
     from toprope.sim.state import installed
     from toprope.sim.timing import timing_of
-    from toprope.sim.tracing import window
+    from toprope.sim.tracing import MEMORY, window
 
     spec = installed()
     if spec is None:
@@ -183,7 +183,7 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     one = Rehearsing(library, spec, library.rehearsal(which))
     part = None
     try:
-        with window(library, most=_TIMED) as part:
+        with window(library, most=_TIMED, without=MEMORY) as part:
             yield one
     finally:
         facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))

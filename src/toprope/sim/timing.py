@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -157,30 +157,26 @@ def _sums(trace: Trace, counts: Sequence[int], rates: Rates) -> tuple[dict[str, 
 def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act, int]]:
     """The acts of a trace in the order in which the host did them, each with the index of its record."""
     costs = [cost_of(call) for call in trace.calls]
-    launch = partial(rates.launch, queue=queue)
+    times = [rates.seconds(cost) for cost in costs]
+    launch = cache(partial(rates.launch, queue=queue))
     order = sorted(range(len(trace.records)), key=lambda index: trace.records[index].begin_ns)
     for index in order:
         record = trace.records[index]
-        act = None if record.is_part else _act(record, rates, costs, launch)
+        act = None if record.is_part else _act(record, rates, costs, times, launch)
         if act is not None:
             yield act, index
 
 
-def _act(record: Record, rates: Rates, costs: list[Cost], launch: Callable[..., Span]) -> Act | None:
+def _act(record: Record, rates: Rates, costs: list[Cost], times: list[Span], launch: Callable[..., Span]) -> Act | None:
     place = record.device, record.stream
     match record.act:
         case "operator" if record.bytes:  # on the host: the card waits for it, and for both copies
             return Act("synchronise", *place, host=launch().plus(rates.copy(record.bytes)))
         case "operator" | "composite":
             known = 0 < record.signature <= len(costs)
-            cost = costs[record.signature - 1] if known else Cost("other")
-            return Act(
-                "launch",
-                *place,
-                host=launch(cost.kind, graph=record.in_graph),
-                card=rates.seconds(cost),
-                kind=cost.kind,
-            )
+            kind = costs[record.signature - 1].kind if known else "other"
+            busy = times[record.signature - 1] if known else rates.seconds(Cost("other"))
+            return Act("launch", *place, host=launch(kind, graph=record.in_graph), card=busy, kind=kind)
         case "collective":
             card = rates.collective(record.name, record.bytes, record.ranks)
             return Act("launch", *place, host=launch("collective"), card=card, kind="collective")

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,10 @@ from toprope.sim.records import Record, Trace
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["Recording", "Window", "Written", "read_ends", "read_run", "trace", "window", "write_run"]
+__all__ = ["MEMORY", "Recording", "Window", "Written", "read_ends", "read_run", "trace", "window", "write_run"]
+
+MEMORY = ("allocate", "free")
+"""Acts that take no time."""
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
@@ -103,9 +106,9 @@ class Window:
         trace: what was recorded in it; None until the part has ended, and where the trace ended before.
     """
 
-    def __init__(self, library: Native, most: int) -> None:
+    def __init__(self, library: Native, most: int, without: Collection[str]) -> None:
         self.trace: Trace | None = None
-        self._most = most
+        self._most, self._without = most, without
         self._library = library
         self._first = records.count(self._ring())
 
@@ -124,21 +127,26 @@ class Window:
             return None
         figures = ctypes.string_at(self._library.counters(), counters.SIZE)
         names, chip = counters.names(figures), counters.chip(figures)
-        found = tuple(records.read(data, names, chip, max(self._first, records.count(data) - self._most)))
-        lost = records.count(data) - self._first - len(found)
+        last = records.count(data)
+        first = max(self._first, last - min(self._most, records.capacity(data)))
+        found = tuple(records.read(data, names, chip, first, without=self._without))
+        lost = first - self._first
         address = self._library.signatures()
         calls = signatures.parse(ctypes.string_at(address, signatures.SIZE), names) if address else []
         return replace(head, records=found, lost=max(lost, 0), chip=chip, calls=tuple(calls))
 
 
 @contextmanager
-def window(library: Native, capacity: int = _CAPACITY, most: int = _CAPACITY) -> Iterator[Window]:
+def window(
+    library: Native, capacity: int = _CAPACITY, most: int = _CAPACITY, without: Collection[str] = ()
+) -> Iterator[Window]:
     """Record what the process does inside the block, in a trace of its own or as a part of one that runs already.
 
     Args:
         library: the native functions.
         capacity: records of a trace of its own.
         most: records that are read in the end, the last ones.
+        without: acts that are not read.
 
     Raises:
         SimulatorError: the trace cannot be written.
@@ -146,7 +154,7 @@ def window(library: Native, capacity: int = _CAPACITY, most: int = _CAPACITY) ->
     error = library.start_trace(capacity, None)
     if error not in (0, errno.EBUSY):
         raise SimulatorError("the trace cannot be written.", os.strerror(error))
-    part = Window(library, most)
+    part = Window(library, most, without)
     try:
         yield part
     finally:
@@ -174,7 +182,7 @@ def read_ends(folder: Path, most: int) -> list[tuple[Trace, list[int]]]:
     found = []
     for head, data, names in _found(folder):
         first = max(records.count(data) - most, 0)
-        kept = tuple(records.read(data, names, head.chip, first))
+        kept = tuple(records.read(data, names, head.chip, first, without=MEMORY))
         path = next(folder.glob(f"{head.pid}-*{signatures.SUFFIX}"), None)
         counts = signatures.calls(path.read_bytes()) if path is not None else []
         found.append((replace(head, records=kept, lost=first), counts))
