@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from toprope.chips import Chip
     from toprope.estimate.calibrate import Calibration
     from toprope.estimate.profiler_files import Profile
-    from toprope.estimate.stored import StoredRates
+    from toprope.estimate.stored import Figures, StoredRates
 
 __all__ = ["app", "as_dict", "figures_table", "store"]
 
@@ -113,8 +113,8 @@ def _chip_of(name: str | None, profile: Profile) -> Chip:
         return like[0]
     seen = "nothing in the profile names it"
     if profile.clock is not None:
-        seen = f"info.json: {profile.clock[0]} cores of {profile.clock[1]} MHz, as {' or '.join(each.name for each in like)}"
-        seen = seen if like else seen.replace(", as ", ", as no chip that toprope knows")
+        chips_like = " or ".join(each.name for each in like) or "no chip that toprope knows"
+        seen = f"info.json: {profile.clock[0]} cores of {profile.clock[1]} MHz, as {chips_like}"
     raise UsageError(
         "the chip is not known.", looked_at=seen, do="name it: --chip 910B3; npu-smi info says which it is"
     )
@@ -132,13 +132,15 @@ def _launches(profile: Profile) -> Any:
     return Launches(seconds, {**found.rows, "host": profile.host_rows}, origin)
 
 
-def store(made: Calibration, origin: str, output: Path | None) -> tuple[StoredRates | None, str]:
-    """Store the figures that were fitted, or write them to a file; the file's path, "" where there are none."""
+def store(
+    made: Calibration, origin: str, output: Path | None, more: Figures | None = None
+) -> tuple[StoredRates | None, str]:
+    """Store the figures that were fitted, and more, or write them to a file; the file's path, "" where there are none."""
     from toprope.estimate.stored import StoredRates, write
 
     if not made.fitted:
         return None, ""
-    rates = StoredRates(made.chip, date.today().isoformat(), origin, made.fitted, made.rows)
+    rates = StoredRates(made.chip, date.today().isoformat(), origin, made.fitted | (more or {}), made.rows)
     return rates, str(write(rates, output))
 
 

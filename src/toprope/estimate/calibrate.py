@@ -10,7 +10,6 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import Any
 
-from toprope.chips import Chip
 from toprope.estimate.costs import Cost, cost_of
 from toprope.estimate.fitting import Case, Fit, fit
 from toprope.estimate.profiler_files import KernelRow

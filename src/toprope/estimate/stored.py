@@ -134,7 +134,7 @@ def _checked(name: str, value: Any, tables: dict[str, Any]) -> float | list[floa
 
 
 def stored_for(chip: str, tables: dict[str, Any]) -> StoredRates | None:
-    """The stored rates of a chip; None where there are none or, with a warning in the log, where they cannot be read."""
+    """The stored rates of a chip; None where there are none, or none that can be read: the log then has a warning."""
     try:
         path = place(chip)
         if not path.is_file():
