@@ -121,7 +121,7 @@ def _chip_of(name: str | None, profile: Profile) -> Chip:
 
 
 def _launches(profile: Profile) -> Any:
-    """What launching takes: from gaps between kernels, else from the host's own times."""
+    """Time that launching takes: from gaps between kernels, else from the host's own times."""
     from toprope.estimate.calibrate import LEAST_ROWS, Launches, launches_of
 
     found = launches_of(profile.rows)
@@ -135,7 +135,7 @@ def _launches(profile: Profile) -> Any:
 def store(
     made: Calibration, origin: str, output: Path | None, more: Figures | None = None
 ) -> tuple[StoredRates | None, str]:
-    """Store the figures that were fitted, and more, or write them to a file; the file's path, "" where there are none."""
+    """Store fitted figures, and more, or write them to a file; with the file's path, "" where there are none."""
     from toprope.estimate.stored import StoredRates, write
 
     if not made.fitted:

@@ -141,7 +141,7 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
     if measured.stopped:
         items.append(f"it was {measured.stopped}: the rest is missing")
     items += [f"part {part}: {why}" for part, why in measured.parts.items()]
-    counts = Counter((each.part, each.verdict) for each in findings)
+    counts: Counter[tuple[str, str]] = Counter((each.part, each.verdict) for each in findings)
     parts = list(dict.fromkeys(each.part for each in findings))
     verdicts = ("agrees", "differs", "not compared")
     if parts:

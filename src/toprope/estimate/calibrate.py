@@ -13,7 +13,7 @@ from typing import Any
 from toprope.estimate.costs import Cost, cost_of
 from toprope.estimate.fitting import Case, Fit, fit
 from toprope.estimate.profiler_files import KernelRow
-from toprope.estimate.rates import Rates, UnknownRateError
+from toprope.estimate.rates import OWN_LAUNCH, Rates, UnknownRateError
 from toprope.estimate.stored import Figures
 from toprope.estimate.vendor_kernels import call_of
 
@@ -135,14 +135,14 @@ class Calibration:
 
 def samples_of(rows: Iterable[KernelRow]) -> list[Sample]:
     """Kernels of a profile by type and shapes."""
-    found: dict[tuple[object, ...], list[float]] = {}
+    found: dict[tuple[str, bool, tuple[str, str], tuple[str, str]], list[float]] = {}
     for row in rows:
         found.setdefault((row.kind, row.core in _HOST_ALONE, row.inputs, row.outputs), []).append(row.duration_us / 1e6)
-    return [_sample(*key, tuple(seconds)) for key, seconds in found.items()]  # type: ignore[arg-type]
+    return [_sample(*key, seconds=tuple(seconds)) for key, seconds in found.items()]
 
 
 def _sample(
-    kind: str, alone: bool, inputs: tuple[str, str], outputs: tuple[str, str], seconds: tuple[float, ...]
+    kind: str, alone: bool, inputs: tuple[str, str], outputs: tuple[str, str], *, seconds: tuple[float, ...]
 ) -> Sample:
     if alone:
         return Sample(f"{kind} (AI CPU)" if not kind.startswith("hcom") else kind, None, seconds, "not on the cores")
@@ -192,7 +192,7 @@ def _possible(rates: Rates, cost: Cost) -> bool:
 
 
 def _spread(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """At most so many of each group, from the shortest to the longest."""
+    """Evenly spaced samples of each group where it has too many, from the shortest to the longest."""
     groups: dict[str, list[Sample]] = {}
     for each in samples:
         if each.cost is not None:
@@ -407,7 +407,7 @@ def _with(table: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, A
 
 
 def launches_of(rows: Sequence[KernelRow]) -> Launches:
-    """What launching takes, where the card waited for the host: from the begin of one operator to the next one's.
+    """Time that launching takes, where the card waited for the host: from the begin of one operator to the next one's.
 
     The profiler itself takes time of the host, so that this is the most that it takes.
 
@@ -433,13 +433,10 @@ def launches_of(rows: Sequence[KernelRow]) -> Launches:
     return Launches(seconds, {kind: len(each) for kind, each in found.items()}, "gaps between kernels")
 
 
-_OWN_LAUNCH = ("matmul", "softmax", "normalisation", "attention")
-
-
 def _launch_kind(row: KernelRow) -> str:
     call = call_of(row.kind, *row.inputs, *row.outputs)
     kind = cost_of(call).kind if call is not None else "host"
-    return kind if kind in _OWN_LAUNCH else "host"
+    return kind if kind in OWN_LAUNCH else "host"
 
 
 def _calls(rows: Sequence[KernelRow]) -> Iterator[list[KernelRow]]:

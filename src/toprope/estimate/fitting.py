@@ -7,9 +7,9 @@ scans of each figure alone: a model that takes the longer of two times is blind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,8 @@ class Case:
 
     @property
     def weight(self) -> float:
-        """Weight in a fit: that of more measurements, up to 25."""
-        return float(min(self.rows, 25)) ** 0.5
+        """Weight in a fit, by the number of measurements up to 25."""
+        return sqrt(min(self.rows, 25))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Problem:
         cases: Sequence[Case],
         predict: Callable[[int, dict[str, float]], float],
         start: dict[str, float],
-        groups: dict[str, Collection[str]],
+        groups: Mapping[str, Collection[str]],
         most: dict[str, float],
     ) -> None:
         self.cases, self.predict, self.start = cases, predict, start
@@ -160,7 +160,7 @@ def fit(
     cases: Sequence[Case],
     predict: Callable[[int, dict[str, float]], float],
     start: dict[str, float],
-    groups: dict[str, Collection[str]],
+    groups: Mapping[str, Collection[str]],
     most: dict[str, float],
     *,
     least_rows: int = 5,
@@ -190,15 +190,16 @@ def fit(
         x, first = problem.descend(names, x), False
         slopes, errors = problem.slopes(names, x), problem.errors(names, x)
         for number, name in enumerate(names):
-            telling = np.flatnonzero(np.abs(slopes[:, number]) >= _SENSITIVE)
-            rows[name] = sum(cases[at].rows for at in telling)
+            telling = (np.abs(slopes[:, number]) >= _SENSITIVE).tolist()
+            rows[name] = sum(case.rows for case, says in zip(cases, telling, strict=True) if says)
         doubt = dict(zip(names, _doubt(cases, slopes, errors).tolist(), strict=True))
         dropped = {name for name in names if rows[name] < least_rows}
         at_bound = {name for name, value in zip(names, x.tolist(), strict=True) if value > problem.most[name] - 1e-6}
         beyond |= at_bound - dropped
         dropped |= at_bound
-        if not dropped and max(doubt.values()) > certain:
-            dropped = {max(names, key=lambda name: doubt[name])}
+        if not dropped:  # the worst third: without them the others may be certain
+            doubtful = sorted((name for name in names if doubt[name] > certain), key=lambda name: -doubt[name])
+            dropped = set(doubtful[: (len(doubtful) + 2) // 3])
         if not dropped:
             found = dict(zip(names, np.exp(x).tolist(), strict=True))
             return Fit(start | found, rows, frozenset(names), frozenset(beyond))
@@ -216,4 +217,5 @@ def _doubt(cases: Sequence[Case], slopes: _Array, errors: _Array) -> _Array:
     }
     weights = np.array([scales[family] ** -2 for family in families])
     curvature = slopes.T @ (slopes * weights[:, None])
-    return np.sqrt(np.maximum(np.diag(np.linalg.pinv(curvature + 1e-9 * np.eye(len(curvature)))), 0.0))
+    variances: _Array = np.diag(np.linalg.pinv(curvature + 1e-9 * np.eye(len(curvature))))
+    return np.sqrt(np.maximum(variances, 0.0))

@@ -36,6 +36,9 @@ _COLUMNS = {
 }
 """Our names of the columns, by those of kernel_details.csv and op_summary.csv."""
 
+_SIMULATED = frozenset({"Block Dim", "Block Num"})
+"""Two names of one column: the vendor's files have one of them, by their age, the simulated card's have both."""
+
 _OUTPUT = "ASCEND_PROFILER_OUTPUT"
 _SHAPES = "the profiler wrote no shapes"
 _LEVEL = (
@@ -68,7 +71,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the files of a profile hold.
+    """Contents of the files of a profile.
 
     Attributes:
         file: name of the file with the kernels.
@@ -150,7 +153,7 @@ def _rows(lines: Iterator[list[str]], file: Path) -> Iterator[KernelRow]:
         raise UsageError(
             f"{file} has sums by type of operator alone: {_SHAPES}.", do="give kernel_details.csv or op_summary_*.csv"
         )
-    if {"Block Dim", "Block Num"} <= set(header):
+    if set(header) >= _SIMULATED or any(name.startswith("Card Duration Estimate") for name in header):
         raise _simulated(file)
     places: dict[str, int] = {}
     for name, known in _COLUMNS.items():
@@ -229,13 +232,10 @@ def _json(path: Path) -> Any:
 def _clock(file: Path) -> tuple[int, int] | None:
     """Cores and clock by msprof's info.json, in the device_* folders of a PROF_* folder."""
     for folder in (file.parent, file.parent.parent):
-        for info in sorted(each for depth in ("", "PROF_*/") for each in folder.glob(f"{depth}device_*/info.json*"))[
-            :4
-        ]:
-            data = _json(info)
-            devices = data.get("DeviceInfo") if isinstance(data, dict) else None
+        for info in sorted(each for depth in ("", "PROF_*/") for each in folder.glob(f"{depth}device_*/info.json*")):
             try:
-                return int(devices[0]["ai_core_num"]), int(float(devices[0]["aic_frequency"]))
+                device = _json(info)["DeviceInfo"][0]
+                return int(device["ai_core_num"]), int(float(device["aic_frequency"]))
             except (TypeError, LookupError, ValueError):
                 continue
     return None

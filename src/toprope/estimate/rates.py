@@ -1,4 +1,4 @@
-"""How long a chip takes for the work of an operator, as a range; pure, from rates.toml and the chip's own figures."""
+"""Time of a chip for the work of an operator, as a range; pure, from rates.toml and the chip's own figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from toprope.estimate.costs import Cost, Kind
 from toprope.estimate.span import NOTHING, Span
 from toprope.estimate.stored import StoredRates, stored_for
 
-__all__ = ["Rates", "UnknownRateError", "rates_of", "shipped_rates"]
+__all__ = ["OWN_LAUNCH", "Rates", "UnknownRateError", "rates_of", "shipped_rates"]
 
 _MICRO = 1e-6
-_LAUNCHES = ("matmul", "softmax", "normalisation", "attention")
-"""Kinds of operators whose launch takes longer than that of the others."""
+OWN_LAUNCH = ("matmul", "softmax", "normalisation", "attention")
+"""Kinds of operators whose launch takes longer than others."""
 
 
 class UnknownRateError(ValueError):
@@ -46,7 +46,7 @@ class Rates:
     stored: StoredRates | None = None
 
     def seconds(self, cost: Cost) -> Span:
-        """How long the card computes for an operator, from the first core that begins to the last that ends."""
+        """Return the time of an operator on the card, from the first core that begins to the last that ends."""
         if cost.rows:
             return Span.of(self._product(cost), self.table["products"]["width"])
         moved = self._moved(cost)
@@ -152,7 +152,7 @@ class Rates:
         return float(rate * (self.chip.vector_cores or self._known("cube_cores")) * self._known("cube_mhz") * 1e6)
 
     def launch(self, kind: str = "", *, queue: int = 1, graph: bool = False) -> Span:
-        """How long the host is busy with one operator.
+        """Return the time that the host is busy with one operator.
 
         Args:
             kind: its kind.
@@ -160,16 +160,16 @@ class Rates:
             graph: whether a graph replays it.
         """
         figures = self.table["launch"]
-        name = "host_graph" if graph else kind if kind in _LAUNCHES else "host"
+        name = "host_graph" if graph else kind if kind in OWN_LAUNCH else "host"
         factor = 1.0 if graph else figures["queue"][queue]
         return Span.of(figures[name] * factor * _MICRO, figures["width"])
 
     def synchronise(self) -> Span:
-        """How long it takes until the host goes on after the card has ended."""
+        """Return the time until the host goes on after the card has ended."""
         return Span.of(self.table["launch"]["synchronise"] * _MICRO, self.table["launch"]["width"])
 
     def copy(self, size: int, *, pinned: bool = False) -> Span:
-        """A copy of so many bytes between host and card."""
+        """Return the time of a copy of `size` bytes between host and card."""
         link = self.table["host_link"]
         rate = link["pinned" if pinned else "pageable"] * 1e9
         start = Span.of(self.table["launch"]["copy"] * _MICRO, self.table["launch"]["width"])
@@ -196,13 +196,13 @@ class Rates:
         return start.plus(Span.of(moved / rate, figures["width"]))
 
     def basis(self, kind: Kind) -> str:
-        """What the times of a kind of operator rest on, in a few words."""
+        """Return the basis of the times of a kind of operator, in a few words."""
         if self.stored is not None and any(self._bears(kind, name) for name in self.stored.figures):
             return self.stored.basis
         return "a guess" if kind in ("other", "sorting") else "the chip's figures, fitted to public measurements"
 
     def _bears(self, kind: Kind, figure: str) -> bool:
-        """Whether times of a kind of operator rest on a figure, above all."""
+        """Return whether times of a kind of operator rest on a figure above all."""
         section, _, name = figure.partition(".")
         if kind in _SECTIONS:
             return section == _SECTIONS[kind]

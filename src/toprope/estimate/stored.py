@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ class StoredRates:
 
     @property
     def basis(self) -> str:
-        """What a time rests on that these figures give."""
+        """Basis of a time that these figures give."""
         return f"measured on your card ({self.origin}, {self.date})"
 
     def into(self, table: dict[str, Any]) -> dict[str, Any]:
@@ -163,11 +164,11 @@ def write(rates: StoredRates, path: Path | None = None) -> Path:
         beginning.write_text(rates.text, encoding="utf-8")
         beginning.replace(target)
     except OSError as error:
+        with suppress(OSError):
+            beginning.unlink()
         raise UsageError(
             f"{target} cannot be written: {error.strerror}.", do="name a file in a folder that is yours: --output FILE"
         ) from None
-    finally:
-        beginning.unlink(missing_ok=True)
     return target
 
 

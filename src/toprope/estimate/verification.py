@@ -1,4 +1,4 @@
-"""What toprope's tables say of a card, compared with what a card did: the program that measures, and its file; pure."""
+"""Comparison of toprope's tables with a card: the program that measures it, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from statistics import median
+from statistics import StatisticsError, median
 from typing import Any, Literal
 
 from toprope.chips import Chip
@@ -96,7 +96,7 @@ class Measured:
 
     @property
     def simulated(self) -> bool:
-        """Whether the card was a simulated one."""
+        """True for a simulated card."""
         return bool(self.facts.get("simulated"))
 
     def of(self, what: str) -> Iterator[Mapping[str, Any]]:
@@ -146,6 +146,8 @@ def _refused(chip: Chip) -> list[tuple[str, str, int, str]]:
         if len(row.operands) != 1 or "." in name or _SHAPED.search(name) or not row.supported:
             continue
         place = row.operands[0].position
+        if place:
+            continue  # an index, or another argument of a type of its own
         refused = [dtype for dtype in _DTYPES if dtype in row.refused][:2]
         taken = [dtype for dtype in reversed(_DTYPES) if dtype in row.supported][:1]
         if refused:
@@ -165,7 +167,7 @@ def read_measured(path: Path) -> Measured:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']!r}")
-        results = tuple(dict(each) for each in data["results"])
+        results = tuple({"what": each["what"], **each} for each in data["results"])
         facts = {str(each["what"]): each["value"] for each in results if "value" in each}
         parts = {str(each["part"]): str(each["ended"]) for each in data["parts"] if each["ended"] != "ok"}
         return Measured(facts, results, str(data["release"]), str(data["stopped"]), parts)
@@ -184,11 +186,21 @@ def compare(measured: Measured, chip: Chip, rates: Rates) -> list[Finding]:
         measured: of the card.
         chip: the card's.
         rates: of the chip.
+
+    Raises:
+        UsageError: a result is not of the form that the program writes.
     """
-    found = [*_memory(measured, chip), *_operators(measured, chip), *_dtypes(measured, chip)]
-    found += _errors(measured, chip)
-    if not measured.simulated:
-        found += [*_times(measured, rates), *_launches(measured, rates), *_copies(measured, rates)]
+    try:
+        found = [*_memory(measured, chip), *_operators(measured, chip), *_dtypes(measured, chip)]
+        found += _errors(measured, chip)
+        if not measured.simulated:
+            found += [*_times(measured, rates), *_launches(measured, rates), *_copies(measured, rates)]
+    except (LookupError, TypeError, AttributeError, StatisticsError) as error:
+        raise UsageError(
+            "a result in the file is not of the form that verify_card.py writes.",
+            looked_at=f"{type(error).__name__}: {error}",
+            do="give the file as verify_card.py wrote it",
+        ) from None
     return found
 
 
@@ -246,8 +258,8 @@ def _operators(measured: Measured, chip: Chip) -> Iterator[Finding]:
             continue
         full = name if each["overload"] == "default" else f"{name}.{each['overload']}"
         status = operators_on_card.status(full, release=release, chip=chip.name)
-        warned = [text.removeprefix("aten::") for text in each["warned"]]
-        own = [text for text in warned if text.partition(".")[0].rstrip("_") == name]
+        warned = [str(text) for text in each["warned"]]
+        own = [text for text in warned if text.removeprefix("aten::").partition(".")[0].rstrip("_") == name]
         seen = f"falls back to the host ({', '.join(warned)})" if warned else "runs on the card"
         if each["error"] and not warned:
             seen = f"fails: {each['error'].splitlines()[0][:90]}"

@@ -555,7 +555,7 @@ class Parent:
         return lines
 
     def process(self, name, end, environment, state, skip):
-        """Why the process of a part did not end well; empty where it did."""
+        """Run the process of a part; return the reason if it failed, else an empty text."""
         left = end - time.monotonic()
         if left <= 1:
             return "no time was left"

@@ -26,14 +26,17 @@ OP_SUMMARY = (
 BEGIN_NS = 1_775_885_424_228_162_176
 
 
-def text(shapes):
-    return ";".join(",".join(map(str, shape)) for shape in shapes)
+def side(shapes, dtype):
+    """Shapes and dtypes as the profiler writes them."""
+    return ";".join(",".join(map(str, shape)) for shape in shapes), ";".join([dtype] * len(shapes))
 
 
 def kernels():
     """Types of kernels with their inputs and outputs: the operators of a training step in several sizes."""
     for dtype, sizes in (("DT_BF16", (1, 16, 256, 1024, 2048, 4096, 8192)), ("FLOAT", (256, 1024, 2048, 4096))):
-        for rows, (columns, depth) in product(sizes, ((256, 256), (1024, 256), (1024, 1024), (4096, 512), (4096, 4096), (11008, 4096), (4096, 11008))):
+        for rows, (columns, depth) in product(
+            sizes, ((256, 256), (1024, 256), (1024, 1024), (4096, 512), (4096, 4096), (11008, 4096), (4096, 11008))
+        ):
             yield "MatMulV3", [(rows, depth), (depth, columns)], [(rows, columns)], dtype
     for batch, channels, edge in product((1, 8, 32), (64, 256), (28, 56)):
         shape = (batch, channels, edge, edge)
@@ -68,8 +71,7 @@ def rows(rates, *, repeats=6, noise=0.0, outliers=0.0, seed=1):
     for number, (kind, inputs, outputs, dtype) in enumerate(calls):
         if number % 20 == 0:
             acts.append(Act("synchronise", stream=-1, host=(500e-6,) * 3))
-        call = call_of(kind, text(inputs), ";".join([dtype] * len(inputs)), text(outputs), ";".join([dtype] * len(outputs)))
-        cost = cost_of(call)
+        cost = cost_of(call_of(kind, *side(inputs, dtype), *side(outputs, dtype)))
         taken = rates.seconds(cost).likely * draw.lognormvariate(0, noise) * (3 if draw.random() < outliers else 1)
         host = rates.launch(cost.kind).likely * draw.lognormvariate(0, noise)
         durations.append(taken)
@@ -77,9 +79,9 @@ def rows(rates, *, repeats=6, noise=0.0, outliers=0.0, seed=1):
     spans = [span for act, span in zip(acts, Timeline.of(acts, keep=True).spans, strict=True) if act.what == "launch"]
     for (kind, inputs, outputs, dtype), (begin, _), taken in zip(calls, spans, durations, strict=True):
         yield KernelRow(
-            f"aclnn{kind}_{kind}AiCore_{kind}", kind, "AI_CORE" if kind.startswith(("Mat", "Conv")) else "AI_VECTOR_CORE",
-            "0", BEGIN_NS + round(begin * 1e9), round(taken * 1e6, 3),
-            (text(inputs), ";".join([dtype] * len(inputs))), (text(outputs), ";".join([dtype] * len(outputs))),
+            f"aclnn{kind}_{kind}AiCore_{kind}", kind, "AI_CORE" if kind == "MatMulV3" else "AI_VECTOR_CORE", "0",
+            BEGIN_NS + round(begin * 1e9), round(taken * 1e6, 3),
+            side(inputs, dtype), side(outputs, dtype),
         )  # fmt: skip
 
 
