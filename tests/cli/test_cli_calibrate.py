@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from copy import deepcopy
 
 import pytest
@@ -115,4 +117,30 @@ def test_the_chip_is_found_by_its_cores_and_clock_where_only_one_has_them(toprop
         assert f"20 cores of 1800 MHz, as {' or '.join(like)}" in err
     info.write_text(json.dumps({"DeviceInfo": [{"ai_core_num": 7, "aic_frequency": "1800"}]}))
     assert "as no chip that toprope knows" in toprope(tmp_path)[2]
-    assert toprope(tmp_path, "--chip", "910B3")[0] == 0
+    status, out, _ = toprope(tmp_path, "--chip", "910B3")
+    assert status == 0
+    assert "info.json: 7 cores of 1800 MHz; toprope's data of the 910B3: 20 of 1800 MHz" in out
+
+
+PROFILED = """
+import torch, torch_npu
+config = torch_npu.profiler._ExperimentalConfig(profiler_level=torch_npu.profiler.ProfilerLevel.Level1)
+handler = torch_npu.profiler.tensorboard_trace_handler("profile")
+with torch_npu.profiler.profile(experimental_config=config, on_trace_ready=handler):
+    torch.ones(8, 8, device="npu").relu()
+"""
+
+
+@pytest.mark.native
+@pytest.mark.process
+def test_what_the_simulated_card_wrote_is_refused(toprope, tmp_path):
+    (tmp_path / "program.py").write_text(PROFILED)
+    command = [sys.executable, "-m", "toprope", "run", "--quiet", "--chip", "910B3", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "profile").rglob("kernel_details.csv")
+    copied = tmp_path / "kernel_details.csv"
+    copied.write_bytes(file.read_bytes())
+    for path in (tmp_path / "profile", file.parent, file, copied):
+        status, _, err = toprope(path, "--chip", "910B3")
+        assert (status, "was written on a simulated card" in err) == (2, True), path

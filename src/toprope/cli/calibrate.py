@@ -89,7 +89,7 @@ def calibrate(
         _types_table(made),
         "",
         f"median error {made.error_before:.1%} before, {made.error_after:.1%} after",
-        *_notes(made, profile),
+        *_notes(made, profile, known),
         _where(stored, where),
     )
 
@@ -175,7 +175,12 @@ def _types_table(made: Calibration) -> Any:
     return table(rows, header, right={1, 2, 3, 4}, wrapped={5})
 
 
-def _notes(made: Calibration, profile: Profile) -> Iterator[str]:
+def _notes(made: Calibration, profile: Profile, chip: Chip) -> Iterator[str]:
+    if profile.clock is not None and profile.clock != (chip.cube_cores, chip.cube_mhz):
+        yield (
+            f"info.json: {profile.clock[0]} cores of {profile.clock[1]} MHz; toprope's data of the {chip.name}: "
+            f"{chip.cube_cores} of {chip.cube_mhz} MHz"
+        )
     above = [each.name for each in made.figures if each.fitted and each.name.endswith("attained") and each.after > 1]
     if above:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from math import exp, isfinite, log
 from statistics import median
@@ -428,15 +429,17 @@ def launches_of(rows: Sequence[KernelRow]) -> Launches:
         for at in range(2, len(calls)):
             taken = calls[at][0].start_ns - calls[at - 1][0].start_ns
             if waited[at] and waited[at - 1] and taken <= _LONGEST_NS:
-                found.setdefault(_launch_kind(calls[at][0]), []).append(taken)
+                first = calls[at][0]
+                found.setdefault(_launch_kind(first.kind, first.inputs, first.outputs), []).append(taken)
     seconds = {kind: median(each) / 1e9 for kind, each in found.items()}
     return Launches(seconds, {kind: len(each) for kind, each in found.items()}, "gaps between kernels")
 
 
-def _launch_kind(row: KernelRow) -> str:
-    call = call_of(row.kind, *row.inputs, *row.outputs)
-    kind = cost_of(call).kind if call is not None else "host"
-    return kind if kind in OWN_LAUNCH else "host"
+@lru_cache(maxsize=4096)
+def _launch_kind(kind: str, inputs: tuple[str, str], outputs: tuple[str, str]) -> str:
+    call = call_of(kind, *inputs, *outputs)
+    name = cost_of(call).kind if call is not None else "host"
+    return name if name in OWN_LAUNCH else "host"
 
 
 def _calls(rows: Sequence[KernelRow]) -> Iterator[list[KernelRow]]:
