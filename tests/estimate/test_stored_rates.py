@@ -48,7 +48,7 @@ def test_stored_rates_are_used_for_their_chip_and_say_so():
     assert path == place("910B3")
     after = rates_of(CHIP)
     assert after.seconds(MATMUL).likely > 1.8 * before.seconds(MATMUL).likely
-    assert after.launch(queue=2).likely == pytest.approx(9.5e-6)
+    assert after.launch(queue=2).likely == pytest.approx(0.5 * after.launch().likely)
     assert after.basis("matmul") == "measured on your card (kernel_details.csv, 2026-11-30)"
     assert "public measurements" in after.basis("elementwise")
     assert rates_of(chips.get("910B4")).stored is None
