@@ -71,6 +71,7 @@ def pytest_configure(config):
         del os.environ[name]
     # nor what the user has started with `toprope start`
     folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
+    os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # nor the rates of the user's card
     if forkserver.ADDRESS not in os.environ:  # xdist's workers, and processes of tests, use the server of the run
         os.environ[forkserver.ADDRESS] = f"{folder}/forkserver"
         os.environ[forkserver.OWNER] = str(os.getpid())

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from toprope.errors import SettingError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "config_dir"]
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -204,6 +204,28 @@ def _default_cache_dir(environment: Mapping[str, str]) -> tuple[Path, str]:
             "there is no home folder to keep the cache in.",
             looked_at="XDG_CACHE_HOME and HOME",
             do="set TOPROPE_CACHE_DIR to a folder that can be written",
+        ) from None
+
+
+def config_dir() -> Path:
+    """The folder of files that a user keeps for toprope, such as rates of a card; it need not exist.
+
+    Raises:
+        SettingError: there is no home folder.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if os.path.isabs(base):  # as with the cache
+        return Path(base, "toprope")
+    try:
+        home = Path.home()
+        if not home.is_absolute() or home == Path(home.root):
+            raise RuntimeError
+        return home / ".config" / "toprope"
+    except RuntimeError:
+        raise SettingError(
+            "there is no home folder to keep files in.",
+            looked_at="XDG_CONFIG_HOME and HOME",
+            do="set XDG_CONFIG_HOME to a folder that can be written",
         ) from None
 
 

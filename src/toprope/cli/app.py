@@ -22,6 +22,8 @@ VERBS = {
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "tiers": "Plan a model larger than the memory of a device: what stays, what is streamed, how fast.",
+    "calibrate": "Fit the times of estimates to a profile of a real card.",
+    "verify": "Write a file that measures a card, and compare what it found with toprope's tables.",
     "port": "Rewrite a program that only runs on CUDA for NPU, CUDA and CPU, and say what needs a person.",
     "edit": "Edit pictures by instruction, one or many, each with everything needed to repeat it.",
     "ui": "Serve a page that edits pictures by instruction, with progress, history and the device's state.",

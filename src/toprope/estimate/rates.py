@@ -13,11 +13,12 @@ from toprope.chips import Chip
 from toprope.estimate.calls import item_bits
 from toprope.estimate.costs import Cost, Kind
 from toprope.estimate.span import NOTHING, Span
+from toprope.estimate.stored import StoredRates, stored_for
 
-__all__ = ["Rates", "UnknownRateError", "rates_of"]
+__all__ = ["OWN_LAUNCH", "Rates", "UnknownRateError", "rates_of", "shipped_rates"]
 
 _MICRO = 1e-6
-_LAUNCHES = ("matmul", "softmax", "normalisation", "attention")
+OWN_LAUNCH = ("matmul", "softmax", "normalisation", "attention")
 """Kinds of operators whose launch takes longer than others."""
 
 
@@ -37,10 +38,12 @@ class Rates:
     Attributes:
         chip: the chip.
         table: what is attained of the chip's figures, as rates.toml has it.
+        stored: figures of the user's own card that are in the table; None where there are none.
     """
 
     chip: Chip
     table: dict[str, Any]
+    stored: StoredRates | None = None
 
     def seconds(self, cost: Cost) -> Span:
         """Return the time of an operator on the card, from the first core that begins to the last that ends."""
@@ -161,7 +164,7 @@ class Rates:
             graph: whether a graph replays it.
         """
         figures = self.table["launch"]
-        name = "host_graph" if graph else kind if kind in _LAUNCHES else "host"
+        name = "host_graph" if graph else kind if kind in OWN_LAUNCH else "host"
         factor = 1.0 if graph else figures["queue"][queue]
         return Span.of(figures[name] * factor * _MICRO, figures["width"])
 
@@ -198,10 +201,29 @@ class Rates:
 
     def basis(self, kind: Kind) -> str:
         """Return the basis of the times of a kind of operator, in a few words."""
+        if self.stored is not None and any(self._bears(kind, name) for name in self.stored.figures):
+            return self.stored.basis
         return "a guess" if kind in ("other", "sorting") else "the chip's figures, fitted to public measurements"
 
+    def _bears(self, kind: Kind, figure: str) -> bool:
+        """Return whether times of a kind of operator rest on a figure above all."""
+        section, _, name = figure.partition(".")
+        if kind in _SECTIONS:
+            return section == _SECTIONS[kind]
+        if kind == "sorting":
+            return figure == "vector.sorting"
+        return kind != "other" and (section == "memory" or (section == "vector" and name == kind))
 
-@cache
+
+_SECTIONS = {"matmul": "products", "convolution": "convolution", "attention": "attention"}
+
+
 def rates_of(chip: Chip) -> Rates:
-    """The rates of a chip."""
+    """The rates of a chip: those of the user's own card where some are stored (`toprope calibrate`)."""
+    stored = stored_for(chip.name, _table())
+    return Rates(chip, _table() if stored is None else stored.into(_table()), stored)
+
+
+def shipped_rates(chip: Chip) -> Rates:
+    """The rates of a chip without those of a user's own card."""
     return Rates(chip, _table())

@@ -44,6 +44,7 @@ class Timing:
         calls: launches by kind.
         unknown: why there is no estimate; "" where there is one.
         changes: what would save most, the best first.
+        measured: what was measured on a card of the user's own; "" for nothing.
     """
 
     chip: str
@@ -56,6 +57,7 @@ class Timing:
     calls: Mapping[str, int] = field(default_factory=dict)
     unknown: str = ""
     changes: tuple[Change, ...] = ()
+    measured: str = ""
 
     @property
     def bound(self) -> str:
@@ -65,7 +67,8 @@ class Timing:
     @property
     def basis(self) -> str:
         """Basis of the figures."""
-        return f"estimate: figures of the {self.chip}, fitted to public measurements (toprope explain time)"
+        figures = self.measured or f"figures of the {self.chip}, fitted to public measurements"
+        return f"estimate: {figures} (toprope explain time)"
 
     def as_dict(self) -> dict[str, Any]:
         """The times as plain data, in seconds; each a list of its lower end, the likely value and its upper end."""
@@ -129,7 +132,7 @@ def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = N
     total = made.total.times(share)
     return Timing(
         trace.chip, step, steps, total, card, made.host.times(share), ordered, calls,
-        changes=tuple(changes(acts, made, rates, total)),
+        changes=tuple(changes(acts, made, rates, total)), measured="" if rates.stored is None else rates.stored.basis,
     )  # fmt: skip
 
 

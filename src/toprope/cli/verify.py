@@ -1,0 +1,156 @@
+"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toprope.cli.calibrate import figures_table, store
+from toprope.cli.group import HELP
+from toprope.errors import UsageError
+
+if TYPE_CHECKING:
+    from toprope.chips import Chip
+    from toprope.estimate.verification import Finding, Measured
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+NAME = Path("verify_card.py")
+
+
+@app.command(context_settings=HELP)
+def verify(
+    output: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.py]", show_default="verify_card.py", help="The program to write.")
+    ] = None,
+    read: Annotated[
+        Path | None,
+        typer.Option("--read", metavar="FILE.json", show_default=False, help="Compare what the program found."),
+    ] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHIP",
+            show_default=False,
+            help="Whose refusals are tried [910B3]; with --read the chip that was measured, else the one in the file.",
+        ),
+    ] = None,
+    torch_npu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", show_default=False, help="Release of torch_npu whose fallbacks are tried. [the newest]"
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--store", help="With --read: fit the rates of estimates to the times, and store them.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --read: the same facts as JSON.")] = False,
+) -> None:
+    """Write one Python file that measures a card in about five minutes; compare what it found with toprope's tables.
+
+    The file needs torch and torch_npu alone, and writes a JSON file without names of users, machines and folders.
+    With --read the exit status is 1 where toprope's tables disagree with the card. More: toprope explain calibrate.
+    """
+    from toprope import chips
+
+    if read is None:
+        if keep or as_json:
+            raise UsageError("--store and --json go with --read.", do="toprope verify --read FILE.json")
+        _write(output or NAME, chips.get(chip or "910B3"), torch_npu)
+        return
+    if output is not None or torch_npu is not None:
+        raise UsageError("--read reads, and writes no program.", do="leave FILE.py and --torch-npu out")
+    raise typer.Exit(_read(read, chip, keep=keep, as_json=as_json))
+
+
+def _write(path: Path, chip: Chip, torch_npu: str | None) -> None:
+    from toprope.estimate.verification import program
+    from toprope.support.operators_on_card import find_release
+    from toprope.terminal import say
+
+    release = find_release(torch_npu)
+    try:
+        path.write_text(program(chip, release), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
+        ) from None
+    say(
+        f"wrote {path}: it tries refusals of the {chip.name} and fallbacks of {release.text}\n"
+        f"on the machine with the card: python {path.name}\n"
+        "then: toprope verify --read verify_card.json\n"
+    )
+
+
+def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
+    from toprope import chips
+    from toprope.estimate.rates import rates_of, shipped_rates
+    from toprope.estimate.verification import compare, differing, fitted, queue_factors, read_measured
+    from toprope.terminal import say, show
+
+    measured = read_measured(path)
+    seen = str(measured.facts.get("chip", ""))
+    if not chip and not seen:
+        raise UsageError(f"{path} does not say which chip was measured.", do="name it: --chip 910B3")
+    known = chips.get(chip or seen)
+    findings = compare(measured, known, rates_of(known))
+    wrong = differing(findings)
+    rates = any(each.part in ("time", "launch", "copy") for each in wrong)
+    made = fitted(measured, shipped_rates(known)) if keep else None
+    stored, where = None, ""
+    if made is not None:
+        stored, where = store(made, path.name, None, queue_factors(measured, shipped_rates(known)))
+    if as_json:
+        facts = {
+            "chip": known.name,
+            "card": dict(measured.facts),
+            "simulated": measured.simulated,
+            "stopped": measured.stopped,
+            "failed_parts": dict(measured.parts),
+            "findings": [asdict(each) for each in findings],
+            "differs": len(wrong),
+            "stored": where,
+        }
+        say(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        return int(bool(wrong))
+    show(*_report(path, known, measured, findings))
+    if made is not None:
+        show("", figures_table(made), f"stored in {where}" if stored is not None else "nothing was stored")
+    elif rates:
+        show(f"to have estimates for the {known.name} rest on these times: toprope verify --read {path} --store")
+    return int(bool(wrong))
+
+
+def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Finding]) -> list[Any]:
+    from toprope.estimate.verification import differing
+    from toprope.terminal import table
+
+    versions = ", ".join(f"{name} {measured.facts[name]}" for name in ("torch", "torch_npu", "cann", "driver")
+                         if measured.facts.get(name))  # fmt: skip
+    items: list[Any] = [f"{chip.name} in {path}: {versions}"]
+    if measured.simulated:
+        items.append("a simulated card: its times are this machine's, so everything but times is compared")
+    if measured.stopped:
+        items.append(f"it was {measured.stopped}: the rest is missing")
+    items += [f"part {part}: {why}" for part, why in measured.parts.items()]
+    counts: Counter[tuple[str, str]] = Counter((each.part, each.verdict) for each in findings)
+    parts = list(dict.fromkeys(each.part for each in findings))
+    verdicts = ("agrees", "differs", "not compared")
+    if parts:
+        rows = [(part, *(str(counts[part, verdict]) for verdict in verdicts)) for part in parts]
+        items += ["", table(rows, ("table", *verdicts), right={1, 2, 3})]
+    wrong = differing(findings)
+    if wrong:
+        rows = [(each.what, each.ours, each.measured, each.where) for each in wrong]
+        items += ["", table(rows, ("differs", "toprope", "measured", "where"), wrapped={1, 2, 3})]
+    items.append("")
+    items.append(f"{len(wrong)} entries of toprope's tables differ from this card" if wrong else "nothing differs")
+    return items
