@@ -106,14 +106,13 @@ def estimate(
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {optimizer!r}.", do=f"one of {', '.join(OPTIMIZERS)}")
     work = Work(
-        "forward", batch, length, height, width, dtype, checkpointing, optimizer, master, graph, experts, shapes
+        wanted or "", batch, length, height, width, dtype, checkpointing, optimizer, master, graph, experts, shapes
     )  # fmt: skip
     one = model_estimate.estimate(
         model,
         found,
         work,
         layout,
-        mode=wanted,
         steps=steps,
         arguments=arguments,
         queue=queue,

@@ -178,7 +178,6 @@ def estimate(
     work: Work,
     layout: Layout | None = None,
     *,
-    mode: Mode | None = None,
     steps: int = 1,
     arguments: dict[str, Any] | None = None,
     queue: int = 1,
@@ -190,7 +189,6 @@ def estimate(
         chip: the chip.
         work: what the model does.
         layout: how it is divided among cards.
-        mode: replaces the mode of `work`; None for a prefill where the model is a language model, else a forward pass.
         steps: passes of the denoiser of a pipeline for one picture.
         arguments: of the class, for a class of the user.
         queue: TASK_QUEUE_ENABLE of torch_npu.
@@ -203,7 +201,7 @@ def estimate(
     components = load(model, work.dtype, arguments=arguments)
     parts = [_part(each) for each in components]
     usual: Mode = "prefill" if len(components) == 1 and components[0].is_language_model else "forward"
-    work = _with_sharding(replace(work, mode=mode or usual), layout)
+    work = _with_sharding(replace(work, mode=work.mode or usual), layout)
     fused = chip.core_structure != "unified"
     notes: list[str] = (
         [] if fused else ["attention is composed of products and a softmax: this chip has no fused kernel"]
@@ -214,7 +212,7 @@ def estimate(
     _check_mode(component, work.mode)
     runs = _runs(model, component, work, layout, fused, arguments)
     notes += [note for _, one in runs for note in one.notes]
-    notes += _experts_notes(component, work)
+    notes += [*component.notes, *_experts_notes(component, work)]
     memory = _memory(chip, layout, work, runs)
     parts = [replace(parts[0], peak=memory.peak)]
     try:
@@ -244,7 +242,7 @@ def _with_sharding(work: Work, layout: Layout) -> Work:
     )
 
 
-def _check_mode(component: Component, mode: Mode) -> None:
+def _check_mode(component: Component, mode: str) -> None:
     if mode in ("prefill", "decode") and not component.is_language_model:
         raise UsageError(f"{component.name} does not generate tokens.", do="use --mode forward or train")
 
@@ -578,7 +576,7 @@ def _pipeline(
         if doubled:
             notes.append("the UNet runs on a doubled batch: with and without the text (classifier-free guidance)")
         one = record(component, own, fused=fused)
-        notes += one.notes
+        notes += [*component.notes, *one.notes]
         others = weights - part.weight_bytes
         if one.memory.peak + others > peak:
             peak = one.memory.peak + others

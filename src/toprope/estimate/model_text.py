@@ -19,7 +19,7 @@ __all__ = ["span_text", "text_of"]
 def span_text(span: Span) -> str:
     """A range for a reader; without an upper end where none is known."""
     if isfinite(span.high):
-        return span.text if span.likely else "0"
+        return span.text if span.high else "none"
     return f"{seconds_text(span.low)} or more"
 
 
@@ -102,7 +102,8 @@ def _time(one: Estimate) -> list[RenderableType]:
         lines = [f"{span_text(time.total)} for one picture (estimate); {time.bound}-bound: {bound}"]
     lines.append(f"card busy {span_text(time.card)}, host busy {span_text(time.host)}")
     if time.waits:
-        lines.append(f"the host waits for the card {time.waits} times")
+        times = "once" if time.waits == 1 else f"{time.waits} times"
+        lines.append(f"the host waits for the card {times}")
     if time.tokens_per_second.likely:
         low, high = time.tokens_per_second.low, time.tokens_per_second.high
         cards = f" on {one.layout.cards} cards" if one.layout.cards > 1 else ""

@@ -34,12 +34,14 @@ class Component:
         module: the model.
         library: "transformers", "diffusers", or "" for a class of the user.
         config: transformers' configuration; what diffusers' config.json says.
+        notes: what was left out of it.
     """
 
     name: str
     module: torch.nn.Module
     library: str
     config: Any = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_language_model(self) -> bool:
@@ -105,6 +107,8 @@ def load(
 
 def _load(model: str, wanted: torch.dtype, arguments: dict[str, Any], change: Any) -> list[Component]:
     path = Path(model)
+    if arguments and path.exists() and path.suffix != ".py":
+        raise UsageError("--kwargs are arguments of a class, and a configuration has its own.", do="leave them out")
     if path.is_dir():
         if (path / _PIPELINE).is_file():
             return _pipeline(path / _PIPELINE, wanted)
@@ -160,7 +164,7 @@ def _class_of(library: str, name: str, path: Path) -> Any:
 
 def _pipeline(path: Path, dtype: torch.dtype) -> list[Component]:
     """The components of a pipeline of diffusers that have weights."""
-    made = []
+    made, left_out = [], []
     for name, entry in _read(path).items():
         config = path.parent / name / _CONFIG
         if isinstance(entry, list) and len(entry) == 2 and entry[0] in ("transformers", "diffusers"):
@@ -171,8 +175,11 @@ def _pipeline(path: Path, dtype: torch.dtype) -> list[Component]:
                     f"{path} names the component {name} ({entry[1]}), and there is no {config}.",
                     do=f"put its {_CONFIG} there; the weights are not needed",
                 )
+        elif isinstance(entry, list) and any(entry):
+            left_out.append(f"{name} ({entry[-1]}) is not counted: its class is in neither transformers nor diffusers")
     if not made:
         raise UsageError(f"{path} names no component with weights.")
+    made[0].notes += tuple(left_out)
     return made
 
 
@@ -182,11 +189,14 @@ def _without_weights(name: str) -> bool:
 
 def _of_config(path: Path, dtype: torch.dtype, *, name: str = "", cls: str = "", change: Any = None) -> Component:
     data = _read(path)
+    notes: tuple[str, ...] = ()
+    if data.pop("quantization_config", None):
+        notes = ("the configuration has quantised weights, and they are taken to be of the dtype that is asked for",)
     if "_class_name" in data:
         cls = cls or str(data["_class_name"])
         kind = _class_of("diffusers", cls, path)
         module = _build(lambda: kind.from_config(data), dtype, path)
-        return Component(name or cls, module, "diffusers", data)
+        return Component(name or cls, module, "diffusers", data, notes)
     if "model_type" not in data:
         raise UsageError(
             f"{path} has neither model_type (of transformers) nor _class_name (of diffusers).",
@@ -203,7 +213,6 @@ def _of_config(path: Path, dtype: torch.dtype, *, name: str = "", cls: str = "",
             f"the installed transformers {transformers.__version__} does not know {data['model_type']!r}.",
             do="install a transformers that does",
         )
-    data.pop("quantization_config", None)  # weights of the dtype that is asked for
     config = _build(lambda: transformers.AutoConfig.for_model(**data), dtype, path)
     if change is not None:
         config = change(config)
@@ -214,7 +223,7 @@ def _of_config(path: Path, dtype: torch.dtype, *, name: str = "", cls: str = "",
     else:
         auto = transformers.AutoModelForCausalLM
         module = _build(lambda: auto.from_config(config, dtype=dtype), dtype, path)
-    return Component(name or type(module).__name__, module, "transformers", config)
+    return Component(name or type(module).__name__, module, "transformers", config, notes)
 
 
 def _build(make: Any, dtype: torch.dtype, path: Path) -> Any:

@@ -29,7 +29,8 @@ class Work:
 
     Attributes:
         mode: "forward" without gradients; "prefill" of `length` tokens; "decode" of one token with `length` tokens in
-            the cache; "train": forward, backward and the optimizer's step.
+            the cache; "train": forward, backward and the optimizer's step; "" for a prefill of a language model, and a
+            forward pass of others.
         batch: sequences or pictures of one card, in one micro-batch.
         length: tokens.
         height, width: of a picture, in pixels.
@@ -47,7 +48,7 @@ class Work:
         copies: whether other cards have copies of the model, whose gradients are summed in buckets.
     """
 
-    mode: Mode = "forward"
+    mode: Mode | Literal[""] = ""
     batch: int = 1
     length: int = 2048
     height: int = 1024
@@ -127,7 +128,7 @@ def record(component: Component, work: Work, stage: Stage | None = None, *, fuse
             run.train() if work.mode == "train" else run.infer()
         except UsageError:
             raise
-        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, NotImplementedError) as error:
+        except Exception as error:  # of code that is not ours
             raise UsageError(
                 f"{component.name} cannot do this on paper: {_first_line(error)}",
                 looked_at=f"{type(part.module).__name__}, inputs {run.described or 'none'}",
@@ -183,7 +184,6 @@ class _Run:
                 arguments["use_cache"] = True
             if cache is not None:
                 arguments["past_key_values"], arguments["use_cache"] = cache, True
-                recorder.hold(tensors_in(cache), "KV cache")
             recorder.hold(tensors_in(arguments), "inputs")
             if cache is not None:
                 recorder.hold(tensors_in(cache), "KV cache")
@@ -255,7 +255,9 @@ class _Run:
         loss = getattr(result, "loss", None)
         if isinstance(loss, torch.Tensor):
             return loss
-        first = next(iter(tensors_in(result)))
+        first = next(tensors_in(result), None)
+        if first is None:
+            raise UsageError(f"{type(self.stage.module).__name__} gives no tensor, so there is nothing to train.")
         if not self.stage.to_loss:
             return first.sum()  # its gradient comes from the next card
         self.notes.append("the loss is the mean of the squares of the first result")
@@ -447,27 +449,31 @@ class _Optimizer:
             self._optimized = list(self._parameters)
         self._own = bool(work.zero or work.master)
         self._optimizer = self._make()
+        self._states: list[torch.Tensor] = []
+        if self._optimizer is None:
+            self._states = [torch.empty_like(each) for each in self._optimized for _ in range(2)]
+            return
         for each in self._optimized:
             each.grad = torch.empty_like(each)
         self._optimizer.step()  # the first one makes the states
+        self._states = list(tensors_in(list(self._optimizer.state.values())))
         for each in self._optimized:
             each.grad = None
 
-    def _make(self) -> torch.optim.Optimizer:
+    def _make(self) -> torch.optim.Optimizer | None:
+        """Return torch's optimizer; None for the fused one, which torch refuses on the meta device."""
         work, shown = self._work, [each.detach().requires_grad_() if self._own else each for each in self._optimized]
         self._optimized = shown
         if work.optimizer not in OPTIMIZERS:
             raise UsageError(f"there is no optimizer {work.optimizer!r}.", do=f"one of {', '.join(OPTIMIZERS)}")
         if work.optimizer == "sgd":
             return torch.optim.SGD(shown, lr=1e-3, momentum=0.9, foreach=True)
-        fused = work.optimizer == "adamw-fused"
-        return torch.optim.AdamW(shown, foreach=not fused, fused=fused)
+        return torch.optim.AdamW(shown, foreach=True) if work.optimizer == "adamw" else None
 
     def hold(self) -> None:
         """Count what lives as long as the training."""
         work, recorder = self._work, self._recorder
-        for state in self._optimizer.state.values():
-            recorder.hold(tensors_in(state), "optimizer states")
+        recorder.hold(self._states, "optimizer states")
         if work.master:
             recorder.hold(self._optimized, "weights in float32")
         item = 4 if work.master else dtype_of(work.dtype).itemsize
@@ -511,11 +517,18 @@ class _Optimizer:
             sums = [] if self._work.zero else list(self._sums.values())
             for place, each in enumerate(self._optimized):
                 each.grad = sums[place] if sums else _unseen(each)
-        self._optimizer.step()
+        if self._optimizer is None:
+            dtype = "float32" if self._work.master else self._work.dtype
+            shapes = [tuple(each.shape) for each in self._optimized]
+            written = [TensorShape(dtype, shape, "written") for shape in (*shapes, *shapes, *shapes)]
+            gradients = [TensorShape(dtype, shape) for shape in shapes]
+            self._recorder.emit(OperatorCall("aten::_fused_adamw_", (*gradients, *written)))
+        else:
+            self._optimizer.step()
         if self._own and self._work.master:
-            written = tuple(TensorShape(self._work.dtype, tuple(each.shape), "written") for each in self._optimized)
-            read = tuple(TensorShape("float32", tuple(each.shape)) for each in self._optimized)
-            self._recorder.emit(OperatorCall("aten::_foreach_copy_", read + written))
+            copies = [TensorShape(self._work.dtype, tuple(each.shape), "written") for each in self._optimized]
+            read = [TensorShape("float32", tuple(each.shape)) for each in self._optimized]
+            self._recorder.emit(OperatorCall("aten::_foreach_copy_", (*read, *copies)))
         for each in (*self._optimized, *self._parameters):
             each.grad = None
 
