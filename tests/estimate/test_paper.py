@@ -401,6 +401,7 @@ def test_the_command_marks_its_figures(folder, capfd):
     assert "(counted)" in out
     assert "at the peak (estimate), of 61.0 GiB (profile): fits" in out
     assert "a step (estimate); host-bound" in out
+    assert ": the chip's figures, fitted to public measurements" in out
     assert "not in it: workspaces of kernels" in out
 
 

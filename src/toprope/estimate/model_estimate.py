@@ -129,6 +129,14 @@ class Estimate:
     notes: tuple[str, ...] = ()
 
     @property
+    def basis(self) -> dict[str, str]:
+        """Basis of the times by kind of operator."""
+        rates = rates_of(self.chip)
+        found = [kind for kind, _, _ in self.time.kinds] if self.time is not None else []
+        links = "rates of links of public measurements inside a node"
+        return {each: links if each == COMMUNICATION else rates.basis(each) for each in found}  # type: ignore[arg-type]
+
+    @property
     def parameters(self) -> int:
         """Number of parameters of all components."""
         return sum(each.parameters for each in self.parts)
@@ -162,7 +170,7 @@ def as_dict(one: Estimate) -> dict[str, Any]:
         "parameters": {"total": one.parameters, "word": "counted"},
         "components": [asdict(each) | {"time": _ends(each.time)} for each in one.parts],
         "memory": memory | {"word": "estimate", "usable_word": "profile"},
-        "time": None if time is None else time | {"word": "estimate"},
+        "time": None if time is None else time | {"word": "estimate", "basis": one.basis},
         "why_no_time": one.why_no_time,
         "notes": list(one.notes),
     }

@@ -112,6 +112,9 @@ def _time(one: Estimate) -> list[RenderableType]:
     items = terminal.field("time", *lines, label_width=12)
     rows = [(kind, str(count), span_text(span)) for kind, count, span in time.kinds]
     items.append(terminal.table(rows, ("kind of operator", "launches", "card"), indent=12, right=(1,)))
+    for basis in dict.fromkeys(one.basis.values()):
+        named = ", ".join(kind for kind, each in one.basis.items() if each == basis)
+        items += terminal.field("", f"basis of {named}: {basis}", label_width=12)
     if time.outside:
         waited = [(name, span_text(span)) for name, span in time.outside]
         items.append(terminal.table(waited, ("between cards", "waited for"), indent=12))
