@@ -19,6 +19,7 @@ __all__ = ["VERBS", "main"]
 
 VERBS = {
     "run": "Run a program on a simulated or a real card, and report what it did to it.",
+    "estimate": "Estimate a model on a chip without either: parameters, memory at the peak, time of a step.",
     "doctor": "Say why there is no NPU and what does not fit together; explain an error code.",
     "cores": "Prove that streams cannot deadlock for cores, or show how; plan limits, draw, explain.",
     "tiers": "Plan a model larger than the memory of a device: what stays, what is streamed, how fast.",
