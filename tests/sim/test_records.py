@@ -45,9 +45,8 @@ def made(draw: st.DrawFn) -> Record:
         vector_cores=draw(st.integers(1, 50)),
     )
     if act in SIGNED:
-        plain = replace(
-            plain, signature=draw(st.integers(0, 8192)), is_part=draw(st.booleans()), in_graph=draw(st.booleans())
-        )
+        flags = {name: draw(st.booleans()) for name in ("is_part", "in_graph", "on_host")}
+        plain = replace(plain, signature=draw(st.integers(0, 8192)), **flags)
     if act in GATHERED:
         return replace(plain, kind="MIX_AIC", sync_all=act != "collective" and draw(st.booleans()))
     if act != "operator":
@@ -77,7 +76,8 @@ def address(record: Record, communicators: Sequence[str] = ()) -> int:
 def _other(record: Record) -> int:
     if record.act in GATHERED:
         return int(record.sync_all)
-    return (record.is_part + 2 * record.in_graph or -1) if record.act in SIGNED else record.other_device
+    parts = record.is_part + 2 * record.in_graph + 4 * record.on_host
+    return (parts or -1) if record.act in SIGNED else record.other_device
 
 
 def packed(

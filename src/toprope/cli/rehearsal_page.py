@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from toprope import chips, sizes
-from toprope.cli.report import Outcome, finding_text, numbers_text
+from toprope.cli.report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
 from toprope.sim.rehearsal import MemoryOfCard, Rehearsal, place_text
 from toprope.sim.rehearsal_record import KINDS, Held, Sample
@@ -78,12 +78,13 @@ def _time(one: Rehearsal) -> Iterator[str]:
     if timing.unknown:
         yield f"<p>Not known: {escaped(timing.unknown)}.</p>"
         return
-    bound = "launching on the host" if timing.bound == "host" else "computing on the card"
-    step = f"A {timing.steps[0]} step takes {timing.step.text} (median of {timing.steps[1]}). " if timing.step else ""
+    bound = BOUNDS[timing.bound]
+    name = STEPS[timing.steps[0]].capitalize() if timing.step else ""
+    step = f"{name} takes {timing.step.text} (median of {timing.steps[1]}). " if timing.step else ""
     yield (
         f"<p>{escaped(step)}All that the program did on the card takes {escaped(timing.total.text)}; it is bound by "
         f"{bound}: the card is busy for {escaped(timing.card.text)}, and the host launches for "
-        f"{escaped(timing.host.text)}.</p>"
+        f"{escaped(timing.host.text)}, copies and waits take {escaped(timing.aside.text)}.</p>"
     )
     rows = [(kind, str(timing.calls.get(kind, 0)), span.text) for kind, span in timing.kinds.items()]
     yield _table(("operators", "launches", "time of the card"), rows, numbers=(1, 2))

@@ -230,27 +230,34 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield from (row for mask in totals.masks for row in _row("visible", mask))
         if totals.used:
             if rehearsal.timing is not None:
-                yield from _row("card time", *_card_time(rehearsal.timing))
+                yield from _row("card time", *_card_time(rehearsal.timing, totals))
             yield from _row("numbers", *numbers_text(rehearsal, outcome.folder))
             yield from _figures(totals, outcome.folder)
     if outcome.trace is not None:
         yield from _row("trace", _trace(outcome.trace))
 
 
-_STEPS = {"training": "training step", "inference": "inference", "forward": "forward pass with gradients"}
+STEPS = {"training": "a step of training", "inference": "a call of the model", "forward": "a forward pass"}
+BOUNDS = {
+    "launches": "launching on the host",
+    "copies": "copies and waits of the host",
+    "card": "computing on the card",
+}
 
 
-def _card_time(timing: Timing) -> Iterator[str]:
+def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
     """The time of the card: estimates."""
     if timing.unknown:
         yield f"not known: {timing.unknown}"
         return
-    bound = "launching on the host" if timing.bound == "host" else "computing on the card"
-    step = f"{timing.step.text} a {_STEPS[timing.steps[0]]}; " if timing.step is not None else ""
-    yield f"{step}{timing.total.text} in all, bound by {bound} (estimate, toprope explain time)"
+    step = f"{timing.step.text} {STEPS[timing.steps[0]]}; " if timing.step is not None else ""
+    without = "without what the program computes on the host"
+    yield f"{step}{timing.total.text} in all {without}; bound by {BOUNDS[timing.bound]} (estimate)"
     kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]
     if kinds:
         yield f"of the card: {', '.join(kinds)}"
+    if longer := [name for name, _ in totals.slow] + [one.operator for one in totals.on_host]:
+        yield f"longer than that for {', '.join(list(dict.fromkeys(longer))[:_SHOWN])}: slow, or computed by the host"
     yield from (f"saves {one.saves.text}: {one.what}" for one in timing.changes)
 
 

@@ -15,6 +15,8 @@ _LEAST = 0.05
 """Share of the time that a change has to save to be named."""
 
 _MOST = 3
+_LAUNCHES_OF_A_GRAPH = 20
+"""Launches between two waits from which on a graph is proposed: it ends where the host wants to know something."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,21 @@ class Change:
     saves: Span
 
 
-def changes(acts: Sequence[Act], now: Timeline, rates: Rates, total: Span) -> list[Change]:
+def changes(acts: Sequence[Act], rates: Rates, total: Span, share: float = 1.0) -> list[Change]:
     """The changes that save most, the best first; none that saves less than a twentieth.
+
+    Where steps are marked only they count, not what comes before the first and after the last.
 
     Args:
         acts: what the program does, as `Timeline.of` takes it.
-        now: their timeline.
         rates: of the chip.
-        total: time of the whole program, of which the acts may be a part.
+        total: time of the whole program.
+        share: of the program by the acts, above 1 where they are a part of it.
     """
-    if not now.total.likely:
-        return []
-    share = total.likely / now.total.likely
-    found = [Change(what, _saved(now, other).times(share)) for what, other in _variants(acts, now, rates)]
+    marks = [place for place, act in enumerate(acts) if act.what == "mark"]
+    steps = acts[marks[0] : marks[-1] + 1] if len(marks) > 1 else acts
+    now = Timeline.of(steps)
+    found = [Change(what, _saved(now, other).times(share)) for what, other in _variants(steps, now, rates)]
     wanted = [one for one in found if one.saves.likely > _LEAST * total.likely]
     return sorted(wanted, key=lambda one: -one.saves.likely)[:_MOST]
 
@@ -54,6 +58,7 @@ def _saved(now: Timeline, other: Timeline) -> Span:
 
 def _variants(acts: Sequence[Act], now: Timeline, rates: Rates) -> Iterator[tuple[str, Timeline]]:
     waits = sum(act.what == "synchronise" for act in acts)
+    launches = sum(act.what == "launch" for act in acts)
     if waits > 1:
         without = [act for act in acts if act.what != "synchronise"]
         yield (
@@ -61,16 +66,18 @@ def _variants(acts: Sequence[Act], now: Timeline, rates: Rates) -> Iterator[tupl
             Timeline.of([*without, Act("synchronise", stream=-1)]),
         )
     if now.host.likely > now.card.likely:
-        graph = rates.launch(graph=True)
-        yield (
-            "launch by a graph: torch.npu.graph, or torch.compile with the backend of torchair",
-            Timeline.of(replace(act, host=graph) if act.what == "launch" else act for act in acts),
-        )
-        yield (
-            "compute twice as much in each launch: a batch of twice the size, half as many steps",
-            _with_larger_batch(acts),
-        )
-    if sum(map(_is_small, acts)) > 1:
+        if waits * _LAUNCHES_OF_A_GRAPH < launches:
+            graph = rates.launch(graph=True)
+            yield (
+                "launch by a graph: torch.npu.graph, or torch.compile with the backend of torchair",
+                Timeline.of(replace(act, host=graph) if act.what == "launch" else act for act in acts),
+            )
+        if any(act.what == "mark" for act in acts):
+            yield (
+                "compute twice as much in each launch: a batch of twice the size, half as many steps",
+                _with_larger_batch(acts),
+            )
+    if sum(map(_is_small, acts)) > 1 and any(act.kind in ("reduction", "softmax") for act in acts):
         yield (
             "fused operators (npu_rms_norm, npu_swiglu, npu_rotary_mul, npu_fusion_attention, fused optimizers) in the "
             "place of chains of small ones: half of these launches left out",

@@ -12,7 +12,7 @@ from typing import Literal
 
 from toprope.estimate.span import NOTHING, Span
 
-__all__ = ["Act", "Clock", "Timeline"]
+__all__ = ["Act", "Clock", "Timeline", "bound_by"]
 
 What = Literal["launch", "record", "wait", "synchronise", "host", "mark"]
 
@@ -39,6 +39,13 @@ class Act:
     card: Span = NOTHING
     kind: str = ""
     event: int = 0
+
+
+def bound_by(launches: Span, copies: Span, card: Span) -> str:
+    """What takes longest of the host's launches, its copies and waits, and the card's work."""
+    return max((card.likely, "card"), (launches.likely, "launches"), (copies.likely, "copies"), key=lambda one: one[0])[
+        1
+    ]
 
 
 class Clock:
@@ -86,7 +93,8 @@ class Timeline:
     Attributes:
         total: until all has ended.
         busy: time of the card by kind of operator.
-        host: time that the host took to launch; it waits, copies or computes in the rest.
+        host: time that the host took to launch.
+        aside: time of the host for copies and for going on after waits.
         waited: likely time that the host waited for a card.
         marks: end of each step by its name: when all that was launched until then has ended.
         spans: of each launch, the likely begin and end on the card; kept where asked for.
@@ -96,6 +104,7 @@ class Timeline:
     busy: dict[str, Span] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     host: Span = NOTHING
+    aside: Span = NOTHING
     waited: float = 0.0
     marks: dict[str, list[Span]] = field(default_factory=dict)
     spans: list[tuple[float, float]] = field(default_factory=list)
@@ -111,14 +120,14 @@ class Timeline:
         clocks = [Clock(end) for end in range(3)]
         made = cls()
         sums: dict[str, list[float]] = {}
-        host = [0.0, 0.0, 0.0]
+        host, aside = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for act in acts:
             spans = [clock.act(act) for clock in clocks]
             if keep:
                 made.spans.append(spans[1])
-            if act.what in ("launch", "record"):
-                for end in range(3):
-                    host[end] += act.host[end]
+            spent = host if act.what in ("launch", "record") else aside
+            for end in range(3):
+                spent[end] += act.host[end]
             if act.what == "launch":
                 total = sums.setdefault(act.kind, [0.0, 0.0, 0.0])
                 for end in range(3):
@@ -128,9 +137,14 @@ class Timeline:
                 made.marks.setdefault(act.kind, []).append(Span(*(clock.now for clock in clocks)))
         made.total = Span(*(clock.now for clock in clocks))
         made.busy = {kind: Span(*total) for kind, total in sums.items()}
-        made.host = Span(host[0], host[1], host[2])
+        made.host, made.aside = Span(*host), Span(*aside)
         made.waited = clocks[1].waited
         return made
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: "launches" and "copies" of the host, or the "card"."""
+        return bound_by(self.host, self.aside, self.card)
 
     @property
     def card(self) -> Span:
@@ -139,11 +153,6 @@ class Timeline:
         for each in self.busy.values():
             total = total.plus(each)
         return total
-
-    @property
-    def bound(self) -> str:
-        """ "host" where launching takes longer than computing, else "card"."""
-        return "host" if self.host.likely > self.card.likely else "card"
 
     def steps(self, name: str) -> Iterator[Span]:
         """The time of each step but the first: from one mark of a name to the next."""

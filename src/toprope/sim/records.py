@@ -108,6 +108,7 @@ class Record:
         signature: of an operator or composite, the number of its signature (toprope.sim.signatures); 0 for none.
         is_part: whether the operator computes a part of a composite, which is what the card would run.
         in_graph: whether a graph replays it, so that the host does not launch it.
+        on_host: whether it runs on the host, because the release of torch_npu has no kernel of it.
     """
 
     act: str
@@ -134,6 +135,7 @@ class Record:
     signature: int = 0
     is_part: bool = False
     in_graph: bool = False
+    on_host: bool = False
 
     @property
     def engine(self) -> str:
@@ -250,7 +252,7 @@ def read(
                 cube, vector, limit, word, assumed, sync_all = _cores_of(name, cube, vector, chip)
             yield Record(
                 what, name, begin, end, device, stream, thread, size, 0, kept, -1, cube, vector, limit, word, assumed,
-                sync_all, "", -1, 0, -1, address, other > 0 and other & 1 > 0, other > 1,
+                sync_all, "", -1, 0, -1, address, *(other > 0 and bool(other & bit) for bit in (1, 2, 4)),
             )  # fmt: skip
             continue
         where = (device, stream, thread, size, 0 if what in _GATHERED else address)

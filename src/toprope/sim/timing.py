@@ -18,7 +18,7 @@ from toprope.estimate.changes import Change, changes
 from toprope.estimate.costs import Cost, cost_of
 from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.span import NOTHING, Span
-from toprope.estimate.timeline import Act, Timeline
+from toprope.estimate.timeline import Act, Timeline, bound_by
 from toprope.sim.records import Record, Trace
 from toprope.sim.tracing import read_ends
 
@@ -40,6 +40,7 @@ class Timing:
         total: time of all that the program did on the card; what its own code takes on the host is not in it.
         card: how long the card is busy.
         host: how long the host is busy with launching.
+        aside: how long the host is busy with copies, and with going on after waits.
         kinds: time of the card by kind of operator, the longest first.
         calls: launches by kind.
         unknown: why there is no estimate; "" where there is one.
@@ -53,6 +54,7 @@ class Timing:
     total: Span = NOTHING
     card: Span = NOTHING
     host: Span = NOTHING
+    aside: Span = NOTHING
     kinds: Mapping[str, Span] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
     unknown: str = ""
@@ -61,8 +63,8 @@ class Timing:
 
     @property
     def bound(self) -> str:
-        """ "host" where launching takes longer than computing, else "card"."""
-        return "host" if self.host.likely > self.card.likely else "card"
+        """What takes longest: "launches" or "copies" of the host, or the "card"."""
+        return bound_by(self.host, self.aside, self.card)
 
     @property
     def basis(self) -> str:
@@ -81,6 +83,7 @@ class Timing:
             "total": list(self.total),
             "card": list(self.card),
             "host": list(self.host),
+            "copies_and_waits": list(self.aside),
             "bound": self.bound,
             "kinds": [
                 {"kind": kind, "calls": self.calls.get(kind, 0), "card": list(span)}
@@ -131,8 +134,8 @@ def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = N
     ordered = dict(sorted(kinds.items(), key=lambda each: -each[1].likely))
     total = made.total.times(share)
     return Timing(
-        trace.chip, step, steps, total, card, made.host.times(share), ordered, calls,
-        changes=tuple(changes(acts, made, rates, total)), measured="" if rates.stored is None else rates.stored.basis,
+        trace.chip, step, steps, total, card, made.host.times(share), made.aside.times(share), ordered, calls,
+        changes=tuple(changes(acts, rates, total, share)), measured="" if rates.stored is None else rates.stored.basis,
     )  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act
 def _act(record: Record, rates: Rates, costs: list[Cost], times: list[Span], launch: Callable[..., Span]) -> Act | None:
     place = record.device, record.stream
     match record.act:
-        case "operator" if record.bytes:  # on the host: the card waits for it, and for both copies
+        case "operator" if record.on_host:  # on the host: the card waits for it, and for both copies
             return Act("synchronise", *place, host=launch().plus(rates.copy(record.bytes)))
         case "operator" | "composite":
             known = 0 < record.signature <= len(costs)

@@ -117,7 +117,7 @@ def test_steps_are_the_optimizers():
             model(torch.ones(8, 64, device="npu")).sum().backward()
             optimizer.step()
     assert r.timing.steps == ("training", 4)
-    assert r.timing.bound == "host"
+    assert r.timing.bound == "launches"
     assert 4 * r.timing.step.likely < r.timing.total.likely
 
 
@@ -172,3 +172,32 @@ def test_an_operator_on_the_host_waits_and_copies_both_ways():
         torch.lgamma(x)
     assert on_host.facts.totals.on_host[0].operator == "aten::lgamma.out"
     assert on_host.timing.total.low > 5 * on_card.timing.total.high
+
+
+def test_copies_inside_the_card_were_called_waits():
+    x = torch.ones(64, 64, device="npu", dtype=torch.bfloat16)
+    with toprope.sim.rehearse() as r:
+        for _ in range(50):
+            x.float()
+    assert r.timing.calls == {"copy": 50}
+    assert not any("wait" in one.what for one in r.timing.changes)
+
+
+def test_loading_is_no_advice_for_the_steps():
+    with toprope.sim.rehearse() as r:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(10))).to("npu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.ones(8, 64, device="npu")).sum().backward()
+            optimizer.step()
+    assert r.timing.changes
+    assert not any("wait" in one.what for one in r.timing.changes)
+
+
+def test_a_graph_is_not_proposed_where_the_host_asks_all_the_time():
+    x = torch.ones(64, device="npu")
+    with toprope.sim.rehearse() as r:
+        for _ in range(30):
+            (x + 1).sum().item()
+    assert any("wait" in one.what for one in r.timing.changes)
+    assert not any("graph" in one.what for one in r.timing.changes)

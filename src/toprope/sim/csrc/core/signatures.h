@@ -53,9 +53,10 @@ class TOPROPE_API SignatureOf {
 
 // Composite operators that this thread computes by others, and graphs that it replays.
 TOPROPE_API extern thread_local int in_composite, in_graph;
-// What a record of an operator says of them: -1, or 1 for a part of a composite plus 2 for one of a graph.
-inline int8_t part_of() {
-  const int parts = (in_composite > 0 ? 1 : 0) | (in_graph > 0 ? 2 : 0);
+// What a record of an operator says of it: -1, or 1 for a part of a composite, plus 2 for one of a graph, plus 4 for one
+// that runs on the host.
+inline int8_t part_of(bool on_host = false) {
+  const int parts = (in_composite > 0 ? 1 : 0) | (in_graph > 0 ? 2 : 0) | (on_host ? 4 : 0);
   return static_cast<int8_t>(parts == 0 ? -1 : parts);
 }
 

@@ -257,7 +257,7 @@ void Call::record() const {
                      .kind = static_cast<uint16_t>(sim::index_of(kind_)),
                      .act = sim::Act::kOperator,
                      .device = static_cast<int8_t>(device_),
-                     .other_device = sim::part_of(),
+                     .other_device = sim::part_of(left_card_),
                      .dtype = static_cast<int8_t>(dtype_),
                      .cube = cube_,
                      .vector = vector_});
