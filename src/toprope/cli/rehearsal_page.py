@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from toprope import chips, sizes
 from toprope.cli.report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
+from toprope.estimate.span import seconds_text
 from toprope.sim.rehearsal import MemoryOfCard, Rehearsal, place_text
 from toprope.sim.rehearsal_record import KINDS, Held, Sample
 
@@ -93,8 +94,8 @@ def _time(one: Rehearsal) -> Iterator[str]:
         yield from (f"<li>{escaped(each.saves.text)}: {escaped(each.what)}</li>" for each in timing.changes)
         yield "</ol>"
     yield (
-        f'<p class="note">{escaped(timing.basis)}. What the program computes on the host, and data that it waits for, '
-        "is not in it.</p>"
+        f'<p class="note">{escaped(timing.basis)}. The program\'s own code between operators is not in it: '
+        f"{seconds_text(timing.own)} here, measured on this host.</p>"
     )
 
 

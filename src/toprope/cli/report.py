@@ -14,6 +14,7 @@ from toprope.cli.choose import Choice
 from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
+from toprope.estimate.span import seconds_text
 from toprope.sim.counters import Counters, Lack
 from toprope.sim.module_numbers import Deviation
 from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
@@ -238,6 +239,7 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
 
 
 STEPS = {"training": "a step of training", "inference": "a call of the model", "forward": "a forward pass"}
+_MUCH_OF_IT = 0.1
 BOUNDS = {
     "launches": "launching on the host",
     "copies": "copies and waits of the host",
@@ -251,8 +253,9 @@ def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
         yield f"not known: {timing.unknown}"
         return
     step = f"{timing.step.text} {STEPS[timing.steps[0]]}; " if timing.step is not None else ""
-    without = "without what the program computes on the host"
-    yield f"{step}{timing.total.text} in all {without}; bound by {BOUNDS[timing.bound]} (estimate)"
+    yield f"{step}{timing.total.text} in all, bound by {BOUNDS[timing.bound]} (estimate)"
+    if timing.own > _MUCH_OF_IT * timing.total.likely:
+        yield f"and the program's own code between operators: {seconds_text(timing.own)} here (measured on this host)"
     kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]
     if kinds:
         yield f"of the card: {', '.join(kinds)}"

@@ -42,7 +42,7 @@ class Act:
 
 
 def bound_by(launches: Span, copies: Span, card: Span) -> str:
-    """What takes longest of the host's launches, its copies and waits, and the card's work."""
+    """Return the longest of the host's launches, its copies and waits, and the card's work."""
     return max((card.likely, "card"), (launches.likely, "launches"), (copies.likely, "copies"), key=lambda one: one[0])[
         1
     ]
@@ -143,7 +143,7 @@ class Timeline:
 
     @property
     def bound(self) -> str:
-        """What takes longest: "launches" and "copies" of the host, or the "card"."""
+        """Return the longest: "launches" or "copies" of the host, or the "card"."""
         return bound_by(self.host, self.aside, self.card)
 
     @property

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from toprope.sim.tracing import read_ends
 __all__ = ["Timing", "acts_of", "of_run", "timing_of"]
 
 _STEPS = ("training", "inference", "forward")
+_PAUSE_NS = 100_000
+"""Pause of the host between two operators that is more than launching the next one."""
+
 _READ = 60_000
 """Records of a run that the time of its steps is estimated from, the last ones."""
 
@@ -46,6 +50,8 @@ class Timing:
         unknown: why there is no estimate; "" where there is one.
         changes: what would save most, the best first.
         measured: what was measured on a card of the user's own; "" for nothing.
+        own: seconds of the program's own code between operators, measured here; on top of `total` where nothing hides
+            it.
     """
 
     chip: str
@@ -60,10 +66,11 @@ class Timing:
     unknown: str = ""
     changes: tuple[Change, ...] = ()
     measured: str = ""
+    own: float = 0.0
 
     @property
     def bound(self) -> str:
-        """What takes longest: "launches" or "copies" of the host, or the "card"."""
+        """Return the longest: "launches" or "copies" of the host, or the "card"."""
         return bound_by(self.host, self.aside, self.card)
 
     @property
@@ -84,6 +91,7 @@ class Timing:
             "card": list(self.card),
             "host": list(self.host),
             "copies_and_waits": list(self.aside),
+            "own_code_measured_here": self.own,
             "bound": self.bound,
             "kinds": [
                 {"kind": kind, "calls": self.calls.get(kind, 0), "card": list(span)}
@@ -136,7 +144,19 @@ def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = N
     return Timing(
         trace.chip, step, steps, total, card, made.host.times(share), made.aside.times(share), ordered, calls,
         changes=tuple(changes(acts, rates, total, share)), measured="" if rates.stored is None else rates.stored.basis,
+        own=_own(trace) * share,
     )  # fmt: skip
+
+
+def _own(trace: Trace) -> float:
+    """Seconds of pauses between acts of one thread that are longer than a launch."""
+    ends: dict[int, int] = {}
+    total = 0
+    for record in sorted(trace.records, key=attrgetter("begin_ns")):
+        pause = record.begin_ns - ends.get(record.thread, record.begin_ns)
+        total += pause if pause > _PAUSE_NS else 0
+        ends[record.thread] = max(record.end_ns, ends.get(record.thread, 0))
+    return total / 1e9
 
 
 def _queue() -> int:

@@ -1,5 +1,7 @@
 """Shapes of what runs, and the time that a card would take for it."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -201,3 +203,13 @@ def test_a_graph_is_not_proposed_where_the_host_asks_all_the_time():
             (x + 1).sum().item()
     assert any("wait" in one.what for one in r.timing.changes)
     assert not any("graph" in one.what for one in r.timing.changes)
+
+
+def test_the_programs_own_code_is_measured_apart():
+    x = torch.ones(64, device="npu")
+    with toprope.sim.rehearse() as r:
+        x + 1
+        time.sleep(0.2)
+        x + 1
+    assert 0.2 <= r.timing.own < 5
+    assert r.timing.total.high < 0.01
