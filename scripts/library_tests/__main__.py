@@ -4,10 +4,11 @@
         [--again | --differences | --kept]
 
 SOURCES holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
-one is skipped by name. A repository's own sources, at the same commit, go before the installed package; what its tests
-import and this environment lacks belongs in SOURCES/packages (`pip install --no-deps --target`). Each file runs in a
-process of its own for each device, or all files of a suite in one. How tests end is kept in SOURCES/.ends, so a run
-that was stopped goes on where it was. The results are written to results.toml, and their table to docs/compat.md.
+one is skipped by name and keeps its results. A repository's own sources, at the same commit, go before the installed
+package; what its tests import and this environment lacks belongs in SOURCES/packages (`pip install --no-deps
+--target`). Each file runs in a process of its own for each device, or all files of a suite in one. How tests end is
+kept in SOURCES/.ends, so a run that was stopped goes on where it was. The results are written to results.toml, and
+their table to docs/compat.md.
 """
 
 from __future__ import annotations
@@ -134,6 +135,12 @@ def _page(summaries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _with_known(summaries: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of the suites that ran, and the known ones of those that did not, where they were."""
+    ran = {each["suite"]: each for each in summaries}
+    return [ran.pop(each["suite"], each) for each in known] + [*ran.values()]
+
+
 def _write(summaries: list[dict[str, Any]]) -> None:
     out = [
         "# Tests that end differently on the CPU and on the simulated card: on the CPU, on the card, why, the texts."
@@ -203,7 +210,8 @@ def _main() -> None:
             say(f"{test}: {host} on cpu, {card} on npu: {reason or text}")
         say(_page(summaries[-1:]))
     if summaries and not arguments.suite and not arguments.file:
-        _write(summaries)
+        written = tomllib.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
+        _write(_with_known(summaries, written.get("suite", [])))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from library_tests.__main__ import _summary
+from library_tests.__main__ import _summary, _with_known
 from library_tests.ends import Ends
 from vendor_tests.suites import Suite
 
@@ -39,3 +39,9 @@ def test_differences_have_the_first_reason_that_fits(tmp_path: Path) -> None:
         "a.py::dies": ["died", "not there", "not run on the card", ""],
         "a.py::skips": ["skipped", "passed", "for cards", "needs a card"],
     }
+
+
+def test_results_of_a_suite_without_a_copy_were_dropped() -> None:
+    known = [{"suite": "a", "tests": 1}, {"suite": "b", "tests": 2}]
+    found = _with_known([{"suite": "c", "tests": 3}, {"suite": "a", "tests": 4}], known)
+    assert found == [{"suite": "a", "tests": 4}, {"suite": "b", "tests": 2}, {"suite": "c", "tests": 3}]

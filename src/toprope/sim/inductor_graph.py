@@ -7,6 +7,7 @@ would run.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.utils._pytree import tree_map
 
 __all__ = ["register"]
+
+_running = threading.local()
+"""Has `card` where this thread runs a graph of the card."""
 
 
 def register() -> None:
@@ -42,8 +46,29 @@ def register() -> None:
         return graph.compiled(functools.partial(compile_inner, *args, **kwargs), example_inputs)
 
     compile_fx._compile_fx_inner = compile_for_card
+    _use_products_of_card()
     # It keeps compiled graphs between processes without what is added here.
     torch._functorch.config.enable_autograd_cache = False
+
+
+def _use_products_of_card() -> None:
+    """Have graphs of the card multiply matrices as the card does: half precision is added up in float32."""
+    import torch._inductor.kernel.bmm
+    import torch._inductor.kernel.mm
+    from torch._inductor.select_algorithm import extern_kernels
+
+    def made(of_host: Callable[..., Any], of_card: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(of_host)
+        def kernel(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            if out is None or getattr(_running, "card", None) is None:
+                return of_host(*args, out=out, **kwargs)
+            return of_card(*args, out=out, **kwargs)
+
+        return kernel
+
+    for name in ("mm", "addmm", "bmm", "baddbmm"):
+        of_card = getattr(torch.ops.toprope_sim, name)
+        setattr(extern_kernels, name, made(getattr(extern_kernels, name), of_card))
 
 
 class _Graph:
@@ -96,11 +121,13 @@ class _Graph:
         # A view keeps the bytes, not the tensor, and the function drops it after its last use: so does eager mode.
         inputs[:] = [ops.host_view(each) if _is_of_card(each) else each for each in inputs]
         scope = ops.enter_kernel(self.card.index or 0)
+        before, _running.card = getattr(_running, "card", None), self.card
         try:
             results = list(function(inputs))
             of_card = [place for place, device in enumerate(self.outputs) if device is not None]
             moved = ops.onto_card([results[place] for place in of_card], self.card.index or 0)
         finally:
+            _running.card = before
             ops.leave_kernel(scope)
         for place, tensor in zip(of_card, moved, strict=True):
             device = self.outputs[place]

@@ -228,3 +228,24 @@ def test_a_layer_on_another_card_than_the_current_one_learns_the_same() -> None:
 
     for compiled, plain in zip(step("npu:1", "inductor"), step("cpu", None), strict=True):
         torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_in_half_precision_were_added_up_as_the_host_does(dtype: torch.dtype) -> None:
+    """The card adds up in float32 and rounds once: what a compiled graph multiplies is what eager mode multiplies."""
+    torch.manual_seed(0)
+    x, y, bias = (torch.rand(2, 256, 256, device="npu").to(dtype) for _ in range(3))
+
+    def products(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x[0] @ y[0], torch.addmm(bias[0], x[0], y[0], beta=0.5), x @ y, torch.baddbmm(bias, x, y, alpha=2),
+        ]  # fmt: skip
+
+    for compiled, eager in zip(torch.compile(products)(x, y, bias), products(x, y, bias), strict=True):
+        assert torch.equal(compiled, eager)
+
+
+def test_products_of_the_host_stay_the_hosts() -> None:
+    x, y = (torch.rand(256, 256).to(torch.float16) for _ in range(2))
+    assert torch.equal(torch.compile(torch.mm)(x, y), x @ y)

@@ -218,6 +218,17 @@ void use_in_single() {
    ...);
 }
 
+// The same for graphs that Inductor compiles as the host's.
+template <class Op, class Schema = std::remove_pointer_t<decltype(&Op::redispatch)>>
+struct OnHost;
+template <class Op, class R, class... A>
+struct OnHost<Op, R(c10::DispatchKeySet, A...)> {
+  static R run(A... arguments) {
+    return InSingle<Op, R(c10::DispatchKeySet, A...)>::run(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                           std::forward<A>(arguments)...);
+  }
+};
+
 }  // namespace
 
 namespace op = at::_ops;
@@ -246,5 +257,14 @@ const bool registered_frequent = [] {
   use<op::zero_, op::fill__Scalar, op::arange_start_out, op::triu, op::tril>();
   return true;
 }();
+
+TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
+  m.def("mm(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)", &OnHost<op::mm_out>::run);
+  m.def("bmm(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)", &OnHost<op::bmm_out>::run);
+  m.def("addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)",
+        &OnHost<op::addmm_out>::run);
+  m.def("baddbmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)",
+        &OnHost<op::baddbmm_out>::run);
+}
 
 }  // namespace toprope::glue
