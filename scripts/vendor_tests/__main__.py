@@ -1,6 +1,6 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--limit SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own. What it gave is kept in VENDOR/.results by the content
@@ -10,6 +10,7 @@ of the file and of toprope, so that a run that was stopped goes on where it was.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import hashlib
 import json
 import os
@@ -70,6 +71,8 @@ def _results(
         folder = Path(name)
         suite.unpack(clone, folder)
         for path in suite.paths(clone):
+            if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
+                continue
             source = (folder / path).read_bytes()
             key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
             file = kept / f"{Path(path).stem}-{key}.json"
@@ -151,6 +154,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vendor", type=Path)
     parser.add_argument("--suite", default="", help="only suites whose name contains this; nothing is written")
+    parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
