@@ -1,15 +1,17 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--limit SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own. What it gave is kept in VENDOR/.results by the content
-of the file and of toprope, so that a run that was stopped goes on where it was.
+of the file and of toprope, so that a run that was stopped goes on where it was. With --suite or --files the results of
+the other files stay as they are written. Some files want einops and torchvision, which are no requirement of toprope.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import hashlib
 import json
 import os
@@ -29,6 +31,7 @@ from vendor_tests.tests import Results, static_tests
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
 CHIP = "910B3"
+COUNTS = ("passed", "failed", "skipped", "excluded")
 
 
 def _sources() -> str:
@@ -70,6 +73,8 @@ def _results(
         folder = Path(name)
         suite.unpack(clone, folder)
         for path in suite.paths(clone):
+            if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
+                continue
             source = (folder / path).read_bytes()
             key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
             file = kept / f"{Path(path).stem}-{key}.json"
@@ -96,19 +101,38 @@ def _excluded(known: dict[str, Any]) -> dict[str, str]:
 
 
 def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
+    by_file: dict[str, list[int]] = {}
     for path, each in results.items():
+        counts: Counter[str] = Counter()
         for test, ended in each.ended.items():
             left_out = f"{path}::{test}" in excluded or path in excluded
             counts["excluded" if left_out and ended != "passed" else ended] += 1
             if ended == "failed" and not left_out:
                 failures[f"{path}::{test}"] = without_folders(each.errors.get(test, ""))
-    return {
-        "suite": suite.name, "repository": suite.repository, "commit": suite.commit, "files": len(results),
-        "tests": sum(counts.values()), **{name: counts[name] for name in ("passed", "failed", "skipped", "excluded")},
-        "failures": failures,
-    }  # fmt: skip
+        by_file[path] = [counts[name] for name in COUNTS]
+    head = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
+    return head | _sums(by_file) | {"by_file": by_file, "failures": failures}
+
+
+def _sums(by_file: dict[str, list[int]]) -> dict[str, int]:
+    sums = [sum(column) for column in zip(*by_file.values(), strict=True)] or [0] * len(COUNTS)
+    return {"files": len(by_file), "tests": sum(sums), **dict(zip(COUNTS, sums, strict=True))}
+
+
+def _merged(summary: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """A summary with the files that another one has besides."""
+    if before is None or before["commit"] != summary["commit"]:
+        return summary
+    run = summary["by_file"]
+    by_file = dict(sorted({**before.get("by_file", {}), **run}.items()))
+    kept = {test: text for test, text in before["failures"].items() if test.partition("::")[0] not in run}
+    failures = dict(sorted({**kept, **summary["failures"]}.items()))
+    return summary | _sums(by_file) | {"by_file": by_file, "failures": failures}
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _share(part: int, whole: int) -> str:
@@ -130,17 +154,17 @@ def _page(summaries: list[dict[str, Any]]) -> str:
 
 
 def _write(summaries: list[dict[str, Any]]) -> None:
-    out = ["# How the vendor's tests end on the simulated card. Written by `make vendor`; do not edit."]
+    out = [
+        "# How the vendor's tests end on the simulated card. Written by `make vendor`; do not edit.",
+        f"# by_file: {', '.join(COUNTS)}.",
+    ]
     for each in summaries:
+        tables = {name: value for name, value in each.items() if isinstance(value, dict)}
         out.append("\n[[suite]]")
-        out += [
-            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in each.items() if name != "failures"
-        ]
-        out.append("[suite.failures]")
-        out += [
-            f"{json.dumps(test, ensure_ascii=False)} = {json.dumps(text, ensure_ascii=False)}"
-            for test, text in each["failures"].items()
-        ]
+        out += [f"{name} = {_toml(value)}" for name, value in each.items() if name not in tables]
+        for name, table in tables.items():
+            out.append(f"[suite.{name}]")
+            out += [f"{_toml(key)} = {_toml(value)}" for key, value in table.items()]
     TABLE.write_text("\n".join(out) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
@@ -150,7 +174,8 @@ def _write(summaries: list[dict[str, Any]]) -> None:
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vendor", type=Path)
-    parser.add_argument("--suite", default="", help="only suites whose name contains this; nothing is written")
+    parser.add_argument("--suite", default="", help="only suites whose name contains this")
+    parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
@@ -162,8 +187,11 @@ def _main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
         summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded))
         say(_page(summaries[-1:]))
-    if summaries and not arguments.suite:
-        _write(summaries)
+    before = {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
+    if arguments.files:
+        summaries = [_merged(each, before.get(each["suite"])) for each in summaries if each["by_file"]]
+    found = before | {each["suite"]: each for each in summaries}
+    _write([found[entry["name"]] for entry in known["suite"] if entry["name"] in found])
 
 
 if __name__ == "__main__":

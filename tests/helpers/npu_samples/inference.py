@@ -106,6 +106,7 @@ def latent() -> dict[str, Sample]:
     calc = {"calc_type": "calc_type_ring"}
     output, lse = torch.zeros(2, 4, 512, dtype=HALF), torch.zeros(2, 4, 1, dtype=HALF)
     parts = [torch.randn(6, 16, dtype=HALF) for _ in range(3)]
+    ring = (torch.randn(4, 2, 32, dtype=HALF), torch.rand(2, 2, 4, 8), torch.rand(2, 2, 4, 8) + 0.5)  # 2 heads
     return {
         "npu_multi_head_latent_attention": (mla, {}),
         "npu_multi_head_latent_attention.out": (mla, {"output": output}),
@@ -113,6 +114,7 @@ def latent() -> dict[str, Sample]:
         "npu_multi_head_latent_attention.lse_out": ((*mla, True), calc | {"output": output, "lse": lse}),
         "_npu_multi_head_latent_attention_get_workspace.lse": ((*mla, True), calc),
         "npu_attention_update": (([torch.randn(6) for _ in range(3)], parts, 1), {}),
+        "npu_ring_attention_update": ((*ring, *ring), {}),
     }
 
 
