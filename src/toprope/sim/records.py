@@ -155,6 +155,7 @@ class Trace:
         lost: acts that the ring no longer holds, the oldest ones.
         chip: name of the chip, empty where it is not known.
         calls: the signatures that operators and composites number from 1.
+        counts: how often each of them was called, also before the records that are held; empty where that is not known.
     """
 
     pid: int
@@ -164,6 +165,7 @@ class Trace:
     lost: int
     chip: str = ""
     calls: tuple[OperatorCall, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @cached_property
     def estimates(self) -> tuple[Span, ...]:

@@ -7,7 +7,7 @@ that it waits for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter
@@ -104,20 +104,19 @@ class Timing:
 def of_run(folder: Path) -> dict[str, Timing]:
     """The time of a run by chip: of the process whose card is busy longest."""
     found: dict[str, Timing] = {}
-    for trace, counts in read_ends(folder, _READ):
-        timing = timing_of(trace, counts)
+    for trace in read_ends(folder, _READ):
+        timing = timing_of(trace)
         former = found.get(trace.chip)
         if trace.records and (former is None or timing.card.likely > former.card.likely):
             found[trace.chip] = timing
     return found
 
 
-def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = None) -> Timing:
+def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
     """The time of a trace.
 
     Args:
         trace: of one process, with its calls.
-        counts: how often each of the calls happened in all, where the trace holds the last records only.
         queue: TASK_QUEUE_ENABLE of torch_npu; None for the value in the environment.
     """
     rates = rates_of(chips.get(trace.chip))
@@ -125,11 +124,11 @@ def timing_of(trace: Trace, counts: Sequence[int] = (), *, queue: int | None = N
     try:
         acts = [act for act, _ in acts_of(trace, rates, queue=queue)]
         made = Timeline.of(acts)
-        kinds, calls = _sums(trace, counts, rates) if trace.lost else (made.busy, made.calls)
+        kinds, calls = _sums(trace, rates) if trace.lost and trace.counts else (made.busy, made.calls)
     except UnknownRateError as error:
         return Timing(trace.chip, unknown=str(error))
     launched = max(sum(made.calls.values()), 1)
-    share = sum(calls.values()) / launched if trace.lost else 1.0
+    share = sum(calls.values()) / launched if calls else 1.0
     card = NOTHING
     for span in kinds.values():
         card = card.plus(span)
@@ -164,11 +163,11 @@ def _queue() -> int:
     return int(text) if text in ("0", "1", "2") else 1
 
 
-def _sums(trace: Trace, counts: Sequence[int], rates: Rates) -> tuple[dict[str, Span], dict[str, int]]:
+def _sums(trace: Trace, rates: Rates) -> tuple[dict[str, Span], dict[str, int]]:
     """Time of the card and calls by kind of operator, over the whole run; collectives from the records alone."""
     kinds: dict[str, Span] = {}
     calls: dict[str, int] = {}
-    for call, number in zip(trace.calls, counts, strict=False):
+    for call, number in zip(trace.calls, trace.counts, strict=True):
         cost = cost_of(call)
         kinds[cost.kind] = kinds.get(cost.kind, NOTHING).plus(rates.seconds(cost).times(number))
         calls[cost.kind] = calls.get(cost.kind, 0) + number

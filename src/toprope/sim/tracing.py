@@ -172,8 +172,8 @@ def read_run(folder: Path) -> list[Trace]:
     ]
 
 
-def read_ends(folder: Path, most: int) -> list[tuple[Trace, list[int]]]:
-    """The last records of the traces of a run, and how often each of the calls happened in all.
+def read_ends(folder: Path, most: int) -> list[Trace]:
+    """The traces of all processes of a run with their last records, but for acts of memory.
 
     Args:
         folder: the run's.
@@ -183,9 +183,7 @@ def read_ends(folder: Path, most: int) -> list[tuple[Trace, list[int]]]:
     for head, data, names in _found(folder):
         first = max(records.count(data) - most, 0)
         kept = tuple(records.read(data, names, head.chip, first, without=MEMORY))
-        path = next(folder.glob(f"{head.pid}-*{signatures.SUFFIX}"), None)
-        counts = signatures.calls(path.read_bytes()) if path is not None else []
-        found.append((replace(head, records=kept, lost=first), counts))
+        found.append(replace(head, records=kept, lost=first))
     return found
 
 
@@ -229,5 +227,7 @@ def _found(folder: Path) -> Iterator[tuple[Trace, bytes, list[str]]]:
             figures = path.with_suffix(".counters").read_bytes()
             names = counters.names(figures)
             signed = path.with_suffix(signatures.SUFFIX)
-            calls = signatures.parse(signed.read_bytes(), names) if signed.exists() else []
-            yield replace(head, chip=counters.chip(figures), calls=tuple(calls)), data, names
+            signed_data = signed.read_bytes() if signed.exists() else b""
+            calls = tuple(signatures.parse(signed_data, names))
+            counts = tuple(signatures.calls(signed_data))
+            yield replace(head, chip=counters.chip(figures), calls=calls, counts=counts), data, names

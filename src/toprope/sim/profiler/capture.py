@@ -98,7 +98,7 @@ class Capture:
         return self.trace.wall_ns + steady_ns - self.trace.began_ns
 
 
-_LISTS = ("records", "calls")
+_LISTS = ("records", "calls", "counts")
 _RECORD = tuple(each.name for each in fields(Record))
 _HOST = tuple(each.name for each in fields(HostOperator))
 _record_values = attrgetter(*_RECORD)
