@@ -253,7 +253,8 @@ def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
         yield f"not known: {timing.unknown}"
         return
     step = f"{timing.step.text} {STEPS[timing.steps[0]]}; " if timing.step is not None else ""
-    yield f"{step}{timing.total.text} in all, bound by {BOUNDS[timing.bound]} (estimate)"
+    basis = f"; {timing.measured}" if timing.measured else ""
+    yield f"{step}{timing.total.text} in all, bound by {BOUNDS[timing.bound]} (estimate{basis})"
     if timing.own > _MUCH_OF_IT * timing.total.likely:
         yield f"and the program's own code between operators: {seconds_text(timing.own)} here (measured on this host)"
     kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]

@@ -127,7 +127,11 @@ def _of_bytes(call: OperatorCall, kind: Kind) -> Cost:
     largest = max(call.tensors, key=lambda each: each.elements, default=TensorShape("float32", ()))
     dtype = call.tensors[0].dtype if call.operations and call.tensors else largest.dtype
     made = max((each.elements for each in call.of("written", "result")), default=0)
-    elements = made if call.base in _table().takes and made else largest.elements
+    elements = largest.elements
+    if call.base in _table().takes and made:
+        elements = made
+    elif call.base in _table().puts and not call.of("result"):
+        elements = max((each.elements for each in call.of("read")), default=0)
     cost = Cost(kind, call.operations, dtype, _moved(call, kind), elements, operator=call.base)
     return cost if kind in ("convolution", "attention") else _with_layout(cost, call)
 

@@ -230,7 +230,9 @@ def _build(make: Any, dtype: torch.dtype, path: Path) -> Any:
     try:
         with _on_meta(dtype):
             return make()
-    except (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # of libraries that are not ours, such as huggingface_hub's of a field of another type
         text = str(error).strip().splitlines()
         raise UsageError(
             f"the model of {path} cannot be made: {text[0] if text else type(error).__name__}",

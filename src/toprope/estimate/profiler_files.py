@@ -174,7 +174,13 @@ def _rows(lines: Iterator[list[str]], file: Path) -> Iterator[KernelRow]:
         try:
             start, duration = int(Decimal(cell["start"]) * 1000), float(cell["duration"])
         except (InvalidOperation, ValueError, OverflowError):
-            continue  # "N/A": a task that did not end
+            if {cell["start"], cell["duration"]} & {"N/A", "NA", "-"}:
+                continue  # a task that did not end
+            raise UsageError(
+                f"{file} is damaged: a row cannot be read.",
+                looked_at=",".join(row)[:80].encode("unicode_escape").decode(),
+                do="export the profile again, or take the row out",
+            ) from None
         if not 0 < duration < 1e9:
             continue
         yield KernelRow(

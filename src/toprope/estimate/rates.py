@@ -54,7 +54,8 @@ class Rates:
         if cost.rearranged:
             computed += cost.rearranged / self._rearranged_per_second(cost.row_bytes)
         if cost.kind == "attention" and cost.operations:
-            return Span.of(max(self._attention(cost), moved), self.table["attention"]["width"])
+            read = cost.bytes / self._memory_rate()  # a cache of keys and values is in memory
+            return Span.of(max(self._attention(cost), read), self.table["attention"]["width"])
         if cost.operations:
             attained = self.table["convolution"]["attained"]
             computed = max(computed, cost.operations / (self._peak(cost.dtype) * attained))

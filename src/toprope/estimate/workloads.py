@@ -325,7 +325,7 @@ class _Run:
                 found["use_cache"] = False
             if "labels" in taken and self.stage.to_loss:
                 found["labels"] = self._empty(work.batch, tokens, dtype=torch.int64)
-        elif "logits_to_keep" in taken:
+        elif "logits_to_keep" in taken and work.mode != "forward":
             found["logits_to_keep"] = 1
         return found
 

@@ -76,8 +76,8 @@ class Timing:
     @property
     def basis(self) -> str:
         """Basis of the figures."""
-        figures = self.measured or f"figures of the {self.chip}, fitted to public measurements"
-        return f"estimate: {figures} (toprope explain time)"
+        measured = f"; {self.measured}" if self.measured else ""
+        return f"estimate: figures of the {self.chip}, fitted to public measurements{measured} (toprope explain time)"
 
     def as_dict(self) -> dict[str, Any]:
         """The times as plain data, in seconds; each a list of its lower end, the likely value and its upper end."""
@@ -135,7 +135,7 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
     step, steps = None, ("", 0)
     for kind in _STEPS:
         spans = sorted(made.steps(kind), key=lambda span: span.likely)
-        if spans:
+        if spans and 2 * sum(span.likely for span in spans) > made.total.likely:
             step, steps = spans[len(spans) // 2], (kind, len(spans))
             break
     ordered = dict(sorted(kinds.items(), key=lambda each: -each[1].likely))

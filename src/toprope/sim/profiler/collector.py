@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,7 +86,7 @@ class Collector:
             whole = self._recording.trace
             kept = tuple(record for record in whole.records if record.act in wanted)
             wall = whole.began_ns + _wall_minus_steady_ns()
-            recorded = Trace(whole.pid, whole.began_ns, wall, kept, whole.lost, whole.chip)
+            recorded = replace(whole, wall_ns=wall, records=kept)
         return Capture(self._options, recorded, operators, self._allocated)
 
 

@@ -270,7 +270,8 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   const Tensor from = on_npu(src) ? host_alias(src) : src;
   at::_ops::copy_::redispatch(kHostKeys, to, from, non_blocking);
   if (sim::watching(sim::kNumbers) && on_npu(self)) [[unlikely]] {
-    look_at_numbers("aten::copy_", not_finite(from), to);
+    const bool from_host = !on_npu(src);  // where the program's data may have brought them
+    look_at_numbers(from_host ? "aten::copy_ to the card" : "aten::copy_", from_host ? NotFinite{} : not_finite(from), to);
   }
   return self;
 }
