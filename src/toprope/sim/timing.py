@@ -142,9 +142,16 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
     total = made.total.times(share)
     return Timing(
         trace.chip, step, steps, total, card, made.host.times(share), made.aside.times(share), ordered, calls,
-        changes=tuple(changes(acts, rates, total, share)), measured="" if rates.stored is None else rates.stored.basis,
+        changes=tuple(changes(acts, rates, total, share)), measured=_measured(rates),
         own=_own(trace) * share,
     )  # fmt: skip
+
+
+def _measured(rates: Rates) -> str:
+    """The figures that were measured on a card of the user's own, in words; "" for none."""
+    if rates.stored is None:
+        return ""
+    return f"{len(rates.stored.figures)} of them {rates.stored.basis}"
 
 
 def _own(trace: Trace) -> float:
