@@ -38,6 +38,21 @@ def _first_error(element: ET.Element) -> str:
     return (lines[:1] or message[:1] or ["error"])[0][:300]
 
 
+def _owners(tests: list[str], of_class: str, made: str) -> list[str]:
+    """The tests of the source that a test of a run was made of: those with the longest name that begins as it does.
+
+    test_a_npu_float16 of TestANPU is made of TestA.test_a, if there is no TestA.test_a_npu; test_a_out is not, if there
+    is a TestA.test_a_out.
+    """
+    name = made.partition("[")[0]
+    named = [(test, *test.rpartition(".")[::2]) for test in tests]
+    found = [each for each in named if name == each[2] or name.startswith(f"{each[2]}_")]
+    found = [each for each in found if len(each[2]) == max(len(other[2]) for other in found)]
+    same = [each for each in found if each[1] and of_class.startswith(each[1])]
+    same = [each for each in same if len(each[1]) == max(len(other[1]) for other in same)]
+    return [test for test, *_ in same or found]
+
+
 @dataclass
 class Results:
     """How the tests of a file ended: "passed", "failed" or "skipped" by name, and the begin of the error of a failure.
@@ -64,18 +79,13 @@ class Results:
             wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
             ended = "failed" if wrong is not None else "skipped" if case.find("skipped") is not None else "passed"
             text = "" if wrong is None else _first_error(wrong)
-            name = case.get("name", "").partition("[")[0]
-            if wrong is not None and not name.startswith("test_"):  # the file could not be imported
+            owners = _owners(tests, case.get("classname", "").rpartition(".")[2], case.get("name", ""))
+            if wrong is not None and not owners:  # the file could not be imported
                 otherwise = text
-            cases.setdefault(name, []).append((ended, text))
+            for test in owners:
+                cases.setdefault(test, []).append((ended, text))
         for test in tests:
-            name = test.rpartition(".")[2]
-            of_it = [
-                each
-                for made, several in cases.items()
-                if made == name or made.startswith(f"{name}_")
-                for each in several
-            ]
+            of_it = cases.get(test, [])
             counts = Counter(ended for ended, _ in of_it)
             results.ended[test] = next((ended for ended in ORDER if counts[ended]), "failed")
             if results.ended[test] == "failed":

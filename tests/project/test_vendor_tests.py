@@ -39,3 +39,20 @@ def test_a_file_that_cannot_be_imported_counts_all_as_failed():
     found = Results.read(static_tests(SOURCE), "", "ImportError")
     assert {*found.ended.values()} == {"failed"}
     assert {*found.errors.values()} == {"ImportError"}
+
+
+def test_a_test_whose_name_begins_as_another_does_is_not_the_other():
+    source = """
+class TestA:
+    def test_lse(self): ...
+    def test_lse_out(self): ...
+class TestAB:
+    def test_lse(self): ...
+"""
+    report = """<testsuites><testsuite>
+<testcase classname="test_x.TestA" name="test_lse"/>
+<testcase classname="test_x.TestA" name="test_lse_out"><failure message="no"/></testcase>
+<testcase classname="test_x.TestABNPU" name="test_lse_npu"><skipped message="needs two"/></testcase>
+</testsuite></testsuites>"""
+    found = Results.read(static_tests(source), report, "not run")
+    assert found.ended == {"TestA.test_lse": "passed", "TestA.test_lse_out": "failed", "TestAB.test_lse": "skipped"}

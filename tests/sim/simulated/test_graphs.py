@@ -400,6 +400,25 @@ def test_every_replay_draws_the_dropout_of_fused_attention_again():
     assert not torch.equal(first, y)
 
 
+def test_replays_draw_the_dropout_of_fused_attention_that_calls_without_a_graph_draw():
+    x = torch.rand(1, 2, 16, 8, device="npu")
+
+    def attended():
+        noise = torch.rand(4, device="npu")
+        return torch_npu.npu_fusion_attention_v3(x, x, x, 2, "BNSD", keep_prob=0.5)[0], noise
+
+    state = torch.npu.get_rng_state()
+    wanted = [attended() for _ in range(2)]
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        found = attended()
+    torch.npu.set_rng_state(state)
+    for each in wanted:
+        graph.replay()
+        assert all(torch.equal(have, want) for have, want in zip(found, each, strict=True))
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+
+
 def test_gradient_of_fused_attention_v3_is_captured_with_its_seed_on_the_cpu():
     x, ones = torch.rand(1, 2, 4, 8, device="npu"), torch.ones(1, 2, 4, 8, device="npu")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +16,17 @@ from toprope.sim.npu import random
 from .checks import compute_dtype, refuse
 from .dropout import drawn_bits
 
-__all__ = ["Dropout", "Gradients", "attention", "attention_grad", "drawn_seed", "kept_weights", "list_of", "traced"]
+__all__ = [
+    "Dropout",
+    "Gradients",
+    "attention",
+    "attention_grad",
+    "drawn_position",
+    "drawn_seed",
+    "kept_weights",
+    "list_of",
+    "traced",
+]
 
 _PHILOX_STEP = 12
 """Numbers that one call takes from the card's generator: 10, rounded up to a multiple of 4."""
@@ -27,13 +38,13 @@ class Dropout:
 
     Attributes:
         keep: probability that a weight stays, in (0, 1].
-        seed: seed of the numbers; None draws them from the device's generator, as a graph does at every replay.
+        seed: seed of the numbers; None draws them from the device's generator.
         offset: position in that seed's sequence; another offset gives other numbers.
     """
 
     keep: float = 1.0
-    seed: int | None = None
-    offset: int = 0
+    seed: int | torch.Tensor | None = None
+    offset: int | torch.Tensor = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,26 @@ def drawn_seed(device: torch.device) -> tuple[int, int]:
     else:
         seed, offset = torch.initial_seed(), int(torch.randint(2**31, ()))
     return (seed + 2**63) % 2**64 - 2**63, offset
+
+
+def drawn_position(like: torch.Tensor) -> torch.Tensor:
+    """`drawn_seed` as an operator, which a captured graph does again at every replay.
+
+    Returns:
+        seed and offset, [2] int64 on the device of a tensor.
+    """
+    position: torch.Tensor = torch.ops.toprope_draws.position(like)
+    return position
+
+
+def _position(like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(drawn_seed(like.device), device=like.device)
+
+
+_library: Any = torch.library.Library("toprope_draws", "DEF")  # type: ignore[no-untyped-call]
+_library.define("position(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.impl("position", _position, "CompositeExplicitAutograd")
+torch.library.register_fake("toprope_draws::position", lambda like: like.new_empty(2, dtype=torch.int64), lib=_library)
 
 
 def kept_weights(

@@ -201,10 +201,13 @@ def seeded_dropout_gen_mask(
     return _packed(torch.nn.functional.pad(bits, (0, -(-count // _ALIGN) * _ALIGN - whole)))
 
 
-def drawn_bits(count: int, p: float, seed: int, offset: int, device: torch.device) -> torch.Tensor:
+def drawn_bits(
+    count: int, p: float, seed: int | torch.Tensor, offset: int | torch.Tensor, device: torch.device
+) -> torch.Tensor:
     """Draw booleans, one after the other; each is False with probability p.
 
-    _npu_dropout_gen_mask and the dropout of the fused attention draw the same ones from a seed and an offset.
+    _npu_dropout_gen_mask and the dropout of the fused attention draw the same ones from a seed and an offset, which may
+    be tensors of one int64.
     """
     starts = range(0, count, _AT_ONCE)
     drawn = [
@@ -218,10 +221,10 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _uniform(place: torch.Tensor, seed: int, offset: int) -> torch.Tensor:
+def _uniform(place: torch.Tensor, seed: int | torch.Tensor, offset: int | torch.Tensor) -> torch.Tensor:
     """Numbers in [0, 1) that depend on the place, the seed and the offset alone (SplitMix64, 24 bits of it)."""
-    start = (seed * _GOLDEN + offset) * _GOLDEN
-    value = place * _signed(_GOLDEN) + _signed(start)
+    start = (seed * _signed(_GOLDEN) + offset) * _signed(_GOLDEN)
+    value = place * _signed(_GOLDEN) + (start if isinstance(start, torch.Tensor) else _signed(start))
     for shift, factor in _MIX:
         value = (value ^ ((value >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
     return ((value >> 40) & 0xFFFFFF).float() / 2**24

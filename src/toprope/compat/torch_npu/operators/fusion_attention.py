@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from toprope.sim.npu.graph_capture import current
 
 from .._error_codes import ErrCode, ops_error
-from .attention import Dropout, drawn_seed, list_of, traced
+from .attention import Dropout, drawn_position, drawn_seed, list_of, traced
 from .attention_layout import LAYOUTS
 from .checks import refuse
 from .fusion_attention_call import Arguments, prepare
@@ -334,10 +334,14 @@ def lengths_on_cpu(lengths: torch.Tensor | None) -> list[int] | None:
 def _attend(arguments: Arguments, dropout_mask: torch.Tensor | None, seed: int, offset: int) -> _Result:
     call = prepare(arguments)
     query, keep = arguments.query, arguments.keep_prob
-    of_generator = not seed and (traced(query) or current() is not None)
-    if keep < 1.0 and dropout_mask is None and not seed and not of_generator:
-        seed, offset = drawn_seed(query.device)
-    out, largest, total = call.attend(Dropout(keep, None if of_generator else seed, offset), dropout_mask)
+    dropout = Dropout(keep, None if traced(query) and not seed else seed, offset)
+    if keep < 1.0 and dropout_mask is None and not seed and not traced(query):
+        if current() is None:
+            seed, offset = drawn_seed(query.device)
+            dropout = Dropout(keep, seed, offset)
+        else:
+            dropout = Dropout(keep, *drawn_position(query).unbind())
+    out, largest, total = call.attend(dropout, dropout_mask)
     return out, largest, total, query.new_empty(0), seed, offset, call.numels
 
 

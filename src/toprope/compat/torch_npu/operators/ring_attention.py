@@ -142,7 +142,8 @@ def npu_ring_attention_update(
     for out, part in ((prev_attn_out, prev_sum), (cur_attn_out, cur_sum)):
         share = (part / total)[..., 0]
         if input_layout == "SBH":
-            share, out = share.permute(2, 0, 1), out.unflatten(-1, (share.shape[1], -1))
+            share = share.permute(2, 0, 1)
+            out = out.reshape(*share.shape, -1)
         elif input_softmax_layout != "TND" and actual_seq_qlen is not None:
             share = _by_tokens(share, actual_seq_qlen)
         result += (out.float() * share.unsqueeze(-1)).reshape(result.shape)

@@ -402,7 +402,9 @@ void check_composites() {
     if (sim::rules_of(full) == nullptr) continue;
     if (handle->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
       card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
-      autograd->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
+      if (!handle->hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1)) {
+        autograd->impl(plain, torch::CppFunction::makeFromBoxedFunction<&composed>());
+      }
     } else if (handle->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
                handle->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {
       card->impl(plain, torch::CppFunction::makeFromBoxedFunction<&fallback>());
