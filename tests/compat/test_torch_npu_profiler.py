@@ -382,6 +382,8 @@ def test_a_training_loop_with_a_schedule(program):
     assert (relu["Type"], relu["Accelerator Core"], relu["Input Shapes"]) == ("Relu", "AI_VECTOR_CORE", "2,3,8,8")
     assert (relu["Stream ID"], relu["Block Num"], relu["aiv_vec_ratio"]) == ("0", "40", "N/A")
     assert float(relu["Duration(us)"]) > 0
+    ends = [float(relu[f"Card Duration Estimate {end}(us)"]) for end in ("Low", "High")]
+    assert 0 < ends[0] < ends[1] < 100
     assert abs(float(relu["Start Time(us)"]) / 1e6 - time.time()) < 3600
     operators = rows(folder, "operator_details.csv")
     assert {row["Name"] for row in operators} >= {"aten::conv2d", "aten::relu", "aten::threshold_backward"}

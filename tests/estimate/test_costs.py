@@ -89,3 +89,9 @@ def test_kinds(name, kind):
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 16), ("int4", 4), ("float8_e4m3fn", 8), ("bool", 8)])
 def test_bits_of_elements(dtype, bits):
     assert item_bits(dtype) == bits
+
+
+def test_writing_one_row_does_not_cost_the_table():
+    table, one = TensorShape("float16", (4096, 4096), "written"), TensorShape("float16", (1, 4096))
+    cost = cost_of(OperatorCall("aten::index_put_", (table, TensorShape("int64", (1,)), one)))
+    assert (cost.elements, cost.bytes) == (4096, 3 * (8192 + 8))

@@ -443,3 +443,21 @@ def test_a_chip_without_fused_attention_and_one_without_figures_for_time(folder)
     for name in chips.names():
         one = estimate(model, chips.get(name), Work("decode", length=8))
         assert (one.time is None) == bool(one.why_no_time)
+
+
+def test_a_forward_pass_left_out_the_logits_of_all_tokens_but_the_last(folder):
+    path = folder(LLAMA, vocab_size=32768)
+    with_all = estimate(path, CHIP, Work("forward", batch=8, length=256))
+    last = estimate(path, CHIP, Work("prefill", batch=8, length=256))
+    assert with_all.memory.peak > 8 * 256 * 32768 * 2 > last.memory.peak
+
+
+def test_a_picture_was_counted_in_tokens(user_class):
+    work = Work("train", inputs={"0": ((2, 3, 32, 32), "bfloat16")})
+    assert estimate(user_class, CHIP, work, arguments={"width": 32}).time.tokens_per_second.likely == 0
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "big"}, {"num_attention_heads": 15, "hidden_size": 2048}])
+def test_a_configuration_that_the_library_refuses_was_a_traceback(folder, changes):
+    with pytest.raises(UsageError, match="cannot be made"):
+        estimate(folder(LLAMA, **changes), CHIP, Work("prefill", length=16))

@@ -149,3 +149,9 @@ def test_attention_whose_layout_is_not_known_has_no_work():
     assert call("FlashAttentionScore", "2048,8,64;2048,8,64;2048,8,64", "2048,8,8;2048,8,8;0;2048,8,64").operations == 0
     known = call("PromptFlashAttention", "1,16,5040,64;1,16,5040,64;1,16,5040,64", "1,16,5040,64")
     assert known.operations == 4 * 16 * 5040 * 5040 * 64
+
+
+def test_a_damaged_row_was_passed_over_in_silence(tmp_path):
+    write(tmp_path / "kernel_details.csv", [ROWS[0], replace(ROWS[1], duration_us="abc")])
+    with pytest.raises(UsageError, match="is damaged: a row cannot be read"):
+        read_profile(tmp_path)

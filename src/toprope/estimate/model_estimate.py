@@ -480,7 +480,8 @@ def _time(
         card = card.plus(span)
     kinds = sorted(((kind, launches[kind], span) for kind, span in busy.items()), key=lambda each: -each[2].likely)
     bound = "host" if host.likely > card.likely else "card"
-    return Time(total, host, card, bound, tuple(kinds), tuple(outside), _speed(work, layout, total), waits)
+    speed = _speed(work, layout, total) if component.is_language_model else NOTHING
+    return Time(total, host, card, bound, tuple(kinds), tuple(outside), speed, waits)
 
 
 def _sums(computed: Timeline, stepped: Timeline, times: int) -> tuple[dict[str, Span], Counter[str]]:

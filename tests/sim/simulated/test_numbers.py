@@ -90,3 +90,10 @@ def test_a_convolution_in_hf32_deviates_from_float32():
         layer(x)
     (one,) = r.facts.deviations
     assert 1e-6 < one.largest < 1e-2  # 11 bits of the mantissa, torch_npu's default for convolutions
+
+
+def test_a_nan_that_the_data_bring_is_found_at_its_copy():
+    x = torch.tensor([1.0, float("nan")])
+    with toprope.sim.rehearse() as r:
+        x.to("npu") + 1
+    assert r.facts.bad_numbers["nan"][0] == "aten::copy_ to the card"
