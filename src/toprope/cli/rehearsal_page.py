@@ -125,7 +125,7 @@ def _operators(one: Rehearsal, folder: str) -> Iterator[str]:
 
 
 def _memory(one: MemoryOfCard, folder: str) -> Iterator[Drawing | str]:
-    basis = {"profile": "public figure", "user": "set by the user", "nominal": "nominal: unknown"}[one.basis]
+    basis = {"profile": "profile", "user": "set by the user", "nominal": "nominal: unknown"}[one.basis]
     least, most = map(sizes.gibibytes, one.need)
     yield f"<h2>Memory of {escaped(one.card)}: {one.fit}</h2>"
     needs = f"more than {least}" if one.ooms else f"{least} to {most}"

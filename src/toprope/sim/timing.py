@@ -155,10 +155,13 @@ def _measured(rates: Rates) -> str:
 
 
 def _own(trace: Trace) -> float:
-    """Seconds of pauses between acts of one thread that are longer than a launch."""
+    """Seconds of pauses between acts of one thread that are longer than a launch; of the steps, where there are any."""
     ends: dict[int, int] = {}
     total = 0
-    for record in sorted(trace.records, key=attrgetter("begin_ns")):
+    steps = [record.begin_ns for record in trace.records if record.act == "step"]
+    first, last = (min(steps), max(steps)) if len(steps) > 1 else (0, 2**63)
+    inside = (record for record in trace.records if first <= record.begin_ns <= last)
+    for record in sorted(inside, key=attrgetter("begin_ns")):
         pause = record.begin_ns - ends.get(record.thread, record.begin_ns)
         total += pause if pause > _PAUSE_NS else 0
         ends[record.thread] = max(record.end_ns, ends.get(record.thread, 0))
