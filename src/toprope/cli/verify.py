@@ -152,10 +152,6 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
         rows = [(each.what, each.ours, each.measured, each.where) for each in wrong]
         items += ["", table(rows, ("differs", "toprope", "measured", "where"), wrapped={1, 2, 3})]
     items.append("")
-    counted = sum(each.verdict == "agrees" for each in findings)
-    items.append(
-        f"{len(wrong)} entries of toprope's tables differ from this card"
-        if wrong
-        else f"nothing differs among {counted} entries"
-    )
+    items.append(f"{sum(each.verdict == 'agrees' for each in findings)} entries agree")
+    items.append(f"{len(wrong)} entries of toprope's tables differ from this card" if wrong else "nothing differs")
     return items

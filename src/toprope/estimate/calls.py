@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-__all__ = ["BITS", "OperatorCall", "Role", "TensorShape", "item_bits"]
+__all__ = ["BITS", "OperatorCall", "TensorShape", "item_bits"]
 
 Role = Literal["read", "written", "result"]
+"""Use of a tensor by an operator: it reads it, writes it (and reads it first, where it adds), or makes it."""
 
 BITS = {"bool": 8, "complex32": 32, "complex64": 64, "complex128": 128, "float4_e2m1fn_x2": 8}
 """Bits of an element, of dtypes whose names do not say it."""

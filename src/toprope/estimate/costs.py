@@ -15,7 +15,7 @@ from typing import Literal
 
 from toprope.estimate.calls import OperatorCall, TensorShape, item_bits
 
-__all__ = ["KINDS", "Cost", "Kind", "cost_of"]
+__all__ = ["KINDS", "Cost", "cost_of"]
 
 Kind = Literal[
     "matmul", "convolution", "attention", "elementwise", "softmax", "normalisation", "reduction", "indexing", "copy",

@@ -23,7 +23,7 @@ from toprope.estimate.span import NOTHING, Span
 from toprope.estimate.timeline import Act, Timeline
 from toprope.estimate.workloads import Mode, Recording, Stage, Work, record
 
-__all__ = ["COMMUNICATION", "Estimate", "Fit", "Memory", "Part", "Time", "as_dict", "estimate"]
+__all__ = ["COMMUNICATION", "Estimate", "Memory", "Part", "Time", "as_dict", "estimate"]
 
 COMMUNICATION = "communication"
 _NEAR = 0.9

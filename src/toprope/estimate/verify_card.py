@@ -25,6 +25,8 @@ import tempfile
 import time
 import warnings
 
+__all__ = ["main"]
+
 FORMAT = 1
 TABLES = {"fallbacks": [], "refusals": [], "toprope": "", "release": ""}  # filled by toprope verify
 PARTS = (
@@ -586,6 +588,7 @@ class Parent:
 
 
 def main():
+    """Measure the card, or run one part of it as a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions: a test of this file")
     parser.add_argument("--device", type=int, default=0, help="number of the card [0]")

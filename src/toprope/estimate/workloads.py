@@ -16,7 +16,7 @@ from toprope.estimate.meta_kernels import kernels_of_torch_npu
 from toprope.estimate.models import Component, dtype_of, quiet
 from toprope.estimate.recorder import Event, Experts, Recorder, tensors_in
 
-__all__ = ["MODES", "OPTIMIZERS", "Mode", "Recording", "Stage", "Work", "record"]
+__all__ = ["MODES", "OPTIMIZERS", "Recording", "Stage", "Work", "record"]
 
 Mode = Literal["forward", "prefill", "decode", "train"]
 MODES: tuple[Mode, ...] = ("forward", "prefill", "decode", "train")
