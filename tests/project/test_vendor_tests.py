@@ -1,5 +1,6 @@
 """How scripts/vendor_tests counts the tests of a file, with its source and the report of a run."""
 
+from vendor_tests.__main__ import _merged
 from vendor_tests.tests import Results, static_tests
 
 SOURCE = """
@@ -56,3 +57,16 @@ class TestAB:
 </testsuite></testsuites>"""
     found = Results.read(static_tests(source), report, "not run")
     assert found.ended == {"TestA.test_lse": "passed", "TestA.test_lse_out": "failed", "TestAB.test_lse": "skipped"}
+
+
+def test_a_run_of_some_files_keeps_the_results_of_the_others():
+    def summary(by_file, failures, commit="1"):
+        return {"suite": "x", "commit": commit, "by_file": by_file, "failures": failures}
+
+    before = summary({"a": [1, 1, 0, 0], "b": [2, 1, 0, 1]}, {"a::T.one": "no", "b::T.two": "no"})
+    found = _merged(summary({"b": [3, 0, 1, 0], "c": [1, 0, 0, 0]}, {}), before)
+    assert found["by_file"] == {"a": [1, 1, 0, 0], "b": [3, 0, 1, 0], "c": [1, 0, 0, 0]}
+    assert found["failures"] == {"a::T.one": "no"}
+    assert [found[name] for name in ("files", "tests", "passed", "failed", "skipped", "excluded")] == [3, 7, 5, 1, 1, 0]
+    other = summary({"b": [3, 0, 1, 0]}, {}, commit="2")
+    assert _merged(other, before) is other

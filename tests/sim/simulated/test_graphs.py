@@ -404,8 +404,13 @@ def test_replays_draw_the_dropout_of_fused_attention_that_calls_without_a_graph_
     x = torch.rand(1, 2, 16, 8, device="npu")
 
     def attended():
-        noise = torch.rand(4, device="npu")
-        return torch_npu.npu_fusion_attention_v3(x, x, x, 2, "BNSD", keep_prob=0.5)[0], noise
+        noise = torch.rand(1, 2, 16, 8, device="npu")
+        out, largest, total, _, seed, offset = torch_npu.npu_fusion_attention_v3(x, x, x, 2, "BNSD", keep_prob=0.5)
+        gradients = torch_npu.npu_fusion_attention_grad_v3(
+            x, x, x, noise, 2, "BNSD", softmax_max=largest, softmax_sum=total, attention_in=out, keep_prob=0.5,
+            seed=seed, offset=offset,
+        )  # fmt: skip
+        return out, noise, *gradients[:3]
 
     state = torch.npu.get_rng_state()
     wanted = [attended() for _ in range(2)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,9 @@ from toprope.sim.npu._state import vendor_error
 from toprope.sim.npu.events import ExternalEvent
 from toprope.sim.npu.random import default_generators
 
-__all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "update_of"]
+__all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "in_graph", "update_of"]
+
+_replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 
 _DRAW = 12  # what an operator adds to its generator's offset (kDrawn of csrc/torch/random.cpp)
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
@@ -59,7 +62,11 @@ class Node:
         """
         if self.generator is not None:
             self.generator.set_offset(begun[self.generator] + self.offset)
-        found = self.function(*self.arguments, **self.keywords)
+        token = _replaying.set(True)
+        try:
+            found = self.function(*self.arguments, **self.keywords)
+        finally:
+            _replaying.reset(token)
         if any(result is not None for result in self.results):
             with unrecorded():  # a card computes where the results belong
                 for result, value in zip(self.results, tree_leaves(found), strict=True):
@@ -207,6 +214,11 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _current: list[Capture] = []
+
+
+def in_graph() -> bool:
+    """Return True while an operator is captured, and while a replay computes it."""
+    return bool(_current) or _replaying.get()
 
 
 def current() -> Capture | None:

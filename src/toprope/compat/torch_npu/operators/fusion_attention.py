@@ -240,7 +240,8 @@ def npu_fusion_attention_v3(
         sink: one more score for every head, [N] in float32.
 
     Returns:
-        (attention_out, softmax_max, softmax_sum, softmax_out, seed, offset), the last two of one element on the CPU.
+        (attention_out, softmax_max, softmax_sum, softmax_out, seed, offset), the last two of one element on the CPU, or
+        on the card while a graph is captured.
 
     Raises:
         RuntimeError: as npu_fusion_attention, or lengths that are not on the CPU.
@@ -255,8 +256,15 @@ def npu_fusion_attention_v3(
         next_tockens, inner_precise, prefix, lengths_on_cpu(actual_seq_qlen), lengths_on_cpu(actual_seq_kvlen),
         sparse_mode, softmax_layout, sink,
     )  # fmt: skip
-    out, largest, total, empty, seed, offset, _ = _attend(arguments, None, 0, 0)
-    return out, largest, total, empty, torch.tensor([seed]), torch.tensor([offset])
+    call = prepare(arguments)
+    dropout = _dropout(query, keep_prob, None, 0, 0)
+    out, largest, total = call.attend(dropout, None)
+    device = query.device if current() is not None else None
+    seed, offset = (
+        each.reshape(1) if isinstance(each, torch.Tensor) else torch.tensor([each or 0], device=device)
+        for each in (dropout.seed, dropout.offset)
+    )
+    return out, largest, total, query.new_empty(0), seed, offset
 
 
 @operator("npu_fusion_attention_v3.out")
@@ -333,16 +341,22 @@ def lengths_on_cpu(lengths: torch.Tensor | None) -> list[int] | None:
 
 def _attend(arguments: Arguments, dropout_mask: torch.Tensor | None, seed: int, offset: int) -> _Result:
     call = prepare(arguments)
-    query, keep = arguments.query, arguments.keep_prob
-    dropout = Dropout(keep, None if traced(query) and not seed else seed, offset)
-    if keep < 1.0 and dropout_mask is None and not seed and not traced(query):
-        if current() is None:
-            seed, offset = drawn_seed(query.device)
-            dropout = Dropout(keep, seed, offset)
-        else:
-            dropout = Dropout(keep, *drawn_position(query).unbind())
+    query = arguments.query
+    dropout = _dropout(query, arguments.keep_prob, dropout_mask, seed, offset)
+    if isinstance(dropout.seed, int) and isinstance(dropout.offset, int):  # else not known before the replay
+        seed, offset = dropout.seed, dropout.offset
     out, largest, total = call.attend(dropout, dropout_mask)
     return out, largest, total, query.new_empty(0), seed, offset, call.numels
+
+
+def _dropout(query: torch.Tensor, keep: float, mask: torch.Tensor | None, seed: int, offset: int) -> Dropout:
+    if seed or keep == 1.0 or mask is not None:
+        return Dropout(keep, seed, offset)
+    if traced(query):
+        return Dropout(keep)
+    if current() is None:
+        return Dropout(keep, *drawn_seed(query.device))
+    return Dropout(keep, *drawn_position(query).unbind())
 
 
 def _shapes_of_tnd(

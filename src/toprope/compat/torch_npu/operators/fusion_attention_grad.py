@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from toprope.sim.npu.graph_capture import in_graph
+
 from .._error_codes import ErrCode, ops_error
 from .attention import Dropout, Gradients, traced
 from .checks import refuse
@@ -205,12 +207,14 @@ def npu_fusion_attention_grad_v3(
 ) -> _Five:
     """Gradients of npu_fusion_attention_v3, with seed, offset and lengths in tensors on the CPU.
 
+    While a graph is captured, seed and offset may be on the card.
+
     The other arguments, the results and the errors are those of npu_fusion_attention_grad.
     """
     name = "npu_fusion_attention_grad_v3"
     if any(tensor is not None and traced(tensor) for tensor in (query, actual_seq_qlen, actual_seq_kvlen, seed)):
         return npu_fusion_attention_grad_v3_infer_output(query, key, value, pse, sink)
-    numbers = [0, 0]
+    numbers: list[int | torch.Tensor] = [0, 0]
     if keep_prob < 1.0:
         if seed is None or offset is None:
             refuse(name, "keep_prob below 1 takes the seed and offset that the forward operator gave")
@@ -294,9 +298,11 @@ def npu_fusion_attention_grad_v3_infer_output(
     return like[0], like[1], like[2], of_bias, of_sink
 
 
-def _number(tensor: torch.Tensor) -> int:
+def _number(tensor: torch.Tensor) -> int | torch.Tensor:
     if tensor.numel() != 1:
         raise RuntimeError("Tensor must contain exactly one element" + ops_error(ErrCode.PARAM))
+    if in_graph() and tensor.device.type == "npu":
+        return tensor.reshape(()).long()
     if tensor.device.type != "cpu":
         raise RuntimeError("Tensor must be on CPU to call .item()" + ops_error(ErrCode.PARAM))
     if tensor.dtype not in (torch.int64, torch.int32):
