@@ -105,9 +105,10 @@ def of_run(folder: Path) -> dict[str, Timing]:
     """The time of a run by chip: of the process whose card is busy longest."""
     found: dict[str, Timing] = {}
     for trace in read_ends(folder, _READ):
-        timing = timing_of(trace)
-        former = found.get(trace.chip)
-        if trace.records and (former is None or timing.card.likely > former.card.likely):
+        if not trace.records or not trace.chip:
+            continue
+        timing, former = timing_of(trace), found.get(trace.chip)
+        if former is None or timing.card.likely > former.card.likely:
             found[trace.chip] = timing
     return found
 
