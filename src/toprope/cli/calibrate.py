@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toprope.cli.group import HELP
+from toprope.cli.group import HELP, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "as_dict", "figures_table", "store"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 
 @app.command(context_settings=HELP)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from toprope.cli.group import verb
+
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from toprope.cli.group import verb
 from toprope.errors import UsageError
 
 __all__ = ["LOOKING", "app"]
@@ -22,7 +23,7 @@ __all__ = ["LOOKING", "app"]
 LOOKING = "looking: torch and the devices are tried in a process of their own"
 PIPE = 0.5  # seconds in which a log must begin to come through a pipe
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from toprope.cli.group import HELP
+from toprope.cli.group import HELP, verb
 from toprope.errors import UsageError
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 _SHAPE = re.compile(r"(?:(\w+)=)?(\d+(?:,\d+)*)?(?::(\w+))?")
 

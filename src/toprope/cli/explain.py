@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from toprope import errors
-from toprope.cli.group import HELP
+from toprope.cli.group import HELP, verb
 from toprope.errors import TopropeError, UsageError
 
 __all__ = ["app", "pages"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
 _FRONT = {"": "start", "errors": "errors", "port": "rules"}

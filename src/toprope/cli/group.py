@@ -1,14 +1,25 @@
-"""A verb with commands of its own: how it looks, and how its help is asked for."""
+"""The typer applications of the verbs: how they look, and how their help is asked for."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["HELP", "group"]
+__all__ = ["HELP", "group", "verb"]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of each command: typer hands those of the group on to none."""
+
+
+# rich would triple the time of `toprope --help`, and a traceback of ours should look like any other
+_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+
+
+def verb() -> typer.Typer:
+    """A typer application of one command."""
+    return typer.Typer(**_PLAIN)
 
 
 def group(cls: type[TyperGroup] = TyperGroup, metavar: str = "COMMAND ...") -> typer.Typer:
@@ -20,10 +31,7 @@ def group(cls: type[TyperGroup] = TyperGroup, metavar: str = "COMMAND ...") -> t
     """
     return typer.Typer(
         cls=cls,
-        # rich would triple the time of `toprope --help`, and a traceback of ours should look like any other
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        add_completion=False,
+        **_PLAIN,
         no_args_is_help=True,
         subcommand_metavar=metavar,
         context_settings=HELP,

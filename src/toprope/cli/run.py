@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from toprope.cli.choose import Asked, Choice, choose
+from toprope.cli.group import verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 
 @app.command(

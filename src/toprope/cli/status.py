@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toprope.cli.group import verb
+
 if TYPE_CHECKING:
     from toprope.functions.deploy import Deployment
 
 __all__ = ["app", "cards_of"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

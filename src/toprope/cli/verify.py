@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toprope.cli.calibrate import figures_table, store
-from toprope.cli.group import HELP
+from toprope.cli.group import HELP, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = verb()
 
 NAME = Path("verify_card.py")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from math import isfinite
 from typing import Any, Literal
 
@@ -14,12 +13,12 @@ import torch
 from toprope.chips import Chip
 from toprope.errors import UsageError
 from toprope.estimate.calls import OperatorCall
-from toprope.estimate.costs import Cost, cost_of
+from toprope.estimate.costs import cost_of
 from toprope.estimate.layout import BUFFER_BYTES, Layout, collective, divided, exposed, gradient_time, send
 from toprope.estimate.models import Component, load
 from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.recorder import Event
-from toprope.estimate.span import NOTHING, Span
+from toprope.estimate.span import NOTHING, Span, total_of
 from toprope.estimate.timeline import Act, Timeline
 from toprope.estimate.workloads import Mode, Recording, Stage, Work, record
 
@@ -98,9 +97,9 @@ class Time:
     card: Span
     bound: str
     kinds: tuple[tuple[str, int, Span], ...]
-    outside: tuple[tuple[str, Span], ...]
-    tokens_per_second: Span
-    waits: int
+    outside: tuple[tuple[str, Span], ...] = ()
+    tokens_per_second: Span = NOTHING
+    waits: int = 0
 
 
 @dataclass(frozen=True)
@@ -417,11 +416,6 @@ def _verdict(chip: Chip, peak: int, held: dict[str, int], largest: dict[str, int
 # ---- time
 
 
-@cache
-def _cost(call: OperatorCall) -> Cost:
-    return cost_of(call)
-
-
 def _acts(events: Iterable[Event], rates: Rates, *, graph: bool, queue: int, extent: int) -> Iterator[Act]:
     known: dict[OperatorCall, Act] = {}
     wait = Act("synchronise", host=rates.synchronise())
@@ -437,7 +431,7 @@ def _acts(events: Iterable[Event], rates: Rates, *, graph: bool, queue: int, ext
             continue
         act = known.get(event.call)
         if act is None:
-            cost = _cost(event.call)
+            cost = cost_of(event.call)
             host = rates.launch(cost.kind, queue=queue, graph=graph)
             act = known[event.call] = Act("launch", host=host, card=rates.seconds(cost), kind=cost.kind)
         for _ in range(event.times):
@@ -473,24 +467,24 @@ def _time(
             waited = exposed(span, hidden)
             outside.append((name, waited))
             total = total.plus(waited)
-    busy, launches = _sums(computed, stepped, layout.micro_batches if training else 1)
-    host = computed.host.times(layout.micro_batches if training else 1).plus(stepped.host)
-    card = NOTHING
-    for span in busy.values():
-        card = card.plus(span)
-    kinds = sorted(((kind, launches[kind], span) for kind, span in busy.items()), key=lambda each: -each[2].likely)
-    bound = "host" if host.likely > card.likely else "card"
+    made = _together([(computed, layout.micro_batches if training else 1), (stepped, 1)], total)
     speed = _speed(work, layout, total) if component.is_language_model else NOTHING
-    return Time(total, host, card, bound, tuple(kinds), tuple(outside), speed, waits)
+    return replace(made, outside=tuple(outside), tokens_per_second=speed, waits=waits)
 
 
-def _sums(computed: Timeline, stepped: Timeline, times: int) -> tuple[dict[str, Span], Counter[str]]:
-    busy = {kind: span.times(times) for kind, span in computed.busy.items()}
-    launches = Counter({kind: count * times for kind, count in computed.calls.items()})
-    for kind, span in stepped.busy.items():
-        busy[kind] = busy.get(kind, NOTHING).plus(span)
-        launches[kind] += stepped.calls[kind]
-    return busy, launches
+def _together(timelines: Iterable[tuple[Timeline, int]], total: Span) -> Time:
+    """The time of timelines that each run several times; `total` may be more than their sum."""
+    host = NOTHING
+    busy: dict[str, Span] = {}
+    launches: Counter[str] = Counter()
+    for line, times in timelines:
+        host = host.plus(line.host.times(times))
+        for kind, span in line.busy.items():
+            busy[kind] = busy.get(kind, NOTHING).plus(span.times(times))
+            launches[kind] += line.calls[kind] * times
+    card = total_of(busy.values())
+    kinds = sorted(((kind, launches[kind], span) for kind, span in busy.items()), key=lambda each: -each[2].likely)
+    return Time(total, host, card, "host" if host.likely > card.likely else "card", tuple(kinds))
 
 
 def _speed(work: Work, layout: Layout, total: Span) -> Span:
@@ -604,18 +598,6 @@ def _pipeline(
     memory = _verdict(chip, peak, held, largest, 0)
     time = None
     if not why:
-        total, host, busy = NOTHING, NOTHING, dict[str, Span]()
-        launches: Counter[str] = Counter()
-        for line, passes in timelines:
-            total, host = total.plus(line.total.times(passes)), host.plus(line.host.times(passes))
-            for kind, span in line.busy.items():
-                busy[kind] = busy.get(kind, NOTHING).plus(span.times(passes))
-                launches[kind] += line.calls[kind] * passes
-        card = NOTHING
-        for span in busy.values():
-            card = card.plus(span)
-        kinds = sorted(((kind, launches[kind], span) for kind, span in busy.items()), key=lambda each: -each[2].likely)
-        bound = "host" if host.likely > card.likely else "card"
-        time = Time(total, host, card, bound, tuple(kinds), (), NOTHING, 0)
+        time = _together(timelines, total_of(line.total.times(passes) for line, passes in timelines))
     notes.append("all components stay on the card")
     return Estimate(model, chip, work, layout, tuple(made), memory, time, why, _notes(notes, layout, work))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Span", "seconds_text"]
+__all__ = ["NOTHING", "Span", "seconds_text", "total_of"]
 
 
 class Span(NamedTuple):
@@ -46,6 +48,12 @@ class Span(NamedTuple):
 
 
 NOTHING = Span(0.0, 0.0, 0.0)
+
+
+def total_of(spans: Iterable[Span]) -> Span:
+    """The sum of times, as if all erred in the same direction."""
+    return reduce(Span.plus, spans, NOTHING)
+
 
 _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from toprope.estimate.span import NOTHING, Span
+from toprope.estimate.span import NOTHING, Span, total_of
 
 __all__ = ["Act", "Clock", "Timeline", "bound_by"]
 
@@ -149,10 +149,7 @@ class Timeline:
     @property
     def card(self) -> Span:
         """Time that streams were busy, all together."""
-        total = NOTHING
-        for each in self.busy.values():
-            total = total.plus(each)
-        return total
+        return total_of(self.busy.values())
 
     def steps(self, name: str) -> Iterator[Span]:
         """The time of each step but the first: from one mark of a name to the next."""

@@ -18,7 +18,7 @@ from toprope import chips
 from toprope.estimate.changes import Change, changes
 from toprope.estimate.costs import Cost, cost_of
 from toprope.estimate.rates import Rates, UnknownRateError, rates_of
-from toprope.estimate.span import NOTHING, Span
+from toprope.estimate.span import NOTHING, Span, total_of
 from toprope.estimate.timeline import Act, Timeline, bound_by
 from toprope.sim.records import Record, Trace
 from toprope.sim.tracing import read_ends
@@ -130,9 +130,6 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         return Timing(trace.chip, unknown=str(error))
     launched = max(sum(made.calls.values()), 1)
     share = sum(calls.values()) / launched if calls else 1.0
-    card = NOTHING
-    for span in kinds.values():
-        card = card.plus(span)
     step, steps = None, ("", 0)
     for kind in _STEPS:
         spans = sorted(made.steps(kind), key=lambda span: span.likely)
@@ -142,7 +139,8 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
     ordered = dict(sorted(kinds.items(), key=lambda each: -each[1].likely))
     total = made.total.times(share)
     return Timing(
-        trace.chip, step, steps, total, card, made.host.times(share), made.aside.times(share), ordered, calls,
+        trace.chip, step, steps, total, total_of(kinds.values()), made.host.times(share), made.aside.times(share),
+        ordered, calls,
         changes=tuple(changes(acts, rates, total, share)), measured=_measured(rates),
         own=_own(trace) * share,
     )  # fmt: skip
