@@ -191,20 +191,7 @@ _KNOWN = {
 
 def _default_cache_dir(environment: Mapping[str, str]) -> tuple[Path, str]:
     """The cache folder that nobody chose, with its origin."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification: a relative path is to be ignored
-        return Path(base, "toprope"), "environment variable XDG_CACHE_HOME"
-    try:
-        home = Path.home()
-        if not home.is_absolute() or home == Path(home.root):  # HOME is set to nothing
-            raise RuntimeError
-        return home / ".cache" / "toprope", "default"
-    except RuntimeError:
-        raise SettingError(
-            "there is no home folder to keep the cache in.",
-            looked_at="XDG_CACHE_HOME and HOME",
-            do="set TOPROPE_CACHE_DIR to a folder that can be written",
-        ) from None
+    return _user_folder(environment, "XDG_CACHE_HOME", ".cache", "the cache", "TOPROPE_CACHE_DIR")
 
 
 def config_dir() -> Path:
@@ -213,19 +200,26 @@ def config_dir() -> Path:
     Raises:
         SettingError: there is no home folder.
     """
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if os.path.isabs(base):  # as with the cache
-        return Path(base, "toprope")
+    return _user_folder(os.environ, "XDG_CONFIG_HOME", ".config", "files", "XDG_CONFIG_HOME")[0]
+
+
+def _user_folder(
+    environment: Mapping[str, str], variable: str, hidden: str, kept: str, remedy: str
+) -> tuple[Path, str]:
+    """A folder of the XDG specification, with its origin."""
+    base = environment.get(variable, "")
+    if os.path.isabs(base):  # the specification: a relative path is to be ignored
+        return Path(base, "toprope"), f"environment variable {variable}"
     try:
         home = Path.home()
-        if not home.is_absolute() or home == Path(home.root):
+        if not home.is_absolute() or home == Path(home.root):  # HOME is set to nothing
             raise RuntimeError
-        return home / ".config" / "toprope"
+        return home / hidden / "toprope", "default"
     except RuntimeError:
         raise SettingError(
-            "there is no home folder to keep files in.",
-            looked_at="XDG_CONFIG_HOME and HOME",
-            do="set XDG_CONFIG_HOME to a folder that can be written",
+            f"there is no home folder to keep {kept} in.",
+            looked_at=f"{variable} and HOME",
+            do=f"set {remedy} to a folder that can be written",
         ) from None
 
 

@@ -49,9 +49,6 @@ VARIABLE = "TOPROPE_REHEARSE"
 _ALL_EVENTS = 1 << 16
 """Copies back and waits whose places are all looked up where a report is asked for."""
 
-_TIMED = 60_000
-"""Records of a block that its time is estimated from, the last ones."""
-
 _OF_RUN, _OF_BLOCK, _OF_TEST = range(3)
 _WEIGHTS, _GRADIENTS, _OPTIMIZER = map(rehearsal_record.KINDS.index, ("weights", "gradients", "optimizer"))
 _TRAINING, _INFERENCE, _FORWARD = range(3)
@@ -164,7 +161,7 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     from toprope.sim.native import native
     from toprope.sim.state import installed
     from toprope.sim.timing import timing_of
-    from toprope.sim.tracing import MEMORY, window
+    from toprope.sim.tracing import MEMORY, TIMED, window
 
     spec = installed()
     if spec is None:
@@ -183,7 +180,7 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     one = Rehearsing(library, spec, library.rehearsal(which))
     part = None
     try:
-        with window(library, most=_TIMED, without=MEMORY) as part:
+        with window(library, most=TIMED, without=MEMORY) as part:
             yield one
     finally:
         facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))

@@ -21,16 +21,13 @@ from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.span import NOTHING, Span, total_of
 from toprope.estimate.timeline import Act, Timeline, bound_by
 from toprope.sim.records import Record, Trace
-from toprope.sim.tracing import read_ends
+from toprope.sim.tracing import TIMED, read_ends
 
 __all__ = ["Timing", "acts_of", "of_run", "timing_of"]
 
 _STEPS = ("training", "inference", "forward")
 _PAUSE_NS = 100_000
 """Pause of the host between two operators that is more than launching the next one."""
-
-_READ = 60_000
-"""Records of a run that the time of its steps is estimated from, the last ones."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class Timing:
 def of_run(folder: Path) -> dict[str, Timing]:
     """The time of a run by chip: of the process whose card is busy longest."""
     found: dict[str, Timing] = {}
-    for trace in read_ends(folder, _READ):
+    for trace in read_ends(folder, TIMED):
         if not trace.records or not trace.chip:
             continue
         timing, former = timing_of(trace), found.get(trace.chip)

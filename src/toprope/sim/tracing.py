@@ -19,10 +19,13 @@ from toprope.sim.records import Record, Trace
 if TYPE_CHECKING:
     from toprope.sim.native import Native
 
-__all__ = ["MEMORY", "Recording", "Window", "Written", "read_ends", "read_run", "trace", "window", "write_run"]
+__all__ = ["MEMORY", "TIMED", "Recording", "Window", "Written", "read_ends", "read_run", "trace", "window", "write_run"]
 
 MEMORY = ("allocate", "free")
 """Acts that take no time."""
+
+TIMED = 60_000
+"""Records of a program that its time is estimated from, the last ones."""
 
 _CAPACITY = 2**20
 """Records that a trace holds (48 bytes each); older ones give way."""
