@@ -245,7 +245,7 @@ class _Search:
         if first.line not in self.found:
             self.found.add(first.line)
             said = (
-                f"attention by hand, its scores from line {first.line} on: scaled_dot_product_attention of "
+                f"attention by hand, its scores {node.lineno - first.line} lines above: scaled_dot_product_attention of "
                 "torch.nn.functional reaches npu_fusion_attention, with a boolean mask or none"
             )
             self.file.report(BY_HAND, node, said)
@@ -337,5 +337,5 @@ def _default(file: File, node: ast.Constant) -> bool:
         or (isinstance(around, ast.keyword) and around.arg == "default")
     )
     if said:
-        file.report(DEFAULT, node, f'"{node.value}" needs the package flash_attn; "sdpa" runs on every device')
+        file.report(DEFAULT, node, f'{file.text(node)} needs the package flash_attn; "sdpa" runs on every device')
     return False

@@ -196,7 +196,7 @@ def _refused(file: File, node: ast.Call, name: str, calls: Calls, operands: list
 
 
 def _contracts(equation: ast.expr) -> bool:
-    """Whether an einsum sums over an index that both of its operands have: only then is it a product of matrices."""
+    """Return True if an einsum sums over an index of both operands: only then is it a product of matrices."""
     text = equation.value if isinstance(equation, ast.Constant) else None
     if not isinstance(text, str) or "->" not in text:
         return False
