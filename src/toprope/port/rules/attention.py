@@ -244,8 +244,9 @@ class _Search:
             return _Value(False, node.lineno)
         if first.line not in self.found:
             self.found.add(first.line)
+            above = node.lineno - first.line
             said = (
-                f"attention by hand, its scores {node.lineno - first.line} lines above: scaled_dot_product_attention of "
+                f"attention by hand, its scores {above} lines above: scaled_dot_product_attention of "
                 "torch.nn.functional reaches npu_fusion_attention, with a boolean mask or none"
             )
             self.file.report(BY_HAND, node, said)

@@ -212,7 +212,7 @@ def _refuse(file: File, node: ast.expr, operator: str, operands: list[ast.expr])
     found = refusals.refusal(operator, dtypes, chips.get(file.context.target.chip))
     if found is None:
         return False
-    taken = f", which takes {', '.join(found.row.supported)}" if found.row.supported else ""
+    taken = f"; it takes {', '.join(found.row.supported)}" if found.row.supported else ""
     file.report(
         REFUSED, node, f"{found.kernel} of a {found.chip} refuses {found.dtype}{taken} ({found.source})"
     )  # fmt: skip
