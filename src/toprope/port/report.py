@@ -93,7 +93,7 @@ def text(
     """
     sums = totals(files)
     places = sum(sums.places.values())
-    lines = [f"{name}: {_many(sums.files, 'file')}, {sums.concerned} with CUDA in them, {_many(places, 'site')}"]
+    lines = [f"{name}: {_many(sums.files, 'file')}, {sums.concerned} with sites, {_many(places, 'site')}"]
     if places:
         review, left = sums.places[Kind.REVIEW], sums.places[Kind.NOT_CONVERTIBLE]
         rewritten = sums.converted[Kind.REVIEW]
