@@ -91,7 +91,6 @@ def port(
     from toprope.port import baseline as baselines
     from toprope.port import trace
     from toprope.port import vendor as vendoring
-    from toprope.port.file import RUNTIME
     from toprope.port.scan import Choice, find, port_files
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
@@ -109,12 +108,18 @@ def port(
     if baseline is not None:
         baselines.read(baseline)  # before the work: it may be no baseline
     files = find(paths)
-    file = vendoring.where(paths, vendor) if vendor is not None else vendoring.present(files)
-    runtime = RUNTIME if file is None else file.module
+    vendored = vendoring.plan(paths, files, vendor)
+    runtime = None if vendored is None else vendored.module
     with Display(name) as display:
         progress = Progress(display.step, total=len(files), unit="file", after=1.0)
         done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, progress=progress.step))
     notes = []
+    if vendored is not None and vendor:
+        notes += [
+            f"  {each.path} may not find the file in {vendor}: put that on its path, or leave the folder out (--vendor)"
+            for each in done
+            if each.changed and vendoring.uses(each) and Path(each.path) in vendored.lost
+        ]
     if sites is not None:
         elsewhere = trace.mark(done, sites, choice.leaves)
         notes += [f"  elsewhere  {elsewhere:5}   sites of the trace lie in no file of these"] if elsewhere else []
@@ -127,8 +132,12 @@ def port(
         changed = [each for each in done if each.changed]
         if not allow_dirty:
             check_clean(Path(each.path) for each in changed)
-        if vendor is not None and file is not None and changed and file.put():
-            notes.append(f"{file.path} written: what ported code calls, and the program's own from now on")
+        if vendored is not None:
+            using = [Path(each.path) for each in changed if vendoring.uses(each)]
+            notes += [
+                f"{path} written: what ported code calls, and the program's own from now on"
+                for path in vendored.put(using)
+            ]
         for each in done:
             write_file(each, backup=backup)
     _say(_report(form, name, done, diff, write, notes, time.perf_counter() - begun), output)

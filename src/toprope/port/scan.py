@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +129,7 @@ def port_files(
     files: Sequence[Path],
     *,
     choice: Choice | None = None,
-    runtime: str = RUNTIME,
+    runtime: Callable[[Path], str] | None = None,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Ported]:
@@ -138,11 +138,12 @@ def port_files(
     Args:
         files: from `find`.
         choice: which rules are wanted; all where left out.
-        runtime: the module that ported code calls.
+        runtime: gives the module that a file's ported code calls; toprope's own where left out.
         jobs: number of processes.
         progress: is told how many files are done.
     """
-    one = partial(_one, choice=choice or Choice(), runtime=runtime, own=own_methods(files))
+    modules = {} if runtime is None else {path: runtime(path) for path in files}
+    one = partial(_one, choice=choice or Choice(), modules=modules, own=own_methods(files))
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
             yield one(path)
@@ -156,7 +157,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
+def _one(path: Path, choice: Choice, modules: Mapping[Path, str], own: frozenset[str]) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -177,7 +178,7 @@ def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Porte
     gc.disable()  # trees are large, and gone at the end of each file
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
-        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+        return one(data, name, runtime=modules.get(path, RUNTIME), own_methods=own, leave=choice.leaves)
     finally:
         if collects:
             gc.enable()
