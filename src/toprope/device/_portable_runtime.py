@@ -102,7 +102,7 @@ def _given(spec: Any) -> tuple[int, ...]:
 def _is_host(kind: str) -> bool: return kind in ("cpu", "meta")
 
 def is_accelerator(what: Any) -> bool:
-    """Whether a tensor, a device, a device's name or index, or an object that can say so, is on an accelerator.
+    """Test for an accelerator: of a tensor, a device, a device's name or index, or an object that can say so.
 
     An object is asked for its own `is_cuda`, else for its `device`; its contents are not looked at.
     """
@@ -151,7 +151,7 @@ def device_of(tensor: Any) -> ContextManager[Any]:
 def get_device_name(device: Any = None) -> str: return str(_ask("get_device_name", "CPU", *_given(device)))
 
 class _Properties:
-    """What a device that is no GPU of NVIDIA is; a figure that it does not tell is None."""
+    """Properties of a device that is no GPU of NVIDIA; a figure that it does not report is None."""
 
     name: Any = None
     total_memory: Any = None
@@ -164,7 +164,7 @@ def _total_memory() -> int: return _host_memory()[1]
 setattr(_total_memory, "_dynamo_marked_constant", True)
 
 def get_device_properties(device: Any = None) -> Any:
-    """What the device is; a figure that it does not tell is None."""
+    """Properties of the device; a figure that it does not report is None."""
     found = _ask("get_device_properties", None, *(_given(device) or (current_device(),)))
     if _chosen().type == "cuda":
         return found
@@ -384,13 +384,13 @@ def pin_memory(tensor: Any) -> Any: return tensor.pin_memory() if is_available()
 def pin_memory_device() -> str: return _chosen().type if is_available() else ""
 
 def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
-    """What torch.cuda.FloatTensor(...) and its like make: of sizes an empty tensor, of data a tensor."""
+    """Make a tensor as torch.cuda.FloatTensor(...) and its like do: of sizes an empty one, of data one that holds it."""
     empty: Any = torch.empty(0, dtype=dtype, device=device())
     made: torch.Tensor = empty.new(*arguments)
     return made
 
 def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
-    """Whether it is a tensor on an accelerator, of this dtype where one is given."""
+    """Test for a tensor on an accelerator, of this dtype where one is given."""
     return isinstance(what, torch.Tensor) and is_accelerator(what) and dtype in (None, what.dtype)
 
 def set_default_tensor_type(dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""What programs that `toprope port` rewrote call: torch.cuda's names, for the device in use on this machine.
+"""Runtime of programs that `toprope port` rewrote: torch.cuda's names, for the device in use on this machine.
 
     from toprope.device import portable
 

@@ -1,4 +1,4 @@
-"""Where the copies of the vendored file go, so that every ported file can import one however it is started.
+"""Places of the vendored file's copies: every ported file can import one, however it is started.
 
 `python scripts/run.py` has `scripts/` on its path and not the folder above it; a module has the folder from which
 others import it; a file of an installed package has the package. Which of them a file is, is read from the tree:
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass
 class _Facts:
-    """What is known of a file.
+    """Facts about a file.
 
     Attributes:
         path: the file, absolute.
@@ -82,7 +82,7 @@ class Tree:
         self._spread()
 
     def place(self, path: Path) -> Place:
-        """Where a file finds the vendored one, without a wish of the user."""
+        """Choose where a file finds the vendored one, without a wish of the user."""
         facts = self._facts.get(Path(os.path.abspath(path)))
         if facts is None:
             return Place(VENDORED, (self.top,))
@@ -100,7 +100,7 @@ class Tree:
         return Place(VENDORED, tuple(sorted(folders)))
 
     def reaches(self, path: Path, place: Place) -> bool:
-        """Whether a file finds the one copy of a place, however it is started."""
+        """Test that a file finds the one copy of a place, however it is started."""
         facts = self._facts.get(Path(os.path.abspath(path)))
         (folder,) = place.folders
         package = package_of(folder)
@@ -118,7 +118,7 @@ class Tree:
         )
 
     def _is_part(self, facts: _Facts, package: Path) -> bool:
-        """Whether a file in a package's folder is always loaded as a part of that package."""
+        """Test that a file in a package's folder is always loaded as a part of that package."""
         if facts.relative or _imports(facts, package.name) or _is_installed(package):
             return True
         if facts.runs:
@@ -163,7 +163,7 @@ def package_of(folder: Path) -> Path | None:
 
 
 def _is_installed(package: Path) -> bool:
-    """Whether the project has what installs this package: next to it, or above `src`."""
+    """Test for the files that install this package: next to it, or above `src`."""
     above = package.parent
     folders = (above, above.parent) if above.name == "src" else (above,)
     if any((folder / "setup.py").exists() for folder in folders):
@@ -183,7 +183,7 @@ def _imports(facts: _Facts, package: str) -> bool:
 
 
 def _look(path: Path) -> _Facts | None:
-    """What a file says of itself; None for one that is no Python."""
+    """Read the facts about a file; None for one that is no Python."""
     kind = kind_of(path.as_posix())
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK, None):
         return None

@@ -73,12 +73,12 @@ def text() -> bytes:
 
 
 def is_vendored(data: bytes) -> bool:
-    """Whether these are the bytes of such a file, changed by its user or not."""
+    """Test for the bytes of such a file, changed by its user or not."""
     return data.startswith(_BEGINNING)
 
 
 def uses(ported: Ported) -> bool:
-    """Whether a file, afterwards, imports a vendored one."""
+    """Test that a file, afterwards, imports a vendored one."""
     return VENDORED.encode() in ported.after
 
 

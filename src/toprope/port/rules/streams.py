@@ -62,8 +62,7 @@ STREAM = FAMILY.rule(
     Kind.REVIEW,
     "torch.cuda.Stream(), current_stream(), default_stream(): a stream of the device in use",
     why="""An accelerator overlaps the work of streams, the CPU does one thing after the other: the results are the
-    same, the time is not. In annotations, isinstance and derived classes, too, the class is that of the device in
-    use.""",
+    same, the time is not. In annotations, isinstance and derived classes, too, the class is the device's own.""",
     source="torch.Stream; tried on CPU and simulated card",
     examples=[
         Example(
