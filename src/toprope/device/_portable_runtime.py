@@ -333,6 +333,12 @@ def record_stream(tensor: Any, stream: Any) -> None:
 class autocast(torch.autocast):
     """torch.cuda.amp.autocast for the device in use. On the CPU it is off, as torch.cuda's is there."""
 
+    def __new__(cls, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> Any:
+        if cls is not autocast:
+            return super().__new__(cls)
+        on = enabled and is_available()  # torch's own class, which torch.compile knows
+        return torch.autocast(_chosen().type, dtype if on else None, on, cache_enabled)
+
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         enabled = enabled and is_available()
         super().__init__(_chosen().type, dtype if enabled else None, enabled, cache_enabled)
