@@ -111,7 +111,6 @@ def port(
     from toprope.port import config, trace
     from toprope.port import vendor as vendoring
     from toprope.port.context import target
-    from toprope.port.file import RUNTIME
     from toprope.port.scan import Choice, port_files, survey
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
@@ -134,12 +133,18 @@ def port(
         baselines.read(baseline)  # before the work: it may be no baseline
     found = survey(paths, excluded, included)
     files = found.files
-    file = vendoring.where(paths, vendor) if vendor is not None else vendoring.present(files)
-    runtime = RUNTIME if file is None else file.module
+    vendored = vendoring.plan(paths, files, vendor)
+    runtime = None if vendored is None else vendored.module
     with Display(name) as display:
         progress = Progress(display.step, total=len(files), unit="file", after=1.0)
         done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, card=card, progress=progress.step))
     notes = [f"  the pattern {each.text!r} matches nothing" for each in (*excluded, *included) if not each.used]
+    if vendored is not None and vendor:
+        notes += [
+            f"  {each.path} may not find the file in {vendor}: put that on its path, or leave the folder out (--vendor)"
+            for each in done
+            if each.changed and vendoring.uses(each) and Path(each.path) in vendored.lost
+        ]
     if sites is not None:
         elsewhere = trace.mark(done, sites, choice.leaves)
         notes += [f"  elsewhere  {elsewhere:5}   sites of the trace lie in no file of these"] if elsewhere else []
@@ -152,8 +157,12 @@ def port(
         changed = [each for each in done if each.changed]
         if not allow_dirty:
             check_clean(Path(each.path) for each in changed)
-        if vendor is not None and file is not None and changed and file.put():
-            notes.append(f"{file.path} written: what ported code calls, and the program's own from now on")
+        if vendored is not None:
+            using = [Path(each.path) for each in changed if vendoring.uses(each)]
+            notes += [
+                f"{path} written: what ported code calls, and the program's own from now on"
+                for path in vendored.put(using)
+            ]
         for each in done:
             write_file(each, backup=backup)
     facts: dict[str, Any] = {"written": write, "left_alone": found.left_alone, "card": card}

@@ -13,12 +13,20 @@ from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "File"]
+__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
 
+VENDORED = "toprope_portable"
+"""The name of the one file of `--vendor`, without its suffix."""
+
 _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
+
+
+def is_runtime(module: str) -> bool:
+    """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
+    return module == RUNTIME or module.rpartition(".")[2] == VENDORED
 
 
 class File:
@@ -60,7 +68,7 @@ class File:
 
     def _find_alias(self) -> tuple[str, bool]:
         for name, bindings in self.walk.module.bindings.items():
-            if all(each.imported == self.runtime for each in bindings):
+            if all(each.imported is not None and is_runtime(each.imported) for each in bindings):
                 return name, True
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
 
@@ -72,6 +80,14 @@ class File:
         None where it is no import, or one of several: an object, a parameter, a name that is assigned elsewhere.
         """
         return None if node is None else self.walk.dotted(node)
+
+    def of_runtime(self, node: ast.AST | None) -> str | None:
+        """The runtime module's name for what a name or attribute means, whatever module of it the file imports.
+
+        "device_ids" for `portable.device_ids`, also where that is the one file of `--vendor`; None for all else.
+        """
+        module, _, name = (self.dotted(node) or "").rpartition(".")
+        return name if is_runtime(module) else None
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
         """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""

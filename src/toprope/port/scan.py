@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -182,7 +182,7 @@ def port_files(
     files: Sequence[Path],
     *,
     choice: Choice | None = None,
-    runtime: str = RUNTIME,
+    runtime: Callable[[Path], str] | None = None,
     jobs: int = 1,
     card: Target | None = None,
     progress: Callable[[int], None] | None = None,
@@ -192,13 +192,14 @@ def port_files(
     Args:
         files: from `find`.
         choice: which rules are wanted; all where left out.
-        runtime: the module that ported code calls.
+        runtime: gives the module that a file's ported code calls; toprope's own where left out.
         jobs: number of processes.
         card: what operators are looked up for; a 910B3 where left out.
         progress: is told how many files are done.
     """
+    modules = {} if runtime is None else {path: runtime(path) for path in files}
     one = partial(
-        _one, choice=choice or Choice(), runtime=runtime, own=own_methods(files), context=Context.of(files, card)
+        _one, choice=choice or Choice(), modules=modules, own=own_methods(files), context=Context.of(files, card)
     )
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
@@ -213,7 +214,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str], context: Context) -> Ported:
+def _one(path: Path, choice: Choice, modules: Mapping[Path, str], own: frozenset[str], context: Context) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -234,7 +235,8 @@ def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str], context:
     gc.disable()  # trees are large, and gone at the end of each file
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
-        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves, context=context)
+        module = modules.get(path, RUNTIME)
+        return one(data, name, runtime=module, own_methods=own, leave=choice.leaves, context=context)
     finally:
         if collects:
             gc.enable()

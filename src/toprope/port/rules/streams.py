@@ -35,6 +35,23 @@ EVENT = FAMILY.rule(
             start.record()
             """,
         ),
+        Example(
+            """
+            import torch
+
+            def wait(event: torch.cuda.Event | None = None) -> None: ...
+
+            class Named(torch.cuda.Event): ...
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def wait(event: portable.Event | None = None) -> None: ...
+
+            class Named(portable.Event): ...
+            """,
+        ),
     ],
 )
 FAMILY.drop_in(EVENT, ["Event"])
@@ -45,7 +62,7 @@ STREAM = FAMILY.rule(
     Kind.REVIEW,
     "torch.cuda.Stream(), current_stream(), default_stream(): a stream of the device in use",
     why="""An accelerator overlaps the work of streams, the CPU does one thing after the other: the results are the
-    same, the time is not. In annotations and isinstance the class of CUDA is left alone.""",
+    same, the time is not. In annotations, isinstance and derived classes, too, the class is the device's own.""",
     source="torch.Stream; tried on CPU and simulated card",
     examples=[
         Example(
@@ -67,30 +84,19 @@ STREAM = FAMILY.rule(
             """
             import torch
 
-            def run(stream: torch.cuda.Stream) -> bool:
+            def run(stream: torch.cuda.Stream | None) -> bool:
                 return isinstance(stream, torch.cuda.Stream)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def run(stream: portable.Stream | None) -> bool:
+                return isinstance(stream, portable.Stream)
             """,
         ),
     ],
 )
-_STREAM = "torch.cuda.Stream", "torch.cuda.streams.Stream"
-
-
-@FAMILY.reference(*_STREAM, "torch.cuda.Event", "torch.cuda.streams.Event")
-def _as_class(file: File, node: ast.expr) -> bool:
-    """The runtime's are functions, no classes: where a class is needed, CUDA's stays and is reported."""
-    parent = file.parent(node)
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return False
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return False
-    is_event = (file.dotted(node) or "").endswith("Event")
-    file.report(
-        EVENT if is_event else STREAM, node, "it stands as a class here; torch.Stream and torch.Event are any device's"
-    )
-    return True
-
-
 FAMILY.drop_in(STREAM, ("Stream", "current_stream", "default_stream"))
 FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams")
 
