@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
+from toprope.port.project import Project
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
+from toprope.port.scripted import scripted_functions
 from toprope.port.source import Source, UnreadableError, parse
 
 __all__ = ["RUNTIME", "File"]
@@ -26,25 +28,24 @@ class File:
         source: its text.
         walk: the pass over its tree.
         runtime: the module that ported code calls.
-        own_methods: names of classes anywhere in the project that have a method `cuda` of their own.
+        project: what is known of all the files that are ported.
 
     Attributes:
-        source, walk, runtime, own_methods: as given.
+        source, walk, runtime, project: as given.
         findings: what the rules reported so far.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
     """
 
-    def __init__(
-        self, source: Source, walk: Walk, runtime: str = RUNTIME, own_methods: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, source: Source, walk: Walk, runtime: str = RUNTIME, project: Project | None = None) -> None:
         self.source = source
         self.walk = walk
         self.runtime = runtime
-        self.own_methods = own_methods
+        self.project = project or Project()
         self.findings: list[Finding] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
+        self._scripted = self._find_scripted()
         self.alias, self.imports_runtime = self._find_alias()
 
     def _find_alias(self) -> tuple[str, bool]:
@@ -52,6 +53,14 @@ class File:
             if all(each.imported == self.runtime for each in bindings):
                 return name, True
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
+
+    def _find_scripted(self) -> list[tuple[int, int]]:
+        """Where the functions begin and end that TorchScript compiles."""
+        scripted = self.project.scripted
+        if not scripted:
+            return []
+        found = scripted_functions(self.walk.module.node, scripted)
+        return [self.source.span(each) for each in found]
 
     # What it means
 
@@ -75,6 +84,13 @@ class File:
                 return found
             at = self.walk.parents.get(at)
         return self.walk.module
+
+    def is_scripted(self, node: ast.AST) -> bool:
+        """Whether a node stands in a function that TorchScript compiles, or may compile."""
+        if not self._scripted:
+            return False
+        at, _ = self.source.span(node)
+        return any(start <= at < end for start, end in self._scripted)
 
     def bindings(self, node: ast.Name) -> list[Binding]:
         """Every place of the file where the name that stands here gets a value."""
@@ -160,6 +176,10 @@ class File:
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
         if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
             held_back = "its place inside the f-string is not known exactly"
+        if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            held_back = held_back or "it is assigned to"
+        if self.is_scripted(node):
+            held_back = held_back or "TorchScript compiles it, or may: it knows torch's own names alone"
         finding = Finding(
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
         )

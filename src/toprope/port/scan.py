@@ -16,15 +16,16 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.engine import MOST_BYTES, own_methods_of, port
+from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
-from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook
+from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
+from toprope.port.project import WORDS, Facts, Project, facts_of, project_of
 from toprope.port.source import Source, UnreadableError
 from toprope.port.vendor import is_vendored
 
-__all__ = ["Choice", "find", "own_methods", "port_files"]
+__all__ = ["Choice", "find", "port_files", "project_in"]
 
 _LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
@@ -110,18 +111,44 @@ def _kind(path: Path) -> FileKind | None:
     return FileKind.SHELL if first.rstrip().endswith(b"sh") else None
 
 
-def own_methods(files: Iterable[Path]) -> frozenset[str]:
-    """The names of the classes in these files that have a method `cuda` of their own."""
-    found: set[str] = set()
+def project_in(files: Sequence[Path]) -> Project:
+    """What these files say together. They are parsed only where one of them says something that concerns the others."""
+    modules = _modules(files)
+    if not any(WORDS.search(_program(path)) for path in files):
+        return Project(modules=modules)
+    return project_of((_facts(_program(path)) for path in files), modules)
+
+
+def _program(path: Path) -> bytes:
+    """The code of a file in Python, or of a notebook; empty for other files and those that are not looked at."""
+    kind = _kind(path)
+    is_notebook = kind is FileKind.NOTEBOOK
+    if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK, None):
+        return b""
+    try:
+        if path.stat().st_size > (MOST_NOTEBOOK_BYTES if is_notebook else MOST_BYTES):
+            return b""
+        data = path.read_bytes()
+    except OSError:
+        return b""
+    return program_of(data) if is_notebook else data
+
+
+def _facts(data: bytes) -> Facts:
+    try:
+        return facts_of(Source(data).parse())
+    except (UnreadableError, RecursionError):
+        return Facts()
+
+
+def _modules(files: Sequence[Path]) -> frozenset[str]:
+    """The names under which these files may import each other: of files, and of the folders they are in."""
+    if not files:
+        return frozenset()
+    top = Path(os.path.commonpath([path.absolute().parent for path in files]))
+    found = {top.name} if (top / "__init__.py").exists() else set()
     for path in files:
-        if _kind(path) not in (FileKind.PYTHON, None):
-            continue
-        try:
-            data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-            if b"def cuda(" in data:
-                found |= own_methods_of(Source(data).parse())
-        except (OSError, UnreadableError):
-            continue
+        found |= {*path.absolute().parent.relative_to(top).parts, path.stem}
     return frozenset(found)
 
 
@@ -142,7 +169,7 @@ def port_files(
         jobs: number of processes.
         progress: is told how many files are done.
     """
-    one = partial(_one, choice=choice or Choice(), runtime=runtime, own=own_methods(files))
+    one = partial(_one, choice=choice or Choice(), runtime=runtime, project=project_in(files))
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
             yield one(path)
@@ -156,7 +183,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
+def _one(path: Path, choice: Choice, runtime: str, project: Project) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -177,7 +204,7 @@ def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Porte
     gc.disable()  # trees are large, and gone at the end of each file
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
-        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+        return one(data, name, runtime=runtime, project=project, leave=choice.leaves)
     finally:
         if collects:
             gc.enable()

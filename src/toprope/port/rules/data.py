@@ -6,6 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -137,16 +138,30 @@ PINNED = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+
             class Batch:
+                def __init__(self, x: torch.Tensor, more):
+                    self.x = x
+                    self.more = more
+
                 def pin_memory(self):
                     self.x = self.x.pin_memory()
+                    self.more = self.more.pin_memory()
                     return self
             """,
             """
+            import torch
             from toprope.device import portable
+
             class Batch:
+                def __init__(self, x: torch.Tensor, more):
+                    self.x = x
+                    self.more = more
+
                 def pin_memory(self):
                     self.x = portable.pin_memory(self.x)
+                    self.more = self.more.pin_memory()
                     return self
             """,
         ),
@@ -163,5 +178,6 @@ def _pinned(file: File, node: ast.Call) -> bool:
         return False
     if isinstance(receiver, ast.Call) and file.is_builtin(receiver.func, "super"):
         return False
-    file.report(PINNED, node, edits=file.replace(node, file.portable("pin_memory"), "(", receiver, ")"))
+    edits = file.replace(node, file.portable("pin_memory"), "(", receiver, ")")
+    file.report(PINNED, node, edits=edits, held_back=why_left(file, receiver, "pin_memory"))
     return False

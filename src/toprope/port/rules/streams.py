@@ -6,6 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -172,17 +173,30 @@ RECORD = FAMILY.rule(
             """,
             reported=False,
         ),
+        Example(
+            """
+            class Nested:
+                def record_stream(self, *arguments):
+                    self.tensors.record_stream(*arguments)
+
+            def hand_on(samples, stream):
+                samples.record_stream(stream)
+            """
+        ),
     ],
 )
 
 
 @FAMILY.method("record_stream")
 def _record(file: File, node: ast.Call) -> bool:
-    if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
-        return False
     assert isinstance(node.func, ast.Attribute)
+    if any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords):
+        file.report(RECORD, node, held_back="its arguments are not known here")
+        return False
+    if len(node.args) != 1 or node.keywords:
+        return False
     edits = file.replace(node, file.portable("record_stream"), "(", node.func.value, ", ", node.args[0], ")")
-    file.report(RECORD, node, edits=edits)
+    file.report(RECORD, node, edits=edits, held_back=why_left(file, node.func.value, "record_stream"))
     return False
 
 
