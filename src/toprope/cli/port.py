@@ -150,9 +150,10 @@ def _report(
         return said + report.text(name, done, written=written, notes=notes)
     facts = report.as_dict(name, done, written=written) | {"seconds": round(seconds, 3)}
     if form is Format.SARIF:
-        from toprope.port.report_sarif import sarif
+        from toprope.port.report_sarif import root_of, sarif
 
-        facts = sarif(done, toprope.__version__, all_rules().values())
+        root = root_of(each.path for each in done) if done else None
+        facts = sarif(done, toprope.__version__, all_rules().values(), root)
     return json.dumps(facts, ensure_ascii=False, indent=2) + "\n"
 
 

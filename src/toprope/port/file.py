@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 
 from toprope.port.edits import Edit
@@ -17,6 +18,9 @@ __all__ = ["RUNTIME", "File"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
+
+_SPELLINGS = re.compile(r"toprope\.device\.portable|(?:.*\.)?toprope_portable")
+"""The names that the runtime module has in any mode, so that what is ported is known as such in each."""
 
 _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
 
@@ -49,9 +53,15 @@ class File:
         self.alias, self.imports_runtime = self._find_alias()
 
     def _find_alias(self) -> tuple[str, bool]:
-        for name, bindings in self.walk.module.bindings.items():
-            if all(each.imported == self.runtime for each in bindings):
-                return name, True
+        found = {
+            name: str(bindings[0].imported)
+            for name, bindings in self.walk.module.bindings.items()
+            if len({each.imported for each in bindings}) == 1
+        }
+        for is_it in (self.runtime.__eq__, _SPELLINGS.fullmatch):
+            for name, imported in found.items():
+                if is_it(imported):
+                    return name, True
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
 
     def _find_scripted(self) -> list[tuple[int, int]]:
@@ -153,6 +163,13 @@ class File:
     def is_passed_over(self, node: ast.AST) -> bool:
         """Whether a rule has dealt with this node, but not with what is in it."""
         return node in self._passed
+
+    def is_ported(self, node: ast.AST | None, name: str) -> bool:
+        """Whether a node is a call of this function of the runtime module, in whatever mode it was ported."""
+        if not isinstance(node, ast.Call):
+            return False
+        module, _, called = (self.dotted(node.func) or "").rpartition(".")
+        return called == name and (module == self.runtime or bool(_SPELLINGS.fullmatch(module)))
 
     def portable(self, name: str) -> str:
         """What ported code calls a thing of the runtime module: "portable.device"."""

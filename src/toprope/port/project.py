@@ -12,7 +12,7 @@ from toprope.port.scripted import Scripts, reached, scripts_of
 __all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "last_name", "project_of"]
 
 WORDS = re.compile(
-    rb"def\s+(?:cuda|is_cuda|pin_memory|record_stream|to|type)\b|is_cuda\s*[:=][^=]"
+    rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
     rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
@@ -138,7 +138,8 @@ def facts_of(tree: ast.Module) -> Facts:
 def _compared(tree: ast.Module) -> Iterator[tuple[str, str | int]]:
     """The arguments that functions compare with "cuda", each by its name and by its place in a call."""
     for around in ast.walk(tree):
-        for function in getattr(around, "body", None) or () if not isinstance(around, ast.Lambda) else ():
+        body = getattr(around, "body", ())
+        for function in body if isinstance(body, list) else ():
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             is_method = isinstance(around, ast.ClassDef)

@@ -231,7 +231,10 @@ def map_location(storage, location):
 def dist_backend(): return _BACKENDS.get(_chosen().type, "gloo")
 def device_ids(ids): return ids if is_available() else None
 def visible_devices_variable(): return _MASKS.get(_chosen().type, "CUDA_VISIBLE_DEVICES")
-def pin_memory(tensor): return tensor.pin_memory() if is_available() else tensor
+def pin_memory(tensor):
+    """tensor.pin_memory(); nothing for what is torch's where there is no accelerator."""
+    is_torchs = type(tensor).__module__.partition(".")[0] == "torch"
+    return tensor if is_torchs and not is_available() else tensor.pin_memory()
 def pin_memory_device(): return _chosen().type if is_available() else ""
 
 def tensor(dtype, *arguments):

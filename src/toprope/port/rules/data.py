@@ -6,7 +6,6 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -120,7 +119,8 @@ PINNED = FAMILY.rule(
     "TR094",
     Kind.PRESERVING,
     "x.pin_memory(): where there is an accelerator",
-    why="""A tensor's pin_memory() raises where there is none.""",
+    why="""A tensor's pin_memory() raises where there is none. A class of the program may have a pin_memory of its own:
+    the runtime's function calls the object's own method everywhere, and leaves out torch's alone.""",
     source="tried: RuntimeError in a torch without CUDA",
     examples=[
         Example(
@@ -138,30 +138,16 @@ PINNED = FAMILY.rule(
         ),
         Example(
             """
-            import torch
-
             class Batch:
-                def __init__(self, x: torch.Tensor, more):
-                    self.x = x
-                    self.more = more
-
                 def pin_memory(self):
                     self.x = self.x.pin_memory()
-                    self.more = self.more.pin_memory()
                     return self
             """,
             """
-            import torch
             from toprope.device import portable
-
             class Batch:
-                def __init__(self, x: torch.Tensor, more):
-                    self.x = x
-                    self.more = more
-
                 def pin_memory(self):
                     self.x = portable.pin_memory(self.x)
-                    self.more = self.more.pin_memory()
                     return self
             """,
         ),
@@ -178,6 +164,5 @@ def _pinned(file: File, node: ast.Call) -> bool:
         return False
     if isinstance(receiver, ast.Call) and file.is_builtin(receiver.func, "super"):
         return False
-    edits = file.replace(node, file.portable("pin_memory"), "(", receiver, ")")
-    file.report(PINNED, node, edits=edits, held_back=why_left(file, receiver, "pin_memory"))
+    file.report(PINNED, node, edits=file.replace(node, file.portable("pin_memory"), "(", receiver, ")"))
     return False

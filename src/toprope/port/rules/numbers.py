@@ -15,7 +15,19 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "numbers",
     "Numbers of devices",
-    words=[b"cuda", b".to(0", b".to(rank", b".to(local_rank", b"device=0", b"torch.device(", b"get_rank"],
+    words=[
+        b"cuda",
+        b".to(0",
+        b".to(rank",
+        b".to(local_rank",
+        b"device=0",
+        b"torch.device(",
+        b"rank",
+        b"gpu",
+        b".to(int(",
+        b".to(1",
+        b"device=1",
+    ],
 )
 
 _P = Kind.PRESERVING
@@ -114,9 +126,9 @@ CURRENT = FAMILY.rule(
 )  # fmt: skip
 KEPT = FAMILY.rule(
     "TR005b", Kind.REVIEW, "device = torch.cuda.current_device(): what is kept as a device becomes one",
-    why="""The program keeps a number under a device's name, or hands it on as a device. It becomes a torch.device,
-    which on CUDA is taken wherever the number was. Where the program counts with it, formats it or puts it into a list, it
-    stays a number: hand it on as portable.device(n) where torch is given it.""",
+    why="""The program keeps a number under a device's name, or hands it on. It becomes a torch.device, which on CUDA
+    is taken wherever the number was. Where the program counts with it, formats it or puts it into a list, it stays a
+    number: hand it on as portable.device(n) where torch is given it.""",
     source="seen in public code: a default argument that reaches .to()",
     examples=[
         Example(
