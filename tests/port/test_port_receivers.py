@@ -37,7 +37,8 @@ def ported(folder, **files):
     [
         "torch.zeros(2)", "torch.stack(parts)", "torch.nn.Linear(1, 1)", "torch.nn.functional.relu(x)",
         "x.unsqueeze(0)",
-        "torch.from_numpy(x).float()", "x.view(2, -1)[0]", "torch.load_none(x)", "-torch.ones(1)", "(torch.ones(1) + x)",
+        "torch.from_numpy(x).float()", "x.view(2, -1)[0]", "torch.load_none(x)", "-torch.ones(1)",
+        "(torch.ones(1) + x)",
         "torch.nn.Sequential(x)", "torch.nn.Parameter(x)", "next(x.parameters())",
         "torch.ones(1).data",
         "(torch.ones(1) if x else torch.zeros(1))", "torch.nn.Linear(1, 1)(x)", "torch.nn.Linear(1, 1).half()",

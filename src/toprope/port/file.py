@@ -96,7 +96,7 @@ class File:
         return self.walk.module
 
     def is_scripted(self, node: ast.AST) -> bool:
-        """Whether a node stands in a function that TorchScript compiles, or may compile."""
+        """Whether a node is in a function that TorchScript compiles, or may compile."""
         if not self._scripted:
             return False
         at, _ = self.source.span(node)

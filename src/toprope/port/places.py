@@ -133,7 +133,7 @@ _GIVES_INDEX = {
 
 
 def is_card(file: File, node: ast.expr) -> bool:
-    """Whether an expression is the number of a device whatever stands around it: 0, torch.cuda.current_device()."""
+    """Whether an expression is the number of a device in any context: 0, torch.cuda.current_device()."""
     if isinstance(node, ast.Constant):
         return type(node.value) is int
     return isinstance(node, ast.Call) and file.dotted(node.func) == "torch.cuda.current_device"

@@ -25,7 +25,7 @@ _SOME_MODULE = "module"
 _OR_BELOW = "+"  # behind the name of a class: an object of it or of a class that inherits from it
 
 Types = frozenset[str]
-"""What an expression may be; None stands for "not known", and no types at all for "nothing but itself"."""
+"""What an expression may be; None means "not known", and no types at all "nothing but itself"."""
 
 _MOST = 12  # steps from a name to what it is
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -63,7 +63,7 @@ def why_left(file: File, receiver: ast.expr, *members: str) -> str:
 
     Args:
         file: the file.
-        receiver: what stands before the method's name.
+        receiver: the expression before the method's name.
         members: the method that is rewritten, then those that the rewrite calls instead. One of these counts only for
             classes that inherit the first one from torch, since others have no such method to call.
     """

@@ -164,8 +164,8 @@ def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], depth: int) 
             return found or {ANY_MODULE}
         case ast.Name(id=name) | ast.Attribute(attr=name):
             if name in values and depth:
-                told = [_argument(each, values, depth - 1) for each in values[name]]
-                return set().union(*told)
+                every = [_argument(each, values, depth - 1) for each in values[name]]
+                return set().union(*every)
             return {name} if name[:1].isupper() else {f"{_PERHAPS}{name}"}
     return {ANY_MODULE}
 

@@ -251,7 +251,7 @@ def _import(file: File, node: ast.Import) -> bool:
 
 
 def _has_torch(file: File, node: ast.Import) -> bool:
-    """Whether another `import torch` of the same block stands before or behind this one, or nothing uses it between."""
+    """Whether the block has another `import torch`, with nothing but imports between the two."""
     block = getattr(file.walk.parents[node], "body", [])
     others = [
         number for number, each in enumerate(block)
