@@ -65,7 +65,7 @@ class File:
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
 
     def _find_scripted(self) -> list[tuple[int, int]]:
-        """Where the functions begin and end that TorchScript compiles."""
+        """Return where the functions begin and end that TorchScript compiles."""
         scripted = self.project.scripted
         if not scripted:
             return []
@@ -96,7 +96,7 @@ class File:
         return self.walk.module
 
     def is_scripted(self, node: ast.AST) -> bool:
-        """Whether a node is in a function that TorchScript compiles, or may compile."""
+        """Return whether a node is in a function that TorchScript compiles, or may compile."""
         if not self._scripted:
             return False
         at, _ = self.source.span(node)
@@ -165,7 +165,7 @@ class File:
         return node in self._passed
 
     def is_ported(self, node: ast.AST | None, name: str) -> bool:
-        """Whether a node is a call of this function of the runtime module, in whatever mode it was ported."""
+        """Return whether a node is a call of this function of the runtime module, in whatever mode it was ported."""
         if not isinstance(node, ast.Call):
             return False
         module, _, called = (self.dotted(node.func) or "").rpartition(".")

@@ -98,7 +98,7 @@ def said(file: File, node: ast.expr) -> Said | None:
 
 
 def _made(file: File, node: ast.expr) -> tuple[bool, ast.expr] | None:
-    """Whether a torch.device is made, and of what: `torch.device("cuda")`; None where it is made of several things."""
+    """Return whether a torch.device is made, and of what: `torch.device("cuda")`; None for several arguments."""
     if isinstance(node, ast.Call) and file.dotted(node.func) == "torch.device":
         return (True, node.args[0]) if len(node.args) == 1 and not node.keywords else None
     return False, node
@@ -133,14 +133,14 @@ _GIVES_INDEX = {
 
 
 def is_card(file: File, node: ast.expr) -> bool:
-    """Whether an expression is the number of a device in any context: 0, torch.cuda.current_device()."""
+    """Return whether it is a device's number in any context: 0, torch.cuda.current_device()."""
     if isinstance(node, ast.Constant):
         return type(node.value) is int
     return isinstance(node, ast.Call) and file.dotted(node.func) == "torch.cuda.current_device"
 
 
 def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
-    """Whether an expression is the number of a device where it is used as a device: a number, a rank, what counts."""
+    """Return whether it is a device's number where it is used as a device: a number, a rank, a sum of these."""
     if is_card(file, node) or index_name(file, node):
         return True
     match node:
@@ -243,7 +243,7 @@ def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
 
 
 def _is_compared(file: File, call: ast.Call, argument: str | int) -> bool:
-    """Whether a function of the project compares what it is given with "cuda": another name would go another way."""
+    """Return whether a function of the project compares this argument with "cuda": another name changes its branch."""
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     return not (file.dotted(call.func) or "").startswith("torch.") and (called, argument) in file.project.compared
 

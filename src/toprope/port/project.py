@@ -1,4 +1,4 @@
-"""What the files of a project say about each other: its classes with their methods, and what TorchScript compiles."""
+"""Facts from all files of a project: its classes with their methods, and the functions that TorchScript compiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = re.compile(
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
     rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
-"""What makes other files worth a look: a method whose calls rules rewrite, a comparison with "cuda", TorchScript."""
+"""Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", TorchScript."""
 
 _PLAIN = {
     "object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "StrEnum", "Flag", "NamedTuple", "TypedDict", "dict",
@@ -45,7 +45,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one file says.
+    """Return what one file says.
 
     Attributes:
         classes: its classes by their names.
@@ -61,7 +61,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Project:
-    """What is known of all the files that are ported.
+    """Return what is known of all the files that are ported.
 
     Attributes:
         classes: the classes by their names.
@@ -91,25 +91,25 @@ class Project:
         return sorted(name for name in self.classes if self.ancestors(name) & defined) if defined else []
 
     def descends(self, name: str, base: str) -> bool:
-        """Whether a class inherits from another one, or is it."""
+        """Return whether a class inherits from another one, or is it."""
         return base in self.ancestors(name)
 
     def may_be_module(self, name: str) -> bool:
-        """Whether a class may inherit from torch.nn.Module: it does, or from something that is not known."""
+        """Return whether a class may inherit from torch.nn.Module: it does, or from something that is not known."""
         outside = self.ancestors(name) - self.classes.keys() - _PLAIN
         return any(not each.endswith("Tensor") for each in outside)
 
     def may_be_tensor(self, name: str) -> bool:
-        """Whether a class inherits from a class of tensors."""
+        """Return whether a class inherits from a class of tensors."""
         return any(each.endswith("Tensor") or each == "Parameter" for each in self.ancestors(name) - {name})
 
     def defines(self, member: str) -> bool:
-        """Whether any class has a method of this name."""
+        """Return whether any class has a method of this name."""
         return any(member in each.members for each in self.classes.values())
 
 
 def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
-    """What several files say together."""
+    """Return what several files say together."""
     classes: dict[str, Class] = {}
     scripts = Scripts()
     compared: frozenset[tuple[str, str | int]] = frozenset()
@@ -126,7 +126,7 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
 
 
 def facts_of(tree: ast.Module) -> Facts:
-    """What a file says."""
+    """Return what a file says."""
     classes: dict[str, Class] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):

@@ -25,7 +25,7 @@ _SOME_MODULE = "module"
 _OR_BELOW = "+"  # behind the name of a class: an object of it or of a class that inherits from it
 
 Types = frozenset[str]
-"""What an expression may be; None means "not known", and no types at all "nothing but itself"."""
+"""Types that an expression may have; None means "not known", and no types at all "nothing but itself"."""
 
 _MOST = 12  # steps from a name to what it is
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,7 +59,7 @@ _ALTERNATIVE = re.compile(r"from_\w+|load_from_\w+")
 
 
 def why_left(file: File, receiver: ast.expr, *members: str) -> str:
-    """Why a call of a receiver's method must stay as it is, without a full stop; "" where it may be rewritten.
+    """Return why a call of a receiver's method must stay as it is, without a full stop; "" where it may be rewritten.
 
     Args:
         file: the file.
@@ -94,7 +94,7 @@ def _may_be(file: File, types: Types, owner: str) -> bool:
 
 
 class _Inference:
-    """What an expression may be, as far as the file and the project's classes say it."""
+    """Return what an expression may be, as far as the file and the project's classes say it."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -175,7 +175,7 @@ class _Inference:
         return found
 
     def _latest(self, node: ast.Name) -> ast.expr | None:
-        """What the name was given last, where a statement before this one in its block, or around it, always does."""
+        """Return the value of the last assignment that always runs before this use: earlier in its block or around it."""
         file = self._file
         at: ast.AST = node
         for above in (*file.ancestors(node), file.walk.module.node):
@@ -210,7 +210,7 @@ class _Inference:
         return self._target(node)
 
     def _target(self, node: ast.AST) -> Types | None:
-        """What a name gets that is no plain `name = value`."""
+        """Return what a name gets that is no plain `name = value`."""
         around = self._file.parent(node)
         match around:
             case ast.AugAssign():
@@ -299,7 +299,7 @@ class _Inference:
         return self._of_self(around, node.attr)
 
     def _of_self(self, around: ast.ClassDef, name: str) -> Types | None:
-        """What `self.name` holds: everything that this class gives it, where no class above or below gives it more."""
+        """Return the types of `self.name`: of all that this class assigns to it, if no related class assigns to it too."""
         project = self._project
         for other, known in project.classes.items():
             related = project.descends(other, around.name) or project.descends(around.name, other)
@@ -358,7 +358,7 @@ class _Inference:
         return types if name in _RETURN_SELF and is_torchs else None
 
     def _known(self, node: ast.Call, dotted: str) -> Types | None:
-        """What a function or class of a known full name gives."""
+        """Return what a function or class of a known full name gives."""
         first = node.args[0] if node.args else None
         if dotted in _SAME:
             return self._types(first)
@@ -403,7 +403,7 @@ class _Inference:
         return frozenset(last_name(each) for each in around.bases) - {"?"} or frozenset({_OTHER})
 
     def _returned(self, function: ast.FunctionDef) -> Types | None:
-        """What a function of the file returns, where every return says it."""
+        """Return what a function of the file returns, where every return says it."""
         inner: set[ast.AST] = set()
         for each in ast.walk(function):
             if each is not function and isinstance(each, _FUNCTION | ast.Lambda):
@@ -416,7 +416,7 @@ class _Inference:
     # Conditions
 
     def _narrowed(self, node: ast.expr) -> bool:
-        """Whether a condition around it says that it is a tensor: `if isinstance(x, torch.Tensor): x = x.cuda()`."""
+        """Return whether a condition around it asks for a tensor: `if isinstance(x, torch.Tensor): x = x.cuda()`."""
         if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
             return False
         text = ast.unparse(node)
@@ -454,7 +454,7 @@ class _Inference:
 
 
 def is_for_own_to(file: File, node: ast.expr) -> bool:
-    """Whether a device is handed to a method `to` that may be one of the project's own: a text stays a text there."""
+    """Return whether a device is passed to a method `to` that may be the project's own: a text stays a text there."""
     around = next(each for each in file.ancestors(node) if not isinstance(each, ast.IfExp | ast.BoolOp | ast.keyword))
     if not isinstance(around, ast.Call) or not isinstance(around.func, ast.Attribute) or around.func.attr != "to":
         return False

@@ -112,7 +112,7 @@ def _kind(path: Path) -> FileKind | None:
 
 
 def project_in(files: Sequence[Path]) -> Project:
-    """What these files say together. They are parsed only where one of them says something that concerns the others."""
+    """Collect the facts of these files. They are parsed only if one of them concerns the others."""
     modules = _modules(files)
     if not any(WORDS.search(_program(path)) for path in files):
         return Project(modules=modules)

@@ -1,4 +1,4 @@
-"""What TorchScript compiles: functions and modules that are scripted, and all that they reach.
+"""Code that TorchScript compiles: functions and modules that are scripted, and all that they reach.
 
 The compiler reads the text of a function and knows torch's names alone, so nothing of it may be rewritten. What is
 traced, exported or compiled by torch.compile runs as Python and is none of this.
@@ -23,7 +23,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class _Class(Protocol):
-    """What is asked of a class here."""
+    """Return what is asked of a class here."""
 
     @property
     def bases(self) -> frozenset[str]:
@@ -32,7 +32,7 @@ class _Class(Protocol):
 
 @dataclass(frozen=True)
 class Scripts:
-    """What a file has compiled.
+    """Return what a file has compiled.
 
     Attributes:
         compiles: names of functions and classes, methods as "Net.forward", and ANY_MODULE.
@@ -50,7 +50,7 @@ class Scripts:
 
 
 def scripts_of(tree: ast.Module) -> Scripts:
-    """What a file has compiled, and what calls what in it."""
+    """Return what a file has compiled, and what calls what in it."""
     names = _jit_names(tree)
     compiles: set[str] = set()
     calls: dict[str, frozenset[str]] = {}
@@ -150,7 +150,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], depth: int) -> set[str]:
-    """What is compiled where this is handed to torch.jit.script."""
+    """Return what is compiled where this is handed to torch.jit.script."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             inner = [each for each in node.args if isinstance(each, ast.Call)]  # Sequential(Net()), Net().to(device)

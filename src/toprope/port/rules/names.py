@@ -251,7 +251,7 @@ def _import(file: File, node: ast.Import) -> bool:
 
 
 def _has_torch(file: File, node: ast.Import) -> bool:
-    """Whether the block has another `import torch`, with nothing but imports between the two."""
+    """Return whether the block has another `import torch`, with nothing but imports between the two."""
     block = getattr(file.walk.parents[node], "body", [])
     others = [
         number for number, each in enumerate(block)
@@ -285,7 +285,7 @@ def _uses(file: File, node: ast.stmt, alias: ast.alias) -> list[ast.Name]:
 
 
 def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
-    """Whether code that TorchScript compiles uses the name that an import binds."""
+    """Return whether code that TorchScript compiles uses the name that an import binds."""
     return any(file.is_scripted(use) for use in _uses(file, node, alias))
 
 

@@ -262,7 +262,7 @@ def _name_of(file: File, node: ast.expr) -> str:
 
 
 def _is_counted(file: File, name: str) -> bool:
-    """Whether the file counts with something of this name, formats it or puts it into a list: it must stay a number."""
+    """Return whether the file computes with this name, formats it or puts it into a list: it must stay a number."""
     for node in ast.walk(file.walk.module.node):
         if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
             continue
@@ -277,7 +277,7 @@ def _is_counted(file: File, name: str) -> bool:
 
 
 def _becomes_device(file: File, node: ast.Name) -> bool:
-    """Whether the name is given torch.cuda.current_device() under a device's name, and that becomes a device."""
+    """Return whether the name is given torch.cuda.current_device() under a device's name, and that becomes a device."""
     values = [each.value for each in file.bindings(node)]
     current = [each for each in values if isinstance(each, ast.Call) and is_card(file, each)]
     return bool(current) and device_name(node.id) and not index_name(file, node) and not _is_counted(file, node.id)
