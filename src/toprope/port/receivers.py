@@ -175,7 +175,7 @@ class _Inference:
         return found
 
     def _latest(self, node: ast.Name) -> ast.expr | None:
-        """Return the value of the last assignment that always runs before this use: earlier in its block or around it."""
+        """Return the value of the last assignment that always runs before this use, in its block or around it."""
         file = self._file
         at: ast.AST = node
         for above in (*file.ancestors(node), file.walk.module.node):
@@ -299,7 +299,7 @@ class _Inference:
         return self._of_self(around, node.attr)
 
     def _of_self(self, around: ast.ClassDef, name: str) -> Types | None:
-        """Return the types of `self.name`: of all that this class assigns to it, if no related class assigns to it too."""
+        """Return the types of all that this class assigns to `self.name`, if no related class assigns to it too."""
         project = self._project
         for other, known in project.classes.items():
             related = project.descends(other, around.name) or project.descends(around.name, other)
