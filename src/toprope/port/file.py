@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from toprope.port.context import Context
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
 from toprope.port.project import Project
@@ -33,19 +35,30 @@ class File:
         walk: the pass over its tree.
         runtime: the module that ported code calls.
         project: what is known of all the files that are ported.
+        context: what is known of the project's folder and of the card.
 
     Attributes:
-        source, walk, runtime, project: as given.
+        source, walk, runtime, project, context: as given.
         findings: what the rules reported so far.
+        operators: number of calls of torch's operators, as `Ported` has them.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
     """
 
-    def __init__(self, source: Source, walk: Walk, runtime: str = RUNTIME, project: Project | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        walk: Walk,
+        runtime: str = RUNTIME,
+        project: Project | None = None,
+        context: Context | None = None,
+    ) -> None:
         self.source = source
         self.walk = walk
         self.runtime = runtime
         self.project = project or Project()
+        self.context = Context() if context is None else context
+        self.operators: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
