@@ -9,7 +9,7 @@ import pytest
 
 import toprope
 from toprope.cli import main
-from toprope.port.scan import find, own_methods, port_files
+from toprope.port.scan import find, port_files, project_in
 
 pytestmark = pytest.mark.process
 
@@ -160,7 +160,7 @@ def test_several_processes_say_the_same(tmp_path):
     (tmp_path / "own.py").write_text("class Graph:\n    def cuda(self):\n        return self\n")
     (tmp_path / "use.py").write_text("from own import Graph\n\nGraph().cuda()\n")
     files = find([tmp_path])
-    assert own_methods(files) == {"Graph"}
+    assert project_in(files).owners("cuda") == ["Graph"]
     seen = []
     one = list(port_files(files, progress=seen.append))
     two = list(port_files(files, jobs=2))

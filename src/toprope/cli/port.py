@@ -185,9 +185,10 @@ def _report(
         return said + report.text(name, done, notes=notes, **facts)
     written = report.as_dict(name, done, **facts) | {"seconds": round(seconds, 3)}
     if form is Format.SARIF:
-        from toprope.port.report_sarif import sarif
+        from toprope.port.report_sarif import root_of, sarif
 
-        written = sarif(done, toprope.__version__, all_rules().values())
+        root = root_of(each.path for each in done) if done else None
+        written = sarif(done, toprope.__version__, all_rules().values(), root)
     return json.dumps(written, ensure_ascii=False, indent=2) + "\n"
 
 

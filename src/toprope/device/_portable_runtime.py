@@ -386,7 +386,11 @@ def map_location(storage: Any, location: str) -> Any:
 def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
 def device_ids(ids: Any) -> Any: return ids if is_available() else None
 def visible_devices_variable() -> str: return _MASKS.get(_chosen().type, "CUDA_VISIBLE_DEVICES")
-def pin_memory(tensor: Any) -> Any: return tensor.pin_memory() if is_available() else tensor
+def pin_memory(tensor: Any) -> Any:
+    """tensor.pin_memory(); nothing for what is torch's where there is no accelerator."""
+    kind = type(tensor)
+    torchs = kind.__module__.partition(".")[0] == "torch" or kind.pin_memory is torch.Tensor.pin_memory
+    return tensor if torchs and not is_available() else tensor.pin_memory()
 def pin_memory_device() -> str: return _chosen().type if is_available() else ""
 
 def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:

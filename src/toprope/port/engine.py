@@ -18,11 +18,12 @@ from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.no_import import why_no_import
+from toprope.port.project import WORDS, Project, facts_of, project_of
 from toprope.port.registry import Table, table
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["MOST_BYTES", "own_methods_of", "port"]
+__all__ = ["MOST_BYTES", "port"]
 
 MOST_BYTES = 2_000_000
 """Files larger than this are taken for generated ones, and skipped."""
@@ -33,7 +34,7 @@ def port(
     path: str = "",
     *,
     runtime: str = RUNTIME,
-    own_methods: frozenset[str] = frozenset(),
+    project: Project | None = None,
     leave: Callable[[Finding], bool] | None = None,
     assumed: dict[str, str] | None = None,
     rules: Table | None = None,
@@ -45,7 +46,7 @@ def port(
         data: its bytes.
         path: its name, for the report.
         runtime: the module that ported code calls.
-        own_methods: names of the project's classes that have a method `cuda` of their own.
+        project: what is known of all the files that are ported; left out, what this one says.
         leave: says of a finding that it is not wanted: it is neither reported nor rewritten, only counted.
         assumed: names that mean something although the file does not import them.
         rules: the rules; all of them where left out.
@@ -64,7 +65,7 @@ def port(
         return ported
     try:
         source = Source(data)
-        file = _look(source, rules, runtime, own_methods, assumed or {}, context)
+        file = _look(source, rules, runtime, project, assumed or {}, context)
         ignored = ignored_lines(source)
         wanted = [
             finding
@@ -87,7 +88,7 @@ def _look(
     source: Source,
     rules: Table,
     runtime: str,
-    own: frozenset[str],
+    project: Project | None,
     assumed: dict[str, str],
     context: Context | None,
 ) -> File:
@@ -97,8 +98,9 @@ def _look(
         walk = Walk(tree, rules.types, assumed)
     except RecursionError:
         raise UnreadableError("it is nested too deeply") from None
-    own = own | own_methods_of(tree) if "def cuda(" in source.text else own
-    file = File(source, walk, runtime, own, context)
+    if project is None and WORDS.search(source.data):
+        project = project_of([facts_of(tree)])
+    file = File(source, walk, runtime, project, context)
     index = 0
     while index < len(walk.nodes):
         node, end = walk.nodes[index]
@@ -108,16 +110,6 @@ def _look(
         if file.is_done(node) or any(handler(file, node) for handler in _asked(file, rules, node)):
             index = end
     return file
-
-
-def own_methods_of(tree: ast.Module) -> frozenset[str]:
-    """The names of the classes in a file that have a method `cuda` of their own."""
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    return frozenset(
-        each.name
-        for each in classes
-        if any(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name == "cuda" for item in each.body)
-    )
 
 
 def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:

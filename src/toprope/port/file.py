@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from toprope.port.context import Context
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
+from toprope.port.project import Project
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
+from toprope.port.scripted import scripted_functions
 from toprope.port.source import Source, UnreadableError, parse
 
 __all__ = ["RUNTIME", "VENDORED", "File", "is_runtime"]
@@ -36,11 +38,11 @@ class File:
         source: its text.
         walk: the pass over its tree.
         runtime: the module that ported code calls.
-        own_methods: names of classes anywhere in the project that have a method `cuda` of their own.
-        context: what is known of the project and of the card.
+        project: what is known of all the files that are ported.
+        context: what is known of the project's folder and of the card.
 
     Attributes:
-        source, walk, runtime, own_methods, context: as given.
+        source, walk, runtime, project, context: as given.
         findings: what the rules reported so far.
         operators: number of calls of torch's operators, as `Ported` has them.
         alias: the name under which this file has the runtime module.
@@ -52,25 +54,40 @@ class File:
         source: Source,
         walk: Walk,
         runtime: str = RUNTIME,
-        own_methods: frozenset[str] = frozenset(),
+        project: Project | None = None,
         context: Context | None = None,
     ) -> None:
         self.source = source
         self.walk = walk
         self.runtime = runtime
-        self.own_methods = own_methods
+        self.project = project or Project()
         self.context = Context() if context is None else context
         self.operators: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
+        self._scripted = self._find_scripted()
         self.alias, self.imports_runtime = self._find_alias()
 
     def _find_alias(self) -> tuple[str, bool]:
-        for name, bindings in self.walk.module.bindings.items():
-            if all(each.imported is not None and is_runtime(each.imported) for each in bindings):
-                return name, True
+        found = {
+            name: str(bindings[0].imported)
+            for name, bindings in self.walk.module.bindings.items()
+            if len({each.imported for each in bindings}) == 1
+        }
+        for is_it in (self.runtime.__eq__, is_runtime):
+            for name, imported in found.items():
+                if is_it(imported):
+                    return name, True
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
+
+    def _find_scripted(self) -> list[tuple[int, int]]:
+        """Return where the functions begin and end that TorchScript compiles."""
+        scripted = self.project.scripted
+        if not scripted:
+            return []
+        found = scripted_functions(self.walk.module.node, scripted)
+        return [self.source.span(each) for each in found]
 
     # What it means
 
@@ -102,6 +119,13 @@ class File:
                 return found
             at = self.walk.parents.get(at)
         return self.walk.module
+
+    def is_scripted(self, node: ast.AST) -> bool:
+        """Return whether a node is in a function that TorchScript compiles, or may compile."""
+        if not self._scripted:
+            return False
+        at, _ = self.source.span(node)
+        return any(start <= at < end for start, end in self._scripted)
 
     def bindings(self, node: ast.Name) -> list[Binding]:
         """Every place of the file where the name that stands here gets a value."""
@@ -187,6 +211,10 @@ class File:
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
         if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
             held_back = "its place inside the f-string is not known exactly"
+        if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            held_back = held_back or "it is assigned to"
+        if self.is_scripted(node):
+            held_back = held_back or "TorchScript compiles it, or may: it knows torch's own names alone"
         finding = Finding(
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
         )

@@ -17,16 +17,17 @@ from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.port.context import Context, Target
-from toprope.port.engine import MOST_BYTES, own_methods_of, port
+from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
 from toprope.port.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
-from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook
+from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
+from toprope.port.project import WORDS, Facts, Project, facts_of, project_of
 from toprope.port.source import Source, UnreadableError
 from toprope.port.vendor import is_vendored
 
-__all__ = ["Choice", "Found", "find", "own_methods", "port_files", "survey"]
+__all__ = ["Choice", "Found", "find", "port_files", "project_in", "survey"]
 
 _LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
@@ -163,18 +164,44 @@ def _kind(path: Path) -> FileKind | None:
     return FileKind.SHELL if first.rstrip().endswith(b"sh") else None
 
 
-def own_methods(files: Iterable[Path]) -> frozenset[str]:
-    """The names of the classes in these files that have a method `cuda` of their own."""
-    found: set[str] = set()
+def project_in(files: Sequence[Path]) -> Project:
+    """Collect the facts of these files. They are parsed only if one of them concerns the others."""
+    modules = _modules(files)
+    if not any(WORDS.search(_program(path)) for path in files):
+        return Project(modules=modules)
+    return project_of((_facts(_program(path)) for path in files), modules)
+
+
+def _program(path: Path) -> bytes:
+    """The code of a file in Python, or of a notebook; empty for other files and those that are not looked at."""
+    kind = _kind(path)
+    is_notebook = kind is FileKind.NOTEBOOK
+    if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK, None):
+        return b""
+    try:
+        if path.stat().st_size > (MOST_NOTEBOOK_BYTES if is_notebook else MOST_BYTES):
+            return b""
+        data = path.read_bytes()
+    except OSError:
+        return b""
+    return program_of(data) if is_notebook else data
+
+
+def _facts(data: bytes) -> Facts:
+    try:
+        return facts_of(Source(data).parse())
+    except (UnreadableError, RecursionError):
+        return Facts()
+
+
+def _modules(files: Sequence[Path]) -> frozenset[str]:
+    """The names under which these files may import each other: of files, and of the folders they are in."""
+    if not files:
+        return frozenset()
+    top = Path(os.path.commonpath([path.absolute().parent for path in files]))
+    found = {top.name} if (top / "__init__.py").exists() else set()
     for path in files:
-        if _kind(path) not in (FileKind.PYTHON, None):
-            continue
-        try:
-            data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-            if b"def cuda(" in data:
-                found |= own_methods_of(Source(data).parse())
-        except (OSError, UnreadableError):
-            continue
+        found |= {*path.absolute().parent.relative_to(top).parts, path.stem}
     return frozenset(found)
 
 
@@ -199,7 +226,7 @@ def port_files(
     """
     modules = {} if runtime is None else {path: runtime(path) for path in files}
     one = partial(
-        _one, choice=choice or Choice(), modules=modules, own=own_methods(files), context=Context.of(files, card)
+        _one, choice=choice or Choice(), modules=modules, project=project_in(files), context=Context.of(files, card)
     )
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
@@ -214,7 +241,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, modules: Mapping[Path, str], own: frozenset[str], context: Context) -> Ported:
+def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Project, context: Context) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -236,7 +263,7 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], own: frozenset
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
         module = modules.get(path, RUNTIME)
-        return one(data, name, runtime=module, own_methods=own, leave=choice.leaves, context=context)
+        return one(data, name, runtime=module, project=project, leave=choice.leaves, context=context)
     finally:
         if collects:
             gc.enable()

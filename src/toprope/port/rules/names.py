@@ -42,6 +42,20 @@ MODULE = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+            import torch.cuda
+
+            torch.cuda.synchronize()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            portable.synchronize()
+            """,
+        ),
+        Example(
+            """
             from torch import cuda as c
 
             def run(c):
@@ -131,7 +145,12 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
     if node.level or module.partition(".")[0] != "torch":
         return False
     drop_ins = table().drop_ins
-    swapped = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
+    known = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
+    swapped = [alias for alias in known if not _is_used_in_script(file, node, alias)]
+    for alias in known:
+        if alias not in swapped:
+            rule, _ = drop_ins[f"{module}.{alias.name}"]
+            file.report(rule, alias, held_back="what TorchScript compiles, or may, uses the name")
     gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
     if swapped and len(swapped) == len(node.names):
         for number, alias in enumerate(swapped):
@@ -145,7 +164,7 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
     for alias in node.names:
         if _is_module(module, alias.name) and alias not in gone:
             file.report(MODULE, alias, _kept(file, node, alias))
-        elif module.startswith("torch.cuda") and alias not in swapped and alias not in gone:
+        elif module.startswith("torch.cuda") and alias not in known and alias not in gone:
             private = alias.name.startswith("_")
             file.report(PRIVATE if private else UNKNOWN, alias, "the import stays; see what is said where it is used")
     return True
@@ -219,7 +238,8 @@ def _import(file: File, node: ast.Import) -> bool:
             continue
         if alias.asname is None:
             start, _ = file.source.span(alias)
-            edit = Edit(start, start + len(alias.name), ("torch",))
+            gone = _without_statement(file, node) if len(node.names) == 1 and _has_torch(file, node) else None
+            edit = gone or Edit(start, start + len(alias.name), ("torch",))
             file.report(MODULE, alias, edits=edit)
         elif len(node.names) == 1 and _only_converted(file, node, alias):
             gone = _without_statement(file, node)
@@ -228,6 +248,19 @@ def _import(file: File, node: ast.Import) -> bool:
         else:
             file.report(MODULE, alias, _kept(file, node, alias))
     return False
+
+
+def _has_torch(file: File, node: ast.Import) -> bool:
+    """Return whether the block has another `import torch`, with nothing but imports between the two."""
+    block = getattr(file.walk.parents[node], "body", [])
+    others = [
+        number for number, each in enumerate(block)
+        if isinstance(each, ast.Import) and any(alias.name == "torch" and alias.asname is None for alias in each.names)
+    ]  # fmt: skip
+    if node not in block or not others:
+        return False
+    first, last = sorted((block.index(node), others[0]))
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in block[first:last])
 
 
 def _is_module(module: str, name: str) -> bool:
@@ -251,6 +284,11 @@ def _uses(file: File, node: ast.stmt, alias: ast.alias) -> list[ast.Name]:
     ]  # fmt: skip
 
 
+def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
+    """Return whether code that TorchScript compiles uses the name that an import binds."""
+    return any(file.is_scripted(use) for use in _uses(file, node, alias))
+
+
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
     """Whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
     uses = _uses(file, node, alias)
@@ -260,6 +298,8 @@ def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 def _converted(file: File, name: ast.Name) -> bool:
     node: ast.AST | None = name
+    if file.is_scripted(name):
+        return False
     while isinstance(node, ast.Name | ast.Attribute):
         if file.dotted(node) in table().drop_ins:
             return isinstance(node, ast.Attribute)

@@ -156,7 +156,8 @@ RECORD = FAMILY.rule(
     Kind.REVIEW,
     "x.record_stream(s): only where the tensor is on an accelerator",
     why="""It keeps the allocator from handing memory out again that a stream still reads. A tensor of the CPU has no
-    such thing and raises NotImplementedError.""",
+    such thing and raises NotImplementedError. A class of the program may have a record_stream of its own: the runtime's
+    function calls it. Arguments that are handed on with a star are left.""",
     source="tried: record_stream of a CPU tensor raises",
     examples=[
         Example(
@@ -178,15 +179,25 @@ RECORD = FAMILY.rule(
             """,
             reported=False,
         ),
+        Example(
+            """
+            class Nested:
+                def record_stream(self, *arguments):
+                    self.tensors.record_stream(*arguments)
+            """
+        ),
     ],
 )
 
 
 @FAMILY.method("record_stream")
 def _record(file: File, node: ast.Call) -> bool:
-    if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
-        return False
     assert isinstance(node.func, ast.Attribute)
+    if any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords):
+        file.report(RECORD, node, held_back="its arguments are not known here")
+        return False
+    if len(node.args) != 1 or node.keywords:
+        return False
     edits = file.replace(node, file.portable("record_stream"), "(", node.func.value, ", ", node.args[0], ")")
     file.report(RECORD, node, edits=edits)
     return False
