@@ -127,7 +127,7 @@ def test_a_value_that_is_read_is_refused_but_for_what_can_be_assumed():
 @pytest.mark.parametrize(("how", "products"), [("loop", 8), ("grouped", 1)])
 def test_experts_are_a_loop_or_one_kernel(folder, how, products):
     (component,) = load(folder(MOE, num_hidden_layers=1))
-    one = record(component, Work("prefill", length=64, experts=how))
+    one = record(component, Work("prefill", length=64, experts=how), chips.get("910B3"))
     grouped = [each for each in one.events if each.call and each.call.name == "npu::npu_grouped_matmul"]
     looped = [each for each in one.events if each.call and each.times == 8]
     assert (len(grouped), len(looped)) == ((0, 2) if how == "loop" else (2, 0))
@@ -140,7 +140,7 @@ def test_experts_are_a_loop_or_one_kernel(folder, how, products):
 
 def test_one_token_takes_as_many_experts_as_it_is_sent_to(folder):
     (component,) = load(folder(MOE, num_hidden_layers=1))
-    one = record(component, Work("decode", length=8, experts="loop"))
+    one = record(component, Work("decode", length=8, experts="loop"), chips.get("910B3"))
     assert [each.times for each in one.events if each.call and each.times > 1] == [2, 2]
 
 

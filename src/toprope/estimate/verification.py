@@ -85,7 +85,7 @@ class Measured:
         results: all that was measured, as the program wrote it.
         release: the release of torch_npu that the file's operators were chosen for.
         stopped: why it was stopped early; "" where it was not.
-        parts: parts that failed, with the reason.
+        parts: parts that failed or were not begun, with the reason.
     """
 
     facts: Mapping[str, Any]
