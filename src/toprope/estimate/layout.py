@@ -44,7 +44,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "ep", "micro_batches"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}.", do="write 1 or more")
+                raise UsageError(f"{name} is {getattr(self, name)}, and is at least 1.", do="write 1 or more")
         if self.zero not in range(4):
             raise UsageError(f"zero is {self.zero}.", do="write 0, 1, 2 or 3")
         if self.zero and self.dp == 1:
