@@ -18,6 +18,11 @@ from toprope.estimate.stored import StoredRates, stored_for
 __all__ = ["OWN_LAUNCH", "Rates", "UnknownRateError", "rates_of", "shipped_rates"]
 
 _MICRO = 1e-6
+_MEANING = {
+    "memory_gb_per_s": "the bandwidth of the memory (memory_gb_per_s)",
+    "cube_cores": "the number of cube cores",
+    "cube_mhz": "the clock",
+}
 OWN_LAUNCH = ("matmul", "softmax", "normalisation", "attention")
 """Kinds of operators whose launch takes longer than others."""
 
@@ -112,7 +117,9 @@ class Rates:
     def _known(self, name: str) -> float:
         value = getattr(self.chip, name)
         if value is None:
-            raise UnknownRateError(f"no source gives {name} of the {self.chip.name}")
+            raise UnknownRateError(
+                f"no public source gives {_MEANING[name]} of the {self.chip.name}, which times rest on"
+            )
         return float(value)
 
     def _peak(self, dtype: str) -> float:

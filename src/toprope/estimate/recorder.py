@@ -192,7 +192,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if new:
             name = schema.name.rpartition("::")[2]
             for each in new:
-                self._see(each, "activations", f"{name} {_dtype(each)} {list(each.shape)}")
+                kind = "optimizer" if self.phase == "optimizer" else "activations"
+                self._see(each, kind, f"{name} {_dtype(each)} {list(each.shape)}")
         if (not new and not (schema.writes and read)) or schema.name.startswith(_WITHOUT_KERNEL):
             return result
         tensors = [self._shape(each, "written" if written else "read") for each, written in read]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from toprope.sim.native import native
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["is_recorded", "recorded", "replayed", "unrecorded"]
+__all__ = ["Kernel", "is_recorded", "recorded", "replayed", "unrecorded"]
 
 _READ, _WRITTEN, _RESULT = range(3)
 _STRIDED, _COLD = 1, 2
@@ -99,6 +99,38 @@ def _record_gradient(
     index = results[0].device.index
     record = torch.ops.toprope_sim.record_gradient
     record(results, first, f"{name}_backward", index, operations * 5 // 2, shapes)
+
+
+class Kernel:
+    """A kernel of a compiled graph, whose tensors are the card's as the host sees them; keeps their shapes alone.
+
+    Args:
+        name: "aten::mm".
+        device: number of the card.
+        read: what it reads.
+    """
+
+    def __init__(self, name: str, device: int, read: Iterable[Any]) -> None:
+        self._name, self._device = name, device
+        self._shapes: list[int] = []
+        self._count = 0
+        self._keep(_READ, read)
+
+    def record(self, made: Iterable[Any]) -> None:
+        """Record it with its results."""
+        library = native()
+        began = library.begin_composite()
+        self._keep(_RESULT, made)
+        packed = (ctypes.c_int64 * len(self._shapes))(*self._shapes)
+        library.end_composite(self._name.encode(), self._device, began, 0, packed, self._count)
+
+    def _keep(self, role: int, values: Iterable[Any]) -> None:
+        import torch
+
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                _add(self._shapes, role, value, tuple(value.shape))
+                self._count += 1
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from toprope.support.operator_kinds import kind_of
 
 __all__ = [
     "CHROME_FRAME",
+    "GENERATED",
     "HEADER_SIZE",
     "KERNELS",
     "KERNEL_DETAILS",
@@ -48,6 +49,9 @@ __all__ = [
 
 Buffer = bytes | memoryview | mmap
 """Bytes of a trace."""
+
+GENERATED = "inductor::generated_kernels"
+"""Name of the kernels that Inductor generates for one graph, which are recorded together."""
 
 MAGIC = b"TRTRACE\x01"
 _HEADER = struct.Struct("<8sQQqQqQQ")

@@ -19,7 +19,7 @@ from toprope.estimate.costs import Cost
 from toprope.estimate.rates import Rates, UnknownRateError
 from toprope.estimate.span import NOTHING, Span, total_of
 from toprope.estimate.timeline import Act, Timeline, bound_by
-from toprope.sim.records import Record, Trace
+from toprope.sim.records import GENERATED, Record, Trace
 from toprope.sim.tracing import TIMED, read_ends
 
 __all__ = ["Timing", "acts_of", "of_run", "timing_of"]
@@ -48,6 +48,7 @@ class Timing:
         measured: what was measured on a card of the user's own, or why that is not used; "" for nothing.
         own: seconds of the program's own code between operators, measured here; on top of `total` where nothing hides
             it.
+        generated: calls of graphs whose kernels Inductor generated: each is one pass over its inputs and results.
     """
 
     chip: str
@@ -63,6 +64,7 @@ class Timing:
     changes: tuple[Change, ...] = ()
     measured: str = ""
     own: float = 0.0
+    generated: int = 0
 
     @property
     def bound(self) -> str:
@@ -88,6 +90,7 @@ class Timing:
             "host": list(self.host),
             "copies_and_waits": list(self.aside),
             "own_code_measured_here": self.own,
+            "generated_graphs": self.generated,
             "bound": self.bound,
             "kinds": [
                 {"kind": kind, "calls": self.calls.get(kind, 0), "card": list(span)}
@@ -139,6 +142,7 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         ordered, calls,
         changes=tuple(changes(acts, rates, total, share)), measured=_measured(rates),
         own=_own(trace) * share,
+        generated=sum(record.name == GENERATED for record in trace.records if record.act == "composite"),
     )  # fmt: skip
 
 
