@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,21 +115,23 @@ class Deviations:
             return
         wanted = [each for each in _leaves(_in_single(module, args, kwargs)) if each.is_floating_point()]
         shares = [_share(here, there) for here, there in zip(results, wanted, strict=True)]
+        if not all(map(isfinite, shares)):
+            return  # named as a bad number, and no deviation
         dtype = str(results[0].dtype).removeprefix("torch.")
         made = Deviation(self._names.get(module, ""), type(module).__name__, dtype, max(shares))
         self.found.append(made)
         self._write([made.module, made.kind, made.dtype, made.largest])
 
 
-def read_run(folder: Path) -> tuple[list[Deviation], list[BadModule]]:
-    """The deviations of all processes of a run, and the modules of their bad numbers: the first process's of each kind."""
+def read_run(folder: Path) -> tuple[tuple[Deviation, ...], tuple[BadModule, ...]]:
+    """The deviations of all processes of a run, and the modules of the first bad number of each kind."""
     lines = (line for path in sorted(folder.glob(f"*{SUFFIX}")) for line in path.read_text().splitlines())
     rows = [json.loads(line) for line in lines]
     bad: dict[str, BadModule] = {}
     for row in rows:
         if len(row) == 3:
             bad.setdefault(row[0], BadModule(*row))
-    return [Deviation(*row) for row in rows if len(row) == 4], list(bad.values())
+    return tuple(Deviation(*row) for row in rows if len(row) == 4), tuple(bad.values())
 
 
 def _leaves(value: Any) -> Iterator[Tensor]:
