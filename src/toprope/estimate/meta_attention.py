@@ -8,8 +8,8 @@ of each row of the softmax in float32, eight times. Anything else is composed of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 
@@ -17,8 +17,13 @@ from toprope.estimate.calls import Role
 
 __all__ = ["FusedAttention", "Note", "fused_attention"]
 
-Note = Callable[[str, Iterable[tuple[torch.Tensor, Role]], int], None]
-"""Takes the launch of a kernel: its name, its tensors with their roles, and operations that shapes do not say."""
+
+class Note(Protocol):
+    """Takes the launch of a kernel: its name, its tensors with their roles, and operations that shapes do not say."""
+
+    def __call__(self, name: str, tensors: Iterable[tuple[torch.Tensor, Role]], operations: int = 0) -> None:
+        """Take it."""
+
 
 _CAUSAL_MASK, _MOST_HEADS, _MOST_HEAD, _SUMS = 2048, 2048, 512, 8
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
