@@ -79,7 +79,7 @@ def test_it_runs_on_the_simulated_card_and_all_but_times_is_compared(toprope, me
     status, out, err = toprope("--read", measured)
     assert (status, err) == (0, "")
     assert "a simulated card: its times are this machine's, so everything but times is compared" in out
-    assert out.endswith("nothing differs\n")
+    assert out.endswith("nothing differs of what was measured\n")
     facts = json.loads(toprope("--read", measured, "--json")[1])
     parts = {each["part"] for each in facts["findings"]}
     assert parts == {"memory", "operator", "dtype", "error text"}
@@ -184,7 +184,7 @@ def test_parts_that_were_not_measured_are_named(toprope, measured):
         )
     assert "nothing differs of what was measured" in out
     facts = json.loads(toprope("--read", measured, "--json")[1])
-    assert set(facts["failed_parts"]) == left_out
+    assert set(facts["missing_parts"]) == left_out
 
 
 def test_ctrl_c_writes_what_there_is(program):

@@ -122,6 +122,7 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
             "simulated": measured.simulated,
             "stopped": measured.stopped,
             "failed_parts": dict(measured.parts),
+            "missing_parts": dict(measured.missing),
             "findings": [asdict(each) for each in findings],
             "differs": len(wrong),
             "stored": where,
@@ -147,7 +148,8 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
         items.append("a simulated card: its times are this machine's, so everything but times is compared")
     if measured.stopped:
         items.append(f"it was {measured.stopped}: the rest is missing")
-    items += [f"part {part}: {why}, so nothing of it is compared" for part, why in measured.parts.items()]
+    not_compared = {**measured.parts, **measured.missing}
+    items += [f"part {part}: {why}" for part, why in not_compared.items()]
     counts: Counter[tuple[str, str]] = Counter((each.part, each.verdict) for each in findings)
     parts = list(dict.fromkeys(each.part for each in findings))
     verdicts = ("agrees", "differs", "not compared")
@@ -160,6 +162,6 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
         items += ["", table(rows, ("differs", "toprope", "measured", "where"), wrapped={1, 2, 3})]
     items.append("")
     items.append(f"{sum(each.verdict == 'agrees' for each in findings)} entries agree")
-    nothing = "nothing differs" if not measured.parts else "nothing differs of what was measured"
+    nothing = "nothing differs" if not not_compared else "nothing differs of what was measured"
     items.append(f"{len(wrong)} entries of toprope's tables differ from this card" if wrong else nothing)
     return items
