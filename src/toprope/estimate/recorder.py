@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if new:
             name = schema.name.rpartition("::")[2]
             for each in new:
-                kind = "optimizer" if self.phase == "optimizer" else "activations"
+                kind = "optimizer temporaries" if self.phase == "optimizer" else "activations"
                 self._see(each, kind, f"{name} {_dtype(each)} {list(each.shape)}")
         if (not new and not (schema.writes and read)) or schema.name.startswith(_WITHOUT_KERNEL):
             return result

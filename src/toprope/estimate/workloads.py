@@ -533,7 +533,7 @@ class _Optimizer:
     def hold(self) -> None:
         """Count what lives as long as the training."""
         work, recorder = self._work, self._recorder
-        recorder.hold(self._states, "optimizer")
+        recorder.hold(self._states, "optimizer states")
         if work.master:
             recorder.hold(self._optimized, "weights in float32")
         item = 4 if work.master else dtype_of(work.dtype).itemsize
