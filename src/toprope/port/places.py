@@ -6,12 +6,15 @@ import ast
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from string import Formatter
 
 from toprope.port.file import File
 
-__all__ = ["Said", "Use", "device_name", "index_name", "is_card", "is_index", "said", "use"]
+__all__ = ["Said", "Use", "device_name", "index_name", "is_card", "is_index", "is_template", "said", "use"]
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
+_TEMPLATE = re.compile(r"cuda:(?:[{%]\S*)?")
+_PERCENT = ("cuda:%d", "cuda:%i", "cuda:%s")
 _DEVICE_NAME = re.compile(r"(?:^|_)(?:device|devices|dev|map_location|torch_device)(?:$|_|\d)", re.IGNORECASE)
 _NO_DEVICE = re.compile(r"name|count|num|map$", re.IGNORECASE)
 _INDEX_NAME = re.compile(r"(?:local_?rank|rank|gpu|gpu_?(?:id|index|idx|num)|device_?(?:id|index|idx))", re.IGNORECASE)
@@ -63,10 +66,9 @@ def said(file: File, node: ast.expr) -> Said | None:
             return Said(found[1])
         case ast.JoinedStr(values=[ast.Constant(value=str(text))]) if found := _TEXT.fullmatch(text):  # f"cuda"
             return Said(found[1])
-        case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(conversion=-1, format_spec=None)]):
-            inner: ast.expr = node.values[1].value  # type: ignore[attr-defined]
-            return Said(_kept(file, inner))
-        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=right) if text in ("cuda:%d", "cuda:%s"):
+        case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue() as part]) if _is_plain(part):
+            return Said(_kept(file, part.value))
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=right) if text in _PERCENT:
             if isinstance(right, ast.Tuple):
                 return Said(right.elts[0]) if len(right.elts) == 1 else None
             return Said(right)
@@ -77,12 +79,9 @@ def said(file: File, node: ast.expr) -> Said | None:
             if isinstance(right, ast.Call) and file.is_builtin(right.func, "str") and len(right.args) == 1:
                 return Said(right.args[0])
             return Said(right)
-        case ast.Call(
-            func=ast.Attribute(value=ast.Constant(value="cuda:{}" | "cuda:{0}"), attr="format"),
-            args=[argument],
-            keywords=[],
-        ) if not isinstance(argument, ast.Starred):
-            return Said(argument)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
+            argument = _formatted(text, node)
+            return None if argument is None else Said(argument)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, body, orelse = test.operand, orelse, body
@@ -94,6 +93,37 @@ def said(file: File, node: ast.expr) -> Said | None:
                 return None
             named = said(file, body)
             return None if named is None or named.chosen else Said(named.index, chosen=True, is_device=is_device)
+    return None
+
+
+def is_template(file: File, node: ast.expr) -> bool:
+    """Whether a text is the beginning of a device's name that something completes: "cuda:%s", "cuda:{:02d}"."""
+    around = file.parent(node)
+    whole = not isinstance(around, ast.JoinedStr) or len(around.values) == 2
+    return whole and isinstance(node, ast.Constant) and bool(_TEMPLATE.fullmatch(str(node.value)))
+
+
+def _is_plain(part: ast.FormattedValue) -> bool:
+    """Whether what stands in braces is written as a number or text is: `{i}`, `{i!s}`, `{i:d}`."""
+    spec = part.format_spec
+    written = spec.values if isinstance(spec, ast.JoinedStr) else []
+    plain = all(isinstance(each, ast.Constant) and each.value in ("d", "s") for each in written)
+    return plain and part.conversion in (-1, ord("s"))
+
+
+def _formatted(text: str, call: ast.Call) -> ast.expr | None:
+    """Find the number in `"cuda:{}".format(i)`, `"cuda:{0:d}"`, `"cuda:{rank}"`; None where there is more than it."""
+    try:
+        ((before, name, spec, conversion),) = Formatter().parse(text)
+    except ValueError:  # no template, or one with more parts
+        return None
+    if before != "cuda:" or spec not in ("", "d", "s") or conversion not in (None, "s"):
+        return None
+    match call:
+        case ast.Call(args=[argument], keywords=[]) if name in ("", "0") and not isinstance(argument, ast.Starred):
+            return argument
+        case ast.Call(args=[], keywords=[ast.keyword(arg=str(given), value=argument)]) if given == name:
+            return argument
     return None
 
 

@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Said, Use, said, use
+from toprope.port.places import Said, Use, is_template, said, use
 from toprope.port.receivers import is_for_own_to
 from toprope.port.rule import Example, Kind, Rule
 
@@ -154,10 +154,11 @@ INDEX = FAMILY.rule(
 
             for i in range(2):
                 a = torch.device("cuda", i)
-                b = torch.device(f"cuda:{i}")
+                b = torch.device(f"cuda:{i:d}")
                 c = torch.device("cuda:%d" % i)
                 d = torch.device("cuda:{}".format(i))
                 e = torch.device("cuda:" + str(i))
+                g, h = torch.device("cuda:{:d}".format(i)), torch.device("cuda:{n}".format(n=i))
                 f = torch.device("cuda" + ":0")
                 x.to(f"cuda:{i + 1}", non_blocking=True)
             """,
@@ -171,6 +172,7 @@ INDEX = FAMILY.rule(
                 c = portable.device(i)
                 d = portable.device(i)
                 e = portable.device(i)
+                g, h = portable.device(i), portable.device(i)
                 f = portable.device(0)
                 x.to(portable.device(i + 1), non_blocking=True)
             """,
@@ -283,6 +285,7 @@ UNUSED = FAMILY.rule(
             print("cuda:0 is fast", "https://example.org/cu118", "model_cuda.pt")
             """,
         ),
+        Example('name = "cuda:{:02d}".format(1)\n'),
         Example(
             """
             use_cuda = "cuda_version"
@@ -358,6 +361,8 @@ def _format(file: File, node: ast.Call) -> bool | None:
 def _text(file: File, node: ast.expr) -> bool:
     named = said(file, node)
     if named is None:
+        if is_template(file, node):
+            file.report(UNUSED, node, "a device's name is made of it in a way that is not known: left as it is")
         return False
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
