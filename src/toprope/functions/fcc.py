@@ -91,7 +91,8 @@ def create_function_group(
         options: resources of each, and how many go to one node (`scheduling_affinity_each_bundle_size`).
 
     Returns:
-        For a function the references to what each member returns, by rank; for a class a `FunctionGroupHandler`.
+        For a function the references to what each member returns, by rank, or the reference where there is one; for a
+        class a `FunctionGroupHandler`.
 
     Raises:
         ValueError: sizes or a timeout that cannot be.
@@ -204,7 +205,7 @@ def _options(options: FunctionGroupOptions, name: str) -> InvokeOptions:
     return chosen
 
 
-def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...]) -> list[ObjectRef]:
+def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...]) -> ObjectRef | list[ObjectRef]:
     """Call the function in each member, and end the members when all have returned."""
     backend = current.backend()
     refs: list[ObjectRef] = []
@@ -226,4 +227,6 @@ def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...])
 
     for ref in refs:
         ref.on_complete(done)
-    return refs if returns else []
+    if not returns:
+        return []
+    return refs[0] if len(refs) == 1 else refs

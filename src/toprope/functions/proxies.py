@@ -311,11 +311,12 @@ class MethodProxy:
 
 
 def get_instance(name: str, namespace: str = "", timeout: float = 60) -> InstanceProxy:
-    """The living instance of a name; waits for one.
+    """The living instance of a name; waits until there is one, and its constructor has run.
 
     Raises:
         TypeError: wrong arguments.
         RuntimeError: there is none.
+        TimeoutError: there is none in time, or its constructor has not run.
     """
     if not isinstance(name, str) or not isinstance(namespace, str):
         raise TypeError(f"invalid name type, actual: {type(name)}, expect: str")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError
+from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError, YRTimeoutError
 from toprope.functions.ledger import Grant
 from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
@@ -93,7 +93,7 @@ class Instances:
         assert instance.grant is not None
         try:
             nodes = session.services.ledger_of(instance).nodes
-            variables = {**session.kept, **options.environment()}
+            variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
             process = session.processes.take()
         except YRRuntimeError as error:
@@ -138,6 +138,7 @@ class Instances:
             instance.saved = checkpoint if instance.saved is None else instance.saved
             instance.state = State.READY
             instance.value, instance.refs = NOTHING, []
+            self.appeared.notify_all()
             self._session.services.started(instance)
             self.advance(instance)
 
@@ -153,10 +154,9 @@ class Instances:
             call.owner = instance.calls or instance_calls(self, instance)
             if instance.error is not None:
                 call.fail(instance.error)
-            elif instance.state is State.READY and not instance.queue and not call.refs:
-                process = instance.process
-                assert process is not None
-                self._session.send(process, call)
+            elif instance.is_up and not instance.queue and not call.refs:
+                assert instance.process is not None
+                self._session.send(instance.process, call)
             else:
                 instance.queue.append(call)
                 self.advance(instance)
@@ -165,7 +165,7 @@ class Instances:
         """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
         with self._session.lock:
             queue = instance.queue
-            while queue and instance.state is State.READY and instance.process is not None:
+            while queue and instance.is_up:
                 call = queue[0]
                 missing = next((entry for entry in call.refs if not entry.done), None)
                 if missing is not None:
@@ -177,7 +177,7 @@ class Instances:
                 failed = next((entry.error for entry in call.refs if entry.error is not None), None)
                 if failed is not None:
                     call.fail(failed)
-                else:
+                elif instance.process is not None:
                     self._session.send(instance.process, call)
 
     def _unblocked(self, instance: Instance) -> None:
@@ -301,17 +301,26 @@ class Instances:
         instance = self._by_id.get(id)
         return instance is not None and instance.state not in (State.DEAD, State.ENDING)
 
+    def is_made(self, id: str) -> bool:
+        """Whether an instance is there, and its constructor has run."""
+        instance = self._by_id.get(id)
+        return instance is not None and instance.state is State.READY
+
     @interrupts.interruptible
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
-        """The id and class of a named instance; waits for one to appear.
+        """The id and class of a named instance; waits until there is one, and its constructor has run.
 
         Raises:
             RuntimeError: there is none.
+            YRTimeoutError: its constructor has not run in time.
         """
         id = f"{namespace or self._namespace()}-{name}"
         with self._session.lock:
-            if not self.appeared.wait_for(lambda: self.is_alive(id), timeout):
-                raise MissingInstanceError(id)
+            if not self.appeared.wait_for(lambda: self.is_made(id), timeout):
+                if not self.is_alive(id):
+                    raise MissingInstanceError(id)
+                why = self.why_waiting(self._by_id[id])
+                raise YRTimeoutError(f"{why}, within {timeout} s", CODES["get failed"])
             return id, self._by_id[id].code
 
     def named(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
 from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
+from toprope.functions.pairs import Pairs
 from toprope.functions.resources import Request
 
 if TYPE_CHECKING:
@@ -51,11 +53,10 @@ class Services:
         self._ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
-        self._pairs: dict[str, bytes] = {}
+        self._pairs = Pairs()
         self._resource_groups = ResourceGroups(session, self._ledgers)
         self._groups = Groups(session)
         self._operations: Mapping[str, Callable[..., Any]] = {
-            "kv_set": self._kv_set,
             "kv_set_all": self._kv_set_all,
             "kv_get": self._kv_get,
             "kv_del": self._kv_del,
@@ -271,20 +272,14 @@ class Services:
         with self._session.lock:
             return found(process, *arguments)
 
-    def _kv_set(self, process: Process | None, key: str, value: bytes, only_new: bool) -> None:
-        self._kv_set_all(process, {key: value}, only_new)
-
-    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool) -> None:
-        there = [key for key in pairs if key in self._pairs]
-        if only_new and there:
-            raise YRRuntimeError(f"the key {there[0]} exists", 4206, 30)
-        self._pairs.update(pairs)
+    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool, ttl: float) -> str:
+        return self._pairs.set_all(pairs, time.monotonic(), only_new=only_new, ttl=ttl)
 
     def _kv_get(self, process: Process | None, keys: list[str]) -> list[bytes | None]:
-        return [self._pairs.get(key) for key in keys]
+        return self._pairs.get(keys, time.monotonic())
 
     def _kv_del(self, process: Process | None, keys: list[str]) -> list[str]:
-        return [key for key in keys if self._pairs.pop(key, None) is None]
+        return self._pairs.delete(keys, time.monotonic())
 
     def _resources(self, process: Process | None) -> list[dict[str, Any]]:
         ledger = self._session.ledger

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Placed
 from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
-from toprope.functions.ray.refs import lower
 from toprope.functions.ray.tensors import know_tensors
 
 __all__ = ["AsyncHost", "Host", "Making", "host_of"]
@@ -68,6 +68,7 @@ class _Base:
         context = ray.get_runtime_context()
         try:
             prepare(making.setup)
+            os.environ["INSTANCE_ID"] = making.id
             guard()
             vendor, cards = next(((name, ids) for name, ids in granted_cards().items() if ids), ("", ()))
             placed = Placed(
@@ -84,11 +85,12 @@ class _Base:
                 arguments, keywords = ray.get(packed[0]) if packed else ((), {})
                 if refs:
                     values = ray.get(refs)
-                    arguments, keywords = lower(arguments, values), lower(keywords, values)
+                    arguments, keywords = lower(arguments, keywords, values)
                 self.instance = target(*arguments, **keywords)
                 if making.recoverable:
                     self.save()
             know_tensors()
+            self._tell("made")
         except (Exception, SystemExit) as error:
             kept = self._failure(error)
             try:
@@ -145,7 +147,7 @@ class _Base:
     def method(self, name: str, arguments: Any, keywords: Any, values: Any) -> tuple[Any, Any, Any]:
         """A method with its arguments, the objects in their slots."""
         if values:
-            arguments, keywords = lower(arguments, values), lower(keywords, values)
+            arguments, keywords = lower(arguments, keywords, values)
         return getattr(self.instance, name), arguments, keywords
 
     def end(self, grace: float) -> None:

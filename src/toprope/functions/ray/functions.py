@@ -14,7 +14,7 @@ from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray import task
 from toprope.functions.ray.process import Setup
-from toprope.functions.ray.refs import Entry, FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
 from toprope.functions.resources import InvalidRequestError, Request, parse
 
@@ -92,8 +92,7 @@ class Functions:
         except FailedArgumentError as failed:
             return backend.failed(failed.entry.error, returns)
         key, shipped = self._shipped(code)
-        with as_arguments:
-            made = self._call(pool, key, shipped, lifted, returns)
+        made = self._call(pool, key, shipped, lifted, returns)
         if returns is None:
             return backend.items(made)
         result = backend.several(made, returns)

@@ -29,8 +29,7 @@ class Services:
         self.resource_groups = ResourceGroups(backend)
         self.groups = Groups(backend)
         self._operations: Mapping[str, Callable[..., Any]] = {
-            "kv_set": lambda key, value, only_new: self._kv_set_all({key: value}, only_new),
-            "kv_set_all": self._kv_set_all,
+            "kv_set_all": lambda *arguments: backend.ask("kv_set_all", *arguments),
             "kv_get": lambda keys: backend.ask("kv_get", keys),
             "kv_del": lambda keys: backend.ask("kv_del", keys),
             "resources": lambda: [resources_of(seen) for seen in backend.ask("view", True)],
@@ -59,11 +58,6 @@ class Services:
     def end(self) -> None:
         """The session ends."""
         self.resource_groups.end()
-
-    def _kv_set_all(self, pairs: dict[str, bytes], only_new: bool) -> None:
-        there = self._backend.ask("kv_set_all", pairs, only_new)
-        if there:
-            raise YRRuntimeError(f"the key {there} exists", 4206, 30)
 
     def _list_named(self, all_namespaces: bool) -> list[Any]:
         from toprope.functions.ray.attach import NAMESPACE
