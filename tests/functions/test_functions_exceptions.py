@@ -57,7 +57,7 @@ def test_text_code_and_module_survive_a_pickle(error):
     assert (again.code, again.module_code, again.message) == (error.code, error.module_code, "what")
     assert str(again) == str(error)
     assert f"code: {error.code}, module code: {error.module_code}, m" in str(error)
-        assert str(error).endswith(": what")
+    assert str(error).endswith(": what")
     assert error.error_info == "what"
 
 

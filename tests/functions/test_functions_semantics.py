@@ -434,3 +434,61 @@ def test_calls_of_a_function_share_a_worker_as_its_concurrency_says(tmp_path):
     with session("local", yr.Config(num_cpus=16)):
         assert len(set(yr.get([meet.invoke(tmp_path, each, 3) for each in range(3)], 60))) == 1
         assert len(set(yr.get([meet.invoke(tmp_path, each, 3) for each in range(9)], 60))) == 1
+
+
+@yr.instance
+class Kid:
+    def hold(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+
+@pytest.mark.usefixtures("kind")
+def test_instances_are_listed_without_a_handle_too():
+    kid = Kid.options(yr.InvokeOptions(cpu=700)).invoke()
+    assert yr.get(kid.hold.invoke(0), 60) == 0
+    (found,) = [each for each in yr.list_instances() if each["id"] == kid.real_id()]
+    assert (found["class"], found["resources"]["CPU"], found["handles"]) == (found["class"], 700, 1)
+    assert found["class"].endswith("Kid")
+    assert found["pid"]
+    id = kid.real_id()
+    del kid
+    assert until(lambda: [each["handles"] for each in yr.list_instances() if each["id"] == id] == [0])
+    yr.kill_instance(id)
+    assert until(lambda: id not in [each["id"] for each in yr.list_instances()])
+
+
+def test_a_shortage_names_the_holders():
+    with session("local", yr.Config(num_cpus=2)):
+        kids = [Kid.invoke() for _ in range(4)]
+        yr.get([each.hold.invoke(0) for each in kids])
+        late = Kid.options(yr.InvokeOptions(schedule_timeout_ms=500)).invoke()
+        with pytest.raises(yr.YRError, match=r"4 x Kid .*: 500 millicores, 500 MB each\n") as caught:
+            yr.get(late.hold.invoke(0))
+        assert caught.value.code == 1002
+        del kids
+        late = Kid.options(yr.InvokeOptions(schedule_timeout_ms=500)).invoke()
+        with pytest.raises(yr.YRError, match="no handle any more"):
+            yr.get(late.hold.invoke(0))
+
+
+def test_an_instance_without_a_handle_is_freed_where_that_is_asked_for():
+    from toprope.functions.local.listing import listed
+
+    def there():
+        return {each["id"] for each in yr.list_instances()}
+
+    with session("local", yr.Config(num_cpus=8, free_unreferenced=True)):
+        kids = [Kid.invoke() for _ in range(3)]
+        kept, named = kids[0], Kid.options(yr.InvokeOptions(name="kept")).invoke()
+        ref = kids[1].hold.invoke(1)
+        keep = {kept.real_id(), named.real_id()}
+        assert until(lambda: {each["id"] for _, found in listed() for each in found} >= keep)
+        del kids, named
+        assert yr.get(ref) == 1  # what was called is finished first
+        assert until(lambda: there() == keep)
+        sent = kept.real_id()
+        yr.put([kept])
+        del kept
+        time.sleep(0.5)
+        assert sent in there()  # another process may have a handle

@@ -23,6 +23,7 @@ __all__ = [
     "get",
     "init",
     "is_initialized",
+    "list_instances",
     "list_named_instances",
     "load_state",
     "put",
@@ -35,7 +36,7 @@ CLUSTER = "TOPROPE_CLUSTER"
 """The variable with the address of a cluster, where `Config.server_address` has none."""
 
 
-_ADDRESS = re.compile(r"(ray://)?[^/:\s]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+_ADDRESS = re.compile(r"(ray://|ray:)?([^/:\s]+|\[[0-9a-fA-F:]+\]):\d+")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def init(conf: Config | None = None) -> ClientInfo:
     if address and address not in ("ray", "auto") and not _ADDRESS.fullmatch(address):
         raise ValueError(
             f"invalid server_address, actual: {address}, expect: '' for this machine, 'ray', 'auto', "
-            "'ray://host:port' or 'host:port'"
+            "'ray://host:port', 'ray:host:port' or 'host:port'"
         )
     if address:
         from toprope.functions import ray
@@ -195,6 +196,17 @@ def resources() -> list[dict[str, Any]]:
     """Each node with its capacity and what is free of it: `{"id", "status", "capacity", "allocatable", "labels"}`."""
     nodes: list[dict[str, Any]] = current.backend().request("resources")
     return nodes
+
+
+def list_instances() -> list[dict[str, Any]]:
+    """Each living instance of the session, with or without a handle or a name. Not part of openYuanrong's API.
+
+    Returns:
+        For each `id`, `class`, `state`, `node`, `pid`, `resources`, `cards`, `name`, `namespace` and `handles`: the
+        handles to it in this program, None where another process may have one, too.
+    """
+    found: list[dict[str, Any]] = current.backend().request("instances")
+    return found
 
 
 def list_named_instances(all_namespaces: bool = False) -> list[Any]:

@@ -11,7 +11,7 @@ from toprope.functions.objects import ObjectRef
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Items", "ListedItems", "ObjectRefGenerator", "told"]
+__all__ = ["Items", "ListedItems", "ObjectRefGenerator", "signalled"]
 
 
 class Items(ABC):
@@ -79,7 +79,7 @@ class ObjectRefGenerator:
         self._items = None
 
 
-async def told(ask: Callable[[Callable[[], None]], None]) -> None:
+async def signalled(ask: Callable[[Callable[[], None]], None]) -> None:
     """Wait in a coroutine for a callback that may come in another thread.
 
     Args:

@@ -59,6 +59,8 @@ class Config:
         custom_envs: the workers' LD_LIBRARY_PATH, with `${NAME}` for a variable; other names have no effect.
         runtime_env: for all functions and instances, see `InvokeOptions.runtime_env`.
         recycle_time: seconds after which an idle worker for functions ends.
+        free_unreferenced: whether an instance ends once its last handle is gone and its calls have ended, unless it has
+            a name or a group, is detached, or a handle to it was sent to another process.
         max_task_instance_num: most workers for functions; -1 for no limit but the resources.
     """
 
@@ -116,6 +118,7 @@ class Config:
     npu_collection_mode: str = ""
     custom_resources: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    free_unreferenced: bool = False
 
     def environment(self) -> dict[str, str]:
         """Variables of all workers; what a call or an instance asks for goes before them."""

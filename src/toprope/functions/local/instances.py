@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from toprope.functions import interrupts
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError, YRTimeoutError
+from toprope.functions.handles import handles
+from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
 from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
 from toprope.functions.local.values import NOTHING
@@ -41,6 +44,8 @@ class Instances:
         self._dead: deque[Instance] = deque()
         self._numbers = itertools.count(1)
         self.appeared = threading.Condition(session.lock)
+        self.dropped: deque[str] = deque()  # instances of which a handle is gone
+        self.listing = Listing(session)
 
     # Creating
 
@@ -54,6 +59,7 @@ class Instances:
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
             remarks.detached(id, options)
+            self.listing.changed()
             self.appeared.notify_all()
             error = self._check(instance)
             if error is not None:
@@ -139,8 +145,10 @@ class Instances:
             instance.state = State.READY
             instance.value, instance.refs = NOTHING, []
             self.appeared.notify_all()
+            self.listing.changed()
             self._session.services.started(instance)
             self.advance(instance)
+            self.free_if_unused(instance)
 
     # Calling
 
@@ -258,6 +266,8 @@ class Instances:
             self._session.services.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
+        handles.forget(instance.id)
+        self.listing.changed()
         self._session.services.member_freed(instance)
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
@@ -280,6 +290,41 @@ class Instances:
                 if instance.process is not None:
                     for call in (*instance.process.pending.values(), *instance.process.backlog):
                         call.fail(error)
+
+    def free_dropped(self) -> None:
+        """End instances whose last handle is gone, where nothing is left for them to do."""
+        with self._session.lock:
+            while self.dropped:
+                instance = self._by_id.get(self.dropped.popleft())
+                if instance is not None:
+                    self.free_if_unused(instance)
+
+    def free_if_unused(self, instance: Instance) -> None:
+        """End an instance that nobody can call any more, once its calls have ended."""
+        if not self._session.config.free_unreferenced or handles.count(instance.id) != 0:
+            return
+        options, process = instance.options, instance.process
+        kept = options.name or options.group_name or options.custom_extensions.get("lifecycle") == "detached"
+        busy = instance.queue or (process is not None and (process.pending or process.backlog))
+        if not kept and not busy and instance.state in (State.WAITING, State.READY):
+            self.end(
+                instance, YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
+            )
+
+    def holders(self) -> list[Holder]:
+        """The instances that hold resources, or wait for them."""
+        return [self._holder(each) for each in self._by_id.values() if each.state is not State.DEAD]
+
+    def _holder(self, instance: Instance) -> Holder:
+        options, grant, process = instance.options, instance.grant, instance.process
+        named = {"name": options.name, "namespace": options.namespace or self._namespace()} if options.name else {}
+        held = None if grant is None else grant.request
+        return Holder(
+            instance.id, instance.code.name, str(instance.state), "" if grant is None else grant.node,
+            0 if process is None else process.pid, 0 if held is None else held.cpu, 0 if held is None else held.memory,
+            {} if grant is None else grant.cards, {} if held is None else held.scalars,
+            handles=handles.count(instance.id), **named,
+        )  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
         """A resource group goes: the instances that use it end."""
@@ -396,6 +441,7 @@ class _Calls(_Creation):
         """A call has a result, or raised; it is not run again."""
         if error is not None:
             call.fail(error)
+        self._instances.free_if_unused(self._instance)
         return False
 
 

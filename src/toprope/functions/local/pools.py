@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
 from toprope.functions.local import remarks
 from toprope.functions.local.masks import mask
@@ -111,6 +112,7 @@ class Pools:
         try:
             options.check()
             request = parse(options.custom_resources, options.cpu, options.memory)
+            self._session.services.check_keys(request)
         except InvalidRequestError as error:
             call.fail(YRequestError(error.message, error.code))
             return
@@ -297,6 +299,17 @@ class Pools:
                 call.fail(_cancelled(call.entries))
             elif force and pool.at_once == 1:  # other calls run in it, too
                 self._session.processes.kill(call.process)
+
+    def holders(self, ledger: str) -> list[Holder]:
+        """The workers that hold resources of a ledger."""
+        return [
+            Holder(
+                f"worker {process.number}", pid=process.pid, node=grant.node, cpu=grant.request.cpu,
+                memory=grant.request.memory, cards=grant.cards, resources=grant.request.scalars,
+            )
+            for pool in self._pools.values() if pool.ledger == ledger
+            for process, grant in pool.workers.items()
+        ]  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
         """A resource group goes: the workers that use it end, and their calls with them."""

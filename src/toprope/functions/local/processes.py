@@ -295,6 +295,10 @@ class Processes:
         except (OSError, ValueError):
             pass
 
+    def look(self) -> None:
+        """Have the listening thread look for instances whose handles are gone."""
+        self._wake()
+
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
@@ -329,6 +333,8 @@ class Processes:
                 self._full.append(process)
         self._timers.run()
         self._session.values.settle()
+        if self._session.instances.dropped:
+            self._session.instances.free_dropped()
 
     def _read(self, process: Process) -> None:
         """Read what a worker has sent, where nobody else does."""

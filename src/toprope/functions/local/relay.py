@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, unreadable
-from toprope.functions.generators import Items, ObjectRefGenerator, told
+from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
@@ -363,7 +363,7 @@ class _RemoteItems(Items):
         if self._asked is None:
             self._asked = self._relay.ask_next(self._stream)
         number = self._asked
-        await told(lambda callback: self._relay.when_answered(number, callback))
+        await signalled(lambda callback: self._relay.when_answered(number, callback))
         self._asked = None
         return self._taken(self._relay.next_of(number))
 

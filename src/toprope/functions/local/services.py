@@ -11,6 +11,7 @@ from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.groups import BUNDLE
+from toprope.functions.holders import held_by
 from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
@@ -18,7 +19,7 @@ from toprope.functions.local.resource_groups import ResourceGroups
 from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
 from toprope.functions.pairs import Pairs
-from toprope.functions.resources import Request
+from toprope.functions.resources import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
@@ -61,6 +62,7 @@ class Services:
             "kv_get": self._kv_get,
             "kv_del": self._kv_del,
             "resources": self._resources,
+            "instances": self._instances,
             "list_named_instances": self._list_named,
             "save_state": self._save_state,
             "load_state": self._load_state,
@@ -113,7 +115,16 @@ class Services:
             ValueError, YRequestError: the message names what cannot be.
         """
         Wishes(instance.options)
+        self.check_keys(instance.request)
         instance.ledger = self.ledger_name(instance.options)
+
+    def check_keys(self, request: Request) -> None:
+        """Refuse keys that are spelled as those of another scheduler.
+
+        Raises:
+            InvalidRequestError: this machine does not have them.
+        """
+        check_keys(request, (key for node in self._session.ledger.nodes for key in node.scalars))
 
     def ledger_of(self, asker: Asker) -> Ledger:
         """Where somebody's resources come from.
@@ -169,8 +180,19 @@ class Services:
             self.ledger_of(asker).withdraw(asker.asked)
 
     def shortage_of(self, asker: Asker, request: Request) -> str:
-        """Why somebody has not got resources."""
-        return self.shortage_for(asker, request).text
+        """Why somebody has not got resources, and who holds what there is."""
+        found = self.shortage_for(asker, request)
+        return found.text + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
+
+    def _held(self, ledger: str) -> str:
+        """Who holds what of a ledger."""
+        instances = self._session.instances
+        of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
+        holders = [each for each in instances.holders() if each.id in of_ledger]
+        return held_by([*holders, *self._session.pools.holders(ledger)])
+
+    def _instances(self, process: Process | None) -> list[dict[str, Any]]:
+        return [each.as_dict() for each in self._session.instances.holders()]
 
     def shortage_for(self, asker: Asker, request: Request) -> Shortage:
         """What somebody is short of."""

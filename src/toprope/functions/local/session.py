@@ -18,7 +18,7 @@ from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code
 from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
-from toprope.functions.generators import Items, ObjectRefGenerator, told
+from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
@@ -282,6 +282,12 @@ class Session(Backend):
         """End an instance."""
         self.instances.terminate(instance, is_sync)
 
+    def unreferenced(self, instance: str) -> None:
+        """A handle to an instance is gone."""
+        if self.config.free_unreferenced and not self.ended:
+            self.instances.dropped.append(instance)
+            self.processes.look()
+
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
         return self.instances.is_alive(instance)
@@ -367,7 +373,7 @@ class _StreamItems(Items):
             if self._is_there():
                 return self._next()
             self._session.check()
-            await told(changed.when_done)
+            await signalled(changed.when_done)
 
     def _is_there(self) -> bool:
         return self._stream.taken < len(self._stream.entries) or self._stream.ended

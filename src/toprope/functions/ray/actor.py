@@ -21,6 +21,7 @@ from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Placed
 from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
 from toprope.functions.ray.tensors import know_tensors
+from toprope.functions.resources import Request
 
 __all__ = ["AsyncHost", "Host", "Making", "host_of"]
 
@@ -38,6 +39,8 @@ class Making:
         labels: of the instance.
         grace: seconds that its end may take.
         group: the function group that it is a member of; "" for none.
+        of: name of the class.
+        request: its resources.
     """
 
     id: str
@@ -48,6 +51,8 @@ class Making:
     labels: tuple[str, ...] = ()
     grace: float = 30.0
     group: str = ""
+    of: str = ""
+    request: Request = field(default_factory=Request)
 
 
 class _Base:
@@ -74,6 +79,7 @@ class _Base:
             placed = Placed(
                 context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,
                 tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
+                making.of, making.request.cpu, making.request.memory, making.request.scalars,
             )  # fmt: skip
             self._tell("place", placed)
             self._attach()

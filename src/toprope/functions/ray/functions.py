@@ -132,7 +132,7 @@ class Functions:
         options.check()
         request = parse(options.custom_resources, options.cpu, options.memory)
         placing = self._backend.instances.placing
-        placing.check(options)
+        placing.check(request, options)
         where = placing.options(request, options)
         tries = options.retry_times
         where.update(max_retries=tries, retry_exceptions=bool(tries))

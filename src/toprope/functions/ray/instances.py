@@ -159,6 +159,7 @@ class Instances:
         making = Making(
             record.id, backend.manager, self.setup(options), backend.blob(code), lives > 0, tuple(options.labels),
             grace_of(options), options.group_name if options.function_group_options is not None else "",
+            code.name, record.request,
         )  # fmt: skip
         detached = options.custom_extensions.get("lifecycle") == "detached"
         actor = ray.remote(host_of(code.target, code.is_async)).options(
@@ -367,7 +368,7 @@ class Instances:
         try:
             options.check(is_async=code.is_async)
             record.request = parse(options.custom_resources, options.cpu, options.memory)
-            self.placing.check(options)
+            self.placing.check(record.request, options)
         except InvalidRequestError as error:
             return YRequestError(error.message, error.code)
         except (ValueError, TypeError, NotImplementedError, YRequestError) as error:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.holders import Holder
 from toprope.functions.pairs import Pairs
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.view import Seen
@@ -37,6 +39,8 @@ class Placed:
         vendor, cards: whose cards it was given, and their numbers on the node.
         labels: of the instance.
         grace: seconds that its end may take.
+        of: its class.
+        cpu, memory, resources: what it holds, as of `Holder`.
     """
 
     node: str
@@ -46,6 +50,10 @@ class Placed:
     cards: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     grace: float = 30.0
+    of: str = ""
+    cpu: int = 0
+    memory: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -136,6 +144,29 @@ class Manager:
     def placed(self, id: str) -> Placed | None:
         """Where an instance is; None before it has its resources."""
         return self._placed.get(id)
+
+    def holders(self) -> list[Holder]:
+        """The instances that have their resources."""
+        found = []
+        for id, placed in list(self._placed.items()):
+            if id not in self._failures:
+                named = self._named.get(id)
+                found.append(
+                    Holder(
+                        id,
+                        placed.of,
+                        "runs" if id in self._made else "its constructor runs",
+                        placed.node,
+                        placed.pid,
+                        placed.cpu,
+                        placed.memory,
+                        {placed.vendor: placed.cards} if placed.vendor else {},
+                        placed.resources,
+                        "" if named is None else named.name,
+                        "" if named is None else named.namespace,
+                    )
+                )  # fmt: skip
+        return found
 
     def neighbours(self) -> dict[str, list[tuple[str, ...]]]:
         """The labels of the instances on each node."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.handles import handles
 from toprope.functions.local.instance import DEFAULT_NAMESPACE
 from toprope.functions.ray.groups import Groups
 from toprope.functions.ray.resource_groups import ResourceGroups
@@ -32,6 +33,7 @@ class Services:
             "kv_set_all": lambda *arguments: backend.ask("kv_set_all", *arguments),
             "kv_get": lambda keys: backend.ask("kv_get", keys),
             "kv_del": lambda keys: backend.ask("kv_del", keys),
+            "instances": self._instances,
             "resources": lambda: [resources_of(seen) for seen in backend.ask("view", True)],
             "list_named_instances": self._list_named,
             "node": self._node,
@@ -58,6 +60,10 @@ class Services:
     def end(self) -> None:
         """The session ends."""
         self.resource_groups.end()
+
+    def _instances(self) -> list[dict[str, Any]]:
+        told = [each.as_dict() for each in self._backend.ask("holders")]
+        return [each | {"handles": handles.count(each["id"])} for each in told]
 
     def _list_named(self, all_namespaces: bool) -> list[Any]:
         from toprope.functions.ray.attach import NAMESPACE
