@@ -3,7 +3,7 @@
 Python pickles an exception as its class and `args`, and calls the class with them. A constructor that takes other
 arguments fails then, or changes the text; notes, causes and what a group's members hold are lost. Here an exception is
 its class, `args`, attributes, notes, cause, context and, for a group, its members. A class that says itself how it is
-pickled is heeded, where that works.
+pickled is pickled so, where that works.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _made(
 
 
 def _has_own_way(kind: type[BaseException]) -> bool:
-    """Whether a class says itself how it is pickled."""
+    """True if a class says itself how it is pickled."""
     ours = ("__reduce__", "__reduce_ex__")
     return kind in copyreg.dispatch_table or any(
         name in vars(base) for base in kind.__mro__ if base.__module__ != "builtins" for name in ours
@@ -158,7 +158,7 @@ def _has_own_way(kind: type[BaseException]) -> bool:
 
 
 def _is_kept(error: BaseException) -> bool:
-    """Whether an exception comes back from its pickle as what it was."""
+    """True if an exception comes back from its pickle with its class."""
     import cloudpickle
 
     try:
@@ -168,7 +168,7 @@ def _is_kept(error: BaseException) -> bool:
 
 
 def _can_travel(value: Any) -> bool:
-    """Whether a value can be pickled, and be made from its pickle."""
+    """True if a value can be pickled, and be made from its pickle."""
     import cloudpickle
 
     try:

@@ -295,7 +295,7 @@ def fresh(error: BaseException) -> BaseException:
 
 
 def _text_of(error: BaseException) -> str:
-    """What an exception says; the user's class may fail at that."""
+    """Text of an exception, whose class may fail to make one."""
     try:
         return str(error)
     except Exception:
@@ -318,7 +318,7 @@ def describe(error: BaseException) -> tuple[Portable, str]:
 
 
 def read_error(data: bytes, *, is_ours: bool = False) -> BaseException:
-    """What a caller gets for the pickle of what `describe` returned.
+    """Error that a caller gets, from the pickle of the result of `describe`.
 
     Args:
         data: the pickle.

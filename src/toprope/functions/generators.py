@@ -15,7 +15,7 @@ __all__ = ["Items", "ListedItems", "ObjectRefGenerator", "signalled"]
 
 
 class Items(ABC):
-    """Where the references of a generator's items come from: one implementation for each backend."""
+    """Source of the references to a generator's items: one implementation for each backend."""
 
     @abstractmethod
     def take(self) -> ObjectRef | None:

@@ -1,4 +1,4 @@
-"""How many handles to each instance this process has, and whether others may have one."""
+"""Count of the handles to each instance in this process."""
 
 from __future__ import annotations
 

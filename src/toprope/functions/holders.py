@@ -1,4 +1,4 @@
-"""Who holds the resources of a session: its instances, with or without a handle, and its workers for functions."""
+"""Holders of the resources of a session: instances, with or without a handle, and workers for functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Holder:
 
     @property
     def amounts(self) -> str:
-        """What it holds, in words."""
+        """Held amounts, in words."""
         cards = [f"{vendor} {', '.join(map(str, ids))}" for vendor, ids in self.cards.items() if ids]
         named = [f"{key} {amount:g}" for key, amount in self.resources.items()]
         return ", ".join([f"{self.cpu} millicores", f"{self.memory} MB", *cards, *named])

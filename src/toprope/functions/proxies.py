@@ -206,7 +206,7 @@ class InstanceCreator:
 
 
 class _Handle:
-    """What an instance and its methods in the program share: while there is one, the instance can be called."""
+    """Shared by an instance and its methods in the program: while there is one, the instance can be called."""
 
     __slots__ = ("id", "terminated")
 

@@ -84,7 +84,7 @@ class Instance:
 
     @property
     def is_up(self) -> bool:
-        """Whether calls can be sent to it: its process has not said that it ends."""
+        """True if calls can be sent to it: its process has not said that it ends."""
         return self.state is State.READY and self.process is not None and not self.process.stopping
 
 

@@ -347,7 +347,7 @@ class Instances:
         return instance is not None and instance.state not in (State.DEAD, State.ENDING)
 
     def is_made(self, id: str) -> bool:
-        """Whether an instance is there, and its constructor has run."""
+        """True if an instance is there and its constructor has run."""
         instance = self._by_id.get(id)
         return instance is not None and instance.state is State.READY
 

@@ -180,12 +180,12 @@ class Services:
             self.ledger_of(asker).withdraw(asker.asked)
 
     def shortage_of(self, asker: Asker, request: Request) -> str:
-        """Why somebody has not got resources, and who holds what there is."""
+        """Reason of a shortage, with the holders of what there is."""
         found = self.shortage_for(asker, request)
         return found.text + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
 
     def _held(self, ledger: str) -> str:
-        """Who holds what of a ledger."""
+        """Holders of the resources of a ledger, in words."""
         instances = self._session.instances
         of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
         holders = [each for each in instances.holders() if each.id in of_ledger]

@@ -82,7 +82,7 @@ class Session(Backend):
         _sessions.add(self)
 
     def variables_for(self, id: str) -> dict[str, str]:
-        """What a worker has in addition to the variables of this process.
+        """Variables of a worker in addition to those of this process.
 
         Args:
             id: of the instance, or of the worker for functions.

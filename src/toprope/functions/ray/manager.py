@@ -138,7 +138,7 @@ class Manager:
         self._made.add(id)
 
     def is_made(self, id: str) -> bool:
-        """Whether the constructor of an instance has run."""
+        """True if the constructor of an instance has run."""
         return id in self._made
 
     def placed(self, id: str) -> Placed | None:

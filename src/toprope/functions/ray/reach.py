@@ -1,4 +1,4 @@
-"""Whether a Ray answers at an address, found out within seconds: Ray itself goes on trying for minutes."""
+"""Check of an address of Ray within seconds: Ray itself goes on trying for minutes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_ray(address: str) -> None:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Whether the other side begins as a server of HTTP/2 does."""
+    """True if the other side begins as a server of HTTP/2 does."""
     until = time.monotonic() + PATIENCE
     found = b""
     try:

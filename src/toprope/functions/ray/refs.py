@@ -66,7 +66,7 @@ def _ray_ref(ref: ObjectRef) -> Any:
 
 
 def reduce_ref(entry: Entry) -> tuple[Any, ...]:
-    """How a reference is pickled by Ray."""
+    """Reduce a reference for a pickle of Ray."""
     if entry.error is not None:
         return _failed, (entry.error, entry.instance)
     return _ref, (entry.ref, entry.instance)

@@ -154,7 +154,7 @@ def _running(address: str) -> tuple[str, bool]:
 
 
 def _is_endpoint(address: str) -> bool:
-    """Whether an address names a host and a port, as opposed to "auto" or a session's folder."""
+    """True if an address names a host and a port, as opposed to "auto" or a session's folder."""
     return address.rpartition(":")[2].isdecimal()
 
 
