@@ -32,7 +32,7 @@ def test_nothing_is_written_unless_asked(tree, capsys):
     assert main(["port", str(tree)]) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert lines[0] == f"{tree}: 2 files, 1 with CUDA in them, 3 sites"
+    assert lines[0] == f"{tree}: 2 files, 1 with sites, 3 sites"
     assert [line.split()[:3] for line in lines[1:4]] == [
         ["converted", "1", "keep"],
         ["to", "review", "1"],

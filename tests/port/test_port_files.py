@@ -10,7 +10,7 @@ from toprope.port.scan import find, port_files
 
 NAMES = {
     "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR107": "Dockerfile", "TR108": "run.sh",
-    "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
+    "TR108a": "run.sh", "TR110": "README.md", "TR120": "ops.cu", "TR120a": "ops.cpp",  # TR109: test_port_notebooks.py
 }  # fmt: skip
 CASES = [
     pytest.param(rule, example, id=f"{code}-{number}")
@@ -49,7 +49,10 @@ def test_names():
         "docker-compose.yaml": FileKind.IMAGE, ".github/workflows/test.yml": FileKind.WORKFLOW,
         "scripts/run.sh": FileKind.SHELL, "README.md": FileKind.DOCUMENT,
     }  # fmt: skip
-    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "ops.cu", "main.cpp")] == [None] * 4
+    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "main.rs")] == [None] * 3
+    assert [kind_of(name) for name in ("ops.cu", "ops.cuh", "main.cpp", "a.h")] == [FileKind.CUDA] * 2 + [
+        FileKind.CPP
+    ] * 2
 
 
 ENVIRONMENT = """name: edit

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Collection
 from functools import partial
 
+from toprope.port.context import Context
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -36,6 +37,7 @@ def port(
     leave: Callable[[Finding], bool] | None = None,
     assumed: dict[str, str] | None = None,
     rules: Table | None = None,
+    context: Context | None = None,
 ) -> Ported:
     """The port of one Python file.
 
@@ -47,6 +49,7 @@ def port(
         leave: says of a finding that it is not wanted: it is neither reported nor rewritten, only counted.
         assumed: names that mean something although the file does not import them.
         rules: the rules; all of them where left out.
+        context: what is known of the project and of the card.
 
     Returns:
         The file afterwards. One that cannot be read or parsed says so in `skipped` and stays as it is.
@@ -57,11 +60,11 @@ def port(
         ported.skipped = f"it has {len(data) / 1e6:.1f} MB: taken for a generated file"
         return ported
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not rules.words.search(data):
+    if not rules.words.search(data) and not (context is not None and context.mentions_extension(data)):
         return ported
     try:
         source = Source(data)
-        file = _look(source, rules, runtime, own_methods, assumed or {})
+        file = _look(source, rules, runtime, own_methods, assumed or {}, context)
         ignored = ignored_lines(source)
         wanted = [
             finding
@@ -69,6 +72,7 @@ def port(
             if not is_ignored(finding, ignored) and (leave is None or not leave(finding))
         ]
         ported.ignored = len(file.findings) - len(wanted)
+        ported.operators = file.operators
         _settle(file, wanted)
         text = _written(file, wanted)
         ported.after = data if text == source.text else source.encode(text)
@@ -79,14 +83,22 @@ def port(
     return ported
 
 
-def _look(source: Source, rules: Table, runtime: str, own: frozenset[str], assumed: dict[str, str]) -> File:
+def _look(
+    source: Source,
+    rules: Table,
+    runtime: str,
+    own: frozenset[str],
+    assumed: dict[str, str],
+    context: Context | None,
+) -> File:
     """The file with what the rules say about it."""
     tree = source.parse()
     try:
         walk = Walk(tree, rules.types, assumed)
     except RecursionError:
         raise UnreadableError("it is nested too deeply") from None
-    file = File(source, walk, runtime, own | own_methods_of(tree) if "def cuda(" in source.text else own)
+    own = own | own_methods_of(tree) if "def cuda(" in source.text else own
+    file = File(source, walk, runtime, own, context)
     index = 0
     while index < len(walk.nodes):
         node, end = walk.nodes[index]

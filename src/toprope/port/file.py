@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from toprope.port.context import Context
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
 from toprope.port.rule import Rule
@@ -27,21 +29,30 @@ class File:
         walk: the pass over its tree.
         runtime: the module that ported code calls.
         own_methods: names of classes anywhere in the project that have a method `cuda` of their own.
+        context: what is known of the project and of the card.
 
     Attributes:
-        source, walk, runtime, own_methods: as given.
+        source, walk, runtime, own_methods, context: as given.
         findings: what the rules reported so far.
+        operators: number of calls of torch's operators, as `Ported` has them.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
     """
 
     def __init__(
-        self, source: Source, walk: Walk, runtime: str = RUNTIME, own_methods: frozenset[str] = frozenset()
+        self,
+        source: Source,
+        walk: Walk,
+        runtime: str = RUNTIME,
+        own_methods: frozenset[str] = frozenset(),
+        context: Context | None = None,
     ) -> None:
         self.source = source
         self.walk = walk
         self.runtime = runtime
         self.own_methods = own_methods
+        self.context = Context() if context is None else context
+        self.operators: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()

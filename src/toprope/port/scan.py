@@ -16,15 +16,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
+from toprope.port.context import Context, Target
 from toprope.port.engine import MOST_BYTES, own_methods_of, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
+from toprope.port.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
 from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook
 from toprope.port.source import Source, UnreadableError
 from toprope.port.vendor import is_vendored
 
-__all__ = ["Choice", "find", "own_methods", "port_files"]
+__all__ = ["Choice", "Found", "find", "own_methods", "port_files", "survey"]
 
 _LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
@@ -62,31 +64,82 @@ class Choice:
         )
 
 
+@dataclass(frozen=True)
+class Found:
+    """Files to port, and those that are left alone.
+
+    Attributes:
+        files: the files that have a kind, sorted, each once.
+        left_alone: folders and files that are not looked at, with the reason.
+    """
+
+    files: list[Path]
+    left_alone: list[LeftAlone]
+
+
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The files among paths and in folders that have a kind, sorted, each once. What is named itself is always taken.
+    """The files of `survey`."""
+    return survey(paths).files
+
+
+def survey(paths: Iterable[Path], exclude: Iterable[Pattern] = (), include: Iterable[Pattern] = ()) -> Found:
+    """Find the files among paths and in folders. What is named itself is always taken.
 
     Links to folders are not followed, so that a loop has an end; folders of version control, of environments and of
-    caches are left out, unless they are named themselves.
+    caches are left out without a word, vendored ones, submodules and records of old runs are named.
+
+    Args:
+        paths: files and folders.
+        exclude: what is left alone although it is the project's own.
+        include: what is looked at although it looks like code of others or records.
 
     Raises:
         UsageError: a path is not there.
     """
     found: dict[str, Path] = {}
+    left: list[LeftAlone] = []
+    exclude, include = list(exclude), list(include)
     for path in paths:
         if path.is_dir():
             for folder, folders, names in os.walk(path):
                 folders[:] = sorted(
                     name for name in folders if name not in _LEFT_OUT and not _is_environment(folder, name)
                 )
+                for name in list(folders):
+                    inner = os.path.join(folder, name)
+                    reason = _why(inner, exclude, include) if not os.path.islink(inner) else ""
+                    if reason:
+                        folders.remove(name)
+                        left.append(LeftAlone(Path(inner), reason, len(_in_folder(Path(inner)))))
                 for name in sorted(names):
                     file = Path(folder, name)
-                    if _kind(file) is not None:
+                    if _kind(file) is None:
+                        continue
+                    if any(pattern.matches(file) for pattern in exclude):
+                        left.append(LeftAlone(file, EXCLUDED, 1))
+                    else:
                         found.setdefault(os.path.realpath(file), file)
         elif path.exists():
             found.setdefault(os.path.realpath(path), path)
         else:
             raise UsageError(f"{path} is not there.", do="name files or folders of the program")
-    return list(found.values())
+    return Found(list(found.values()), [each for each in left if each.files])
+
+
+def _why(folder: str, exclude: Iterable[Pattern], include: Iterable[Pattern]) -> str:
+    if any(pattern.matches(folder) for pattern in exclude):
+        return EXCLUDED
+    reason = why_left_alone(folder)
+    return "" if reason and any(pattern.matches(folder) for pattern in include) else reason
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The files of a folder that have a kind."""
+    found = []
+    for inner, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and not _is_environment(inner, name)]
+        found += [file for name in names if _kind(file := Path(inner, name)) is not None]
+    return found
 
 
 def _is_environment(folder: str, name: str) -> bool:
@@ -131,6 +184,7 @@ def port_files(
     choice: Choice | None = None,
     runtime: str = RUNTIME,
     jobs: int = 1,
+    card: Target | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Ported]:
     """The port of every file, in their order.
@@ -140,9 +194,12 @@ def port_files(
         choice: which rules are wanted; all where left out.
         runtime: the module that ported code calls.
         jobs: number of processes.
+        card: what operators are looked up for; a 910B3 where left out.
         progress: is told how many files are done.
     """
-    one = partial(_one, choice=choice or Choice(), runtime=runtime, own=own_methods(files))
+    one = partial(
+        _one, choice=choice or Choice(), runtime=runtime, own=own_methods(files), context=Context.of(files, card)
+    )
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
             yield one(path)
@@ -156,7 +213,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
+def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str], context: Context) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -177,7 +234,7 @@ def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Porte
     gc.disable()  # trees are large, and gone at the end of each file
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
-        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves, context=context)
     finally:
         if collects:
             gc.enable()

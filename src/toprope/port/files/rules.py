@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toprope.port.files.sources import BINDING, CUDA
 from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["BUILD", "COMMAND", "IMAGE", "NOTEBOOK", "PACKAGE", "RULES", "SHELL", "TOOL"]
@@ -86,4 +87,4 @@ COMMAND = _rule(
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND)
+RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND, CUDA, BINDING)

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
 from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, RULES, SHELL, TOOL
+from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
 from toprope.port.rule import Rule
@@ -72,6 +73,8 @@ def port_text(
         leave: says of a finding that it is not wanted.
         keeps: whether a list of requirements may be kept as it was in a file beside it.
     """
+    if kind in (FileKind.CUDA, FileKind.CPP):
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if not _WORDS.search(data):

@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.support.replacements import for_module
 
 __all__ = ["FAMILY"]
 
@@ -109,7 +110,8 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)
-    file.report(FLASH_OTHER, node)
+    found = for_module("flash_attn")
+    file.report(FLASH_OTHER, node, "" if found is None else f"known to replace it: {found.text}")
     return False
 
 
@@ -241,7 +243,13 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
 
     @FAMILY.module(*names)
     def report(file: File, node: ast.Import | ast.ImportFrom) -> bool:
-        file.report(rule, node, "it is guarded already" if _guarded(file, node) else "")
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+        found = for_module(module)
+        known = "" if found is None else found.text
+        guarded = "it is guarded already" if _guarded(file, node) else ""
+        file.report(
+            rule, node, "; ".join(each for each in (guarded, known and f"known to replace it: {known}") if each)
+        )
         return False
 
 
