@@ -58,8 +58,32 @@ def test_references_inside_of_containers_stay_references():
     assert yr.get(inside.invoke(Box(refs[0]), [refs[1]])) == (1, 2)
 
 
+def test_a_failure_of_a_reference_inside_of_an_argument_fails_the_call(kind):
+    """As openYuanrong's test_invoke_with_raise_runtime_error; on Ray the callee sees it where it gets the object."""
+
+    @yr.invoke
+    def fail():
+        raise ValueError("inside")
+
+    if kind == "local":
+        with pytest.raises(ValueError, match="inside"):
+            yr.get(one.invoke([fail.invoke()]), 60)
+    with pytest.raises(ValueError, match="inside"):
+        yr.get(total.invoke([fail.invoke()]), 60)
+
+
 @pytest.mark.usefixtures("kind")
-def test_a_call_does_not_wait_for_references_inside_of_its_arguments(tmp_path):
+@pytest.mark.parametrize("returns", [0, 3])
+def test_a_function_returns_as_many_values_as_it_says(returns):
+    @yr.invoke(return_nums=returns)
+    def several():
+        return 1, 2, 3
+
+    got = several.invoke()
+    assert got is None if returns == 0 else yr.get(got, 60) == [1, 2, 3]
+
+
+def test_a_call_waits_for_references_inside_of_its_arguments_and_not_on_ray(kind, tmp_path):
     @yr.invoke
     def late(path):
         while not path.exists():
@@ -71,11 +95,15 @@ def test_a_call_does_not_wait_for_references_inside_of_its_arguments(tmp_path):
         return len(refs)
 
     ref = late.invoke(tmp_path / "go")
+    counted = count.invoke([ref])
     try:
-        assert yr.get(count.invoke([ref])) == 1
+        if kind == "ray":
+            assert yr.get(counted, 60) == 1
+        else:
+            assert not counted.wait(0.3)
     finally:
         (tmp_path / "go").touch()
-    assert yr.get(ref) == 7
+    assert yr.get([ref, counted], 60) == [7, 1]
 
 
 @pytest.mark.usefixtures("kind")

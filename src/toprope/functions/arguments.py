@@ -1,7 +1,7 @@
 """References among the arguments of a call: one that is itself an argument arrives as its object.
 
 References inside of lists, tuples, dictionaries and objects stay references, as in openYuanrong and Ray: the callee
-gets them when it needs them, with `yr.get`.
+gets them when it needs them, with `yr.get`. (openYuanrong's dependency_resolver.cpp waits for them too before a call.)
 """
 
 from __future__ import annotations

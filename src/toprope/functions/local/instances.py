@@ -115,7 +115,7 @@ class Instances:
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
         call.owner = _Creation(self, instance)
-        pending = [entry for entry in instance.refs if not entry.done]
+        pending = [entry for entry in call.needed if not entry.done]
         if pending:
             pending[0].when_done(lambda: self._later(instance, call))
         else:
@@ -124,7 +124,7 @@ class Instances:
     def _later(self, instance: Instance, call: Call) -> None:
         """Send the constructor's call when all that it refers to is there."""
         with self._session.lock:
-            for entry in instance.refs:
+            for entry in call.needed:
                 if not entry.done:
                     entry.when_done(lambda: self._later(instance, call))
                     return
@@ -162,7 +162,7 @@ class Instances:
             call.owner = instance.calls or instance_calls(self, instance)
             if instance.error is not None:
                 call.fail(instance.error)
-            elif instance.is_up and not instance.queue and not call.refs:
+            elif instance.is_up and not instance.queue and not call.needed:
                 assert instance.process is not None
                 self._session.send(instance.process, call)
             else:
@@ -175,14 +175,14 @@ class Instances:
             queue = instance.queue
             while queue and instance.is_up:
                 call = queue[0]
-                missing = next((entry for entry in call.refs if not entry.done), None)
+                missing = next((entry for entry in call.needed if not entry.done), None)
                 if missing is not None:
                     if not instance.blocked:
                         instance.blocked = True
                         missing.when_done(lambda: self._unblocked(instance))
                     return
                 queue.popleft()
-                failed = next((entry.error for entry in call.refs if entry.error is not None), None)
+                failed = next((entry.error for entry in call.needed if entry.error is not None), None)
                 if failed is not None:
                     call.fail(failed)
                 elif instance.process is not None:

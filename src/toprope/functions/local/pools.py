@@ -132,11 +132,11 @@ class Pools:
             call.owner = _Owner(self, pool)
             self._when_ready(pool, call)
 
-    def _when_ready(self, pool: Pool, call: Call) -> None:
+    def _when_ready(self, pool: Pool, call: Call, checked: int = 0) -> None:
         with self._session.lock:
-            for entry in call.refs:
+            for place, entry in enumerate(call.needed[checked:], checked):
                 if not entry.done:
-                    entry.when_done(lambda: self._when_ready(pool, call))
+                    entry.when_done(functools.partial(self._when_ready, pool, call, place))
                     return
                 if entry.error is not None:
                     call.fail(entry.error)
@@ -338,7 +338,7 @@ class Pools:
         """What a call waits for."""
         if call.process is not None:
             return "the function had not returned"
-        missing = [entry for entry in call.refs if not entry.done]
+        missing = [entry for entry in call.needed if not entry.done]
         if missing:
             return f"the function had not begun: {len(missing)} of its arguments were not there"
         asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)

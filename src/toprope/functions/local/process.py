@@ -59,7 +59,7 @@ class Call:
         target: the method's name, the function's key, or what an instance is made of.
         code: the function or class; None for a method.
         value: the arguments, with slots for those that are references.
-        refs: the objects that belong into the slots; they have to be there before it begins.
+        refs: the objects that belong into the slots.
         entries: what it makes.
         returns: how many values; None for a generator, whose items go to `stream`.
         owner: the instance or pool that it belongs to.
@@ -97,6 +97,11 @@ class Call:
         self.process: Process | None = None
         for entry in self.entries:
             entry.call = self
+
+    @property
+    def needed(self) -> list[Entry]:
+        """The objects that have to be there before it begins: those of slots, and of references in the arguments."""
+        return [*self.refs, *self.value.refs] if self.value.refs else self.refs
 
     def fail(self, error: BaseException) -> None:
         """It has no result but this error."""

@@ -41,6 +41,7 @@ class Pool:
         name: by which workers tell of them.
         request: resources of each call.
         run, stream: what Ray calls.
+        plain, where: `run` without its options, and these.
         setup: how a process of their own is set up; None where any worker will do.
     """
 
@@ -50,6 +51,8 @@ class Pool:
     run: Any
     stream: Any
     setup: Setup | None
+    plain: Any
+    where: dict[str, Any]
 
 
 class Functions:
@@ -109,7 +112,7 @@ class Functions:
         arguments, keywords, refs = lifted
         function = pool.stream if returns is None else pool.run
         if returns not in (None, 1):
-            function = function.options(num_returns=returns)
+            function = pool.plain.options(**pool.where, num_returns=returns)
         count = () if returns is None else (returns,)
         if pool.setup is None:
             return function.remote((key, shipped, pool.name, *count, arguments, keywords), *refs)
@@ -146,6 +149,7 @@ class Functions:
         pool = Pool(
             options, uuid.uuid4().hex[:12], request, run.options(**where),
             stream.options(num_returns="streaming", **where), setup if apart or setup.path else None,
+            run, where,
         )  # fmt: skip
         with self._lock:
             if len(self._pools) >= _KEPT:
