@@ -3,9 +3,10 @@
     python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
-one is skipped by name. Each file runs in a process of its own. What it gave is kept in VENDOR/.results by the content
-of the file and of toprope, so that a run that was stopped goes on where it was. With --suite or --files the results of
-the other files stay as they are written. Some files want einops and torchvision, which are no requirement of toprope.
+one is skipped by name. Each file runs in a process of its own; so does each Python program in a page of documentation.
+What it gave is kept in VENDOR/.results by the content of the file and of toprope, so that a run that was stopped goes
+on where it was. With --suite or --files the results of the other files stay as they are written. Some files want einops
+and torchvision, which are no requirement of toprope.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from vendor_tests.blocks import run_blocks
+from vendor_tests.functions import started
 from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
 from vendor_tests.tests import Results, static_tests
 
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
-CHIP = "910B3"
 COUNTS = ("passed", "failed", "skipped", "excluded")
 
 
@@ -43,17 +45,16 @@ def _sources() -> str:
     return found.hexdigest()
 
 
-def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
+def _run(suite: Suite, folder: Path, path: str, limit: float, variables: dict[str, str]) -> tuple[str, str]:
     """JUnit's report of a file, and what else there is to say if a test is not in it."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
-        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
+        sys.executable, "-m", "toprope", "run", "--quiet", *suite.run, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+        "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
         f"--timeout={limit / 2:g}", Path(path).name,  # one slow test must not cost the others of its file
     ]  # fmt: skip
-    path_of_tools = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # python, torchrun
-    output, status = run_limited(command, (folder / path).parent, limit, {"PATH": path_of_tools})
+    output, status = run_limited(command, (folder / path).parent, limit, variables)
     otherwise = f"not run: the process ended with status {status}"
     if status is None:
         otherwise = f"not run: the file did not end within {limit:g} s"
@@ -69,8 +70,9 @@ def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
 def _results(
     suite: Suite, clone: Path, kept: Path, sources: str, arguments: argparse.Namespace
 ) -> Iterator[tuple[str, Results]]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, started(suite.start) as variables:
+        folder, limit = Path(name), suite.limit or arguments.limit
+        variables |= suite.environment
         suite.unpack(clone, folder)
         for path in suite.paths(clone):
             if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
@@ -81,9 +83,15 @@ def _results(
             if file.exists() and not arguments.again:
                 results = Results(**json.loads(file.read_text()))
             else:
-                tests = static_tests(source.decode())
-                results = Results.read(tests, *_run(folder, path, arguments.limit)) if tests else Results()
+                if suite.blocks:
+                    results = run_blocks(source.decode(), suite.run, variables, limit)
+                else:
+                    tests = static_tests(source.decode())
+                    ran = _run(suite, folder, path, limit, variables) if tests else ("", "")
+                    results = Results.read(tests, *ran)
                 file.write_text(json.dumps(vars(results)))
+            if suite.blocks and not results.ended:
+                continue
             counts = Counter(results.ended.values())
             ended = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped"))
             say(f"{path}: {ended}")

@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ class Suite:
         folders: what its files need of the repository; empty for the topmost folder of the first of `files`.
         together: whether one process runs all files.
         sample: how many tests are drawn, where not all are run.
+        blocks: whether the files are pages, whose Python programs are run.
+        start: options of `toprope start`, which runs before; none for no start.
+        run: options of `toprope run` that say on what device.
+        environment: variables of the tests.
+        limit: seconds for a file, or a page's program; 0 for the command line's.
     """
 
     name: str
@@ -39,6 +44,11 @@ class Suite:
     folders: Sequence[str] = ()
     together: bool = False
     sample: int = 0
+    blocks: bool = False
+    start: Sequence[str] = ()
+    run: Sequence[str] = ("--chip", "910B3", "--count", "2")
+    environment: Mapping[str, str] = field(default_factory=dict)
+    limit: float = 0
 
     def clone(self, vendor: Path) -> Path | None:
         """The copy of the repository in a folder; None where it is not there."""
@@ -51,8 +61,10 @@ class Suite:
         """Files of the suite, in order."""
         found = []
         for pattern in self.files:
-            folder = pattern.rpartition("/")[0]
-            every = _git(clone, "ls-tree", "--name-only", self.commit, f"{folder}/").decode().splitlines()
+            folder, deep, _ = pattern.partition("/**")
+            options = ["-r"] if deep else []
+            folder = folder if deep else pattern.rpartition("/")[0]
+            every = _git(clone, "ls-tree", *options, "--name-only", self.commit, f"{folder}/").decode().splitlines()
             found += [path for path in every if fnmatch.fnmatch(path, pattern)]
         return found
 

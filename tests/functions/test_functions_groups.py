@@ -53,8 +53,8 @@ def test_bundles_have_the_vendors_defaults():
     ("bundles", "kind", "text"),
     [
         ({"CPU": 1}, TypeError, "invalid bundles type, actual: <class 'dict'>"),
-        ([3], TypeError, "invalid bundles type, actual: <class 'list'>"),
-        ([{"CPU": "many"}], TypeError, "invalid bundles type"),
+        ([3], TypeError, "invalid bundles type, bundle index: 0: 'int' object has no attribute 'items'"),
+        ([{"CPU": "many"}], TypeError, "value of CPU: must be real number, not str"),
         ([], ValueError, "invalid bundles number, actual: 0, expect: > 0."),
         ([{}, {"CPU": -1}], YRequestError, "invalid bundle, bundle index: 1, please set the value of CPU >= 0."),
         ([{"NPU/(a/count": 1}], YRequestError, "Heterogeneous product regex syntax error: NPU/(a"),

@@ -478,15 +478,15 @@ def test_pairs_are_kept_for_all(tmp_path):
     with ended(one):
         yr.kv_set("ours", b"1")
         assert yr.get(one.use.invoke()) == b"1"
-        assert yr.kv_get(["ours", "none", "theirs"]) == [b"1", None, b"2"]
+        assert yr.kv_get(["ours", "none", "theirs"], 0) == [b"1", None, b"2"]
         assert yr.kv_read("ours") == b"1"
         yr.kv_write("ours", bytearray(b"3"))
         assert yr.kv_get("ours") == b"3"
         with pytest.raises(yr.YRRuntimeError, match="ours exists"):
-            yr.kv_write("ours", b"4", 1)
+            yr.kv_write("ours", b"4", yr.ExistenceOpt.NX)
         assert yr.kv_del(["ours", "none"]) == ["none"]
         assert yr.kv_del("theirs") == []
-        with pytest.raises(yr.YRRuntimeError, match="failed to get the value of key ours") as caught:
+        with pytest.raises(yr.YRRuntimeError, match="all failed: there is no key ours") as caught:
             yr.kv_get("ours", 0.1)
         assert caught.value.code == 4005
         with pytest.raises(TypeError, match="invalid value type"):

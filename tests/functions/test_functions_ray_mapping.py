@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toprope.functions.arguments import lower
 from toprope.functions.cards import Card
 from toprope.functions.objects import ObjectRef
 from toprope.functions.ray import refs
@@ -118,28 +119,24 @@ def ref(value, error=None):
     return ObjectRef(SimpleNamespace(), refs.Entry(f"ray {value}", "", error))
 
 
-def test_references_are_found_in_lists_tuples_and_dictionaries_and_come_back_in_their_places():
-    deep = {"a": [1, (ref(1), "x")], "b": ref(2)}
-    arguments, keywords, found = refs.lift((ref(0), deep, [1, 2]), {"key": [ref(3)]})
-    assert found == ["ray 0", "ray 1", "ray 2", "ray 3"]
-    assert refs.lower(arguments, "abcd") == ("a", {"a": [1, ("b", "x")], "b": "c"}, [1, 2])
-    assert refs.lower(keywords, "abcd") == {"key": ["d"]}
+def test_references_that_are_arguments_are_taken_out_and_come_back_in_their_places():
+    inner = ref(9)
+    arguments, keywords, found = refs.lift((ref(0), [inner], 5), {"key": ref(1), "plain": {"a": inner}})
+    assert found == ["ray 0", "ray 1"]
+    assert lower(arguments, keywords, "ab") == (("a", [inner], 5), {"key": "b", "plain": {"a": inner}})
 
 
 def test_what_has_no_references_is_left_as_it_is():
     arguments = ([1, [2]], {"a": (3,)})
     lifted, _, found = refs.lift(arguments, {})
-    assert all(new is old for new, old in zip(lifted, arguments, strict=True))
+    assert lifted is arguments
     assert not found
-    endless = []
-    endless.append(endless)
-    assert refs.lift((endless,), {})[0][0] is endless
 
 
 def test_an_argument_that_has_failed_fails_the_call():
     error = ValueError("why")
     with pytest.raises(refs.FailedArgumentError) as caught:
-        refs.lift(([ref(1, error)],), {})
+        refs.lift((ref(1, error),), {})
     assert caught.value.entry.error is error
 
 

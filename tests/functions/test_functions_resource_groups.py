@@ -206,11 +206,11 @@ def test_pairs_with_options():
     with pytest.raises(RuntimeError, match="the key a exists"):
         yr.kv_m_write_tx(["b", "a"], [b"1", b"2"])
     parts = yr.GetParams([yr.GetParam(1, 2), yr.GetParam(3), yr.GetParam()])
-    assert yr.kv_get_with_param(["a", "a", "b"], parts) == [b"23", b"45", None]
+    assert yr.kv_get_with_param(["a", "a", "b"], parts, 0) == [b"23", b"45", None]
     yr.kv_m_write_tx(["b", "c"], [b"1", b"2"])
     assert yr.kv_get(["b", "c"]) == [b"1", b"2"]
     with pytest.raises(ValueError, match="must be new"):
         yr.kv_m_write_tx(["d"], [b""], yr.MSetParam(existence=yr.ExistenceOpt.NONE))
-    with pytest.raises(NotImplementedError, match="ttl_second"):
-        yr.kv_write_with_param("d", b"", yr.SetParam(ttl_second=3))
+    with pytest.raises(ValueError, match="invalid ttl_second: -1"):
+        yr.kv_write_with_param("d", b"", yr.SetParam(ttl_second=-1))
     yr.kv_del(["a", "b", "c"])

@@ -1,6 +1,7 @@
 """How scripts/vendor_tests counts the tests of a file, with its source and the report of a run."""
 
 from vendor_tests.__main__ import _merged
+from vendor_tests.blocks import programs
 from vendor_tests.tests import Results, static_tests
 
 SOURCE = """
@@ -70,3 +71,12 @@ def test_a_run_of_some_files_keeps_the_results_of_the_others():
     assert [found[name] for name in ("files", "tests", "passed", "failed", "skipped", "excluded")] == [3, 7, 5, 1, 1, 0]
     other = summary({"b": [3, 0, 1, 0]}, {}, commit="2")
     assert _merged(other, before) is other
+
+
+def test_programs_of_a_page_are_the_blocks_that_begin_a_session_without_an_address():
+    page = (
+        "```python\nimport yr\nyr.init()\n```\n\n- item\n\n  ```python\n  import yr\n  yr.init()\n  ```\n"
+        "```python\nyr.get(x)\n```\n```bash\nimport yr; yr.init(\n```\n"
+        "```python\nimport yr\nyr.init(yr.Config(server_address='a:1'))\n```\n"
+    )
+    assert programs(page) == {1: "import yr\nyr.init()", 2: "import yr\nyr.init()"}

@@ -24,7 +24,7 @@ app = verb()
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="What was started, as JSON.")] = False,
 ) -> None:
-    """Say what was started, and who holds memory of its simulated cards. More: toprope explain functions."""
+    """Say what was started, which instances there are, and who uses the cards. More: toprope explain functions."""
     from toprope.functions import deployed
 
     found = deployed.read()
@@ -66,6 +66,7 @@ def _rows(deployment: Deployment) -> Iterator[tuple[str, str]]:
     yield "mode", f"npu_collection_mode={deployment.mode}"
     yield "cards", cards_of(deployment)
     yield from _users(deployment)
+    yield from _instances()
     amounts = dict(deployment.custom_resources)
     limits = {"millicores": deployment.cpu, "MB": deployment.memory}
     said = [f"{value} {unit}" for unit, value in limits.items() if value is not None]
@@ -78,6 +79,17 @@ def _rows(deployment: Deployment) -> Iterator[tuple[str, str]]:
         yield "set by you", ", ".join(deployment.no_set)
     if deployment.address:
         yield "ray", deployment.address
+
+
+def _instances() -> Iterator[tuple[str, str]]:
+    """The instances of this user's programs on this machine, those without a handle too."""
+    from toprope.functions.local.listing import listed
+
+    for program, instances in listed():
+        for each in instances:
+            amounts = ", ".join(f"{key} {value:g}" for key, value in each["resources"].items())
+            lost = ", no handle left" if each["handles"] == 0 else ""
+            yield f"  {each['name'] or each['id']}", f"{each['class']} of program {program}, {amounts}{lost}"
 
 
 def _users(deployment: Deployment) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ Pickles are only ever read from sockets in the graph's private folder, which thi
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,8 +260,7 @@ class Codec:
                 payload = self._value(form, sealed)
         except Exception as error:
             # the sender is gone with its memory, or the payload cannot be read here: this message fails, no other
-            origin, text = describe(error)
-            kind, payload = FAILURE, Failure(origin, text)
+            kind, payload = FAILURE, Failure(error, describe(error)[1])
         head = sealed.head
         code = payload.code if kind == FAILURE else sealed.meta[7]
         return Message(kind, payload, head, code, sealed.meta[9]), between
@@ -331,10 +329,7 @@ def _raw(tensor: Any) -> memoryview:
 
 
 def _portable(failure: Failure) -> Failure:
-    """A failure whose error another process can be sent."""
-    try:
-        pickle.dumps(failure.error)
-        return failure
-    except Exception:
-        error, text = describe(failure.error)
-        return Failure(error, failure.traceback or text, failure.stage, failure.code)
+    """A failure whose error is read as what it was in another process, whatever arguments its class wants."""
+    found, text = describe(failure.error)
+    error: Any = found  # pickled here, and an exception where it arrives
+    return Failure(error, failure.traceback or text, failure.stage, failure.code)

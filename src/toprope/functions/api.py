@@ -23,11 +23,7 @@ __all__ = [
     "get",
     "init",
     "is_initialized",
-    "kv_del",
-    "kv_get",
-    "kv_read",
-    "kv_set",
-    "kv_write",
+    "list_instances",
     "list_named_instances",
     "load_state",
     "put",
@@ -40,7 +36,7 @@ CLUSTER = "TOPROPE_CLUSTER"
 """The variable with the address of a cluster, where `Config.server_address` has none."""
 
 
-_ADDRESS = re.compile(r"(ray://)?[^/:\s]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+_ADDRESS = re.compile(r"(ray://|ray:)?([^/:\s]+|\[[0-9a-fA-F:]+\]):\d+")
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def init(conf: Config | None = None) -> ClientInfo:
     if address and address not in ("ray", "auto") and not _ADDRESS.fullmatch(address):
         raise ValueError(
             f"invalid server_address, actual: {address}, expect: '' for this machine, 'ray', 'auto', "
-            "'ray://host:port' or 'host:port'"
+            "'ray://host:port', 'ray:host:port' or 'host:port'"
         )
     if address:
         from toprope.functions import ray
@@ -196,49 +192,21 @@ def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allo
     current.backend().cancel(refs, allow_force, allow_recursive)
 
 
-def kv_set(key: str, value: bytes, set_param: Any = None, only_new: bool = False) -> None:
-    """Keep bytes under a key in the session; a `SetParam` may say that only a new one is allowed."""
-    only_new = only_new or getattr(getattr(set_param, "existence", None), "value", 0) == 1
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise YRTypeError(f"invalid value type, actual: {type(value)}, expect: bytes", CODES["invalid parameter"])
-    current.backend().request("kv_set", key, bytes(value), only_new)
-
-
-def kv_write(key: str, value: bytes, existence: Any = None, *arguments: Any) -> None:
-    """As `kv_set`, with the existence option NX (1): only a new key."""
-    kv_set(key, value, only_new=getattr(existence, "value", existence) == 1)
-
-
-def kv_get(key: str | list[str], timeout: float = 300) -> Any:
-    """The bytes under a key; a list of them, None for a key that is not there, for a list of keys.
-
-    Raises:
-        YRRuntimeError: there is no such key (4005).
-    """
-    keys = [key] if isinstance(key, str) else key
-    found = current.backend().request("kv_get", keys)
-    if isinstance(key, str):
-        if found[0] is None:
-            raise YRRuntimeError(f"failed to get the value of key {key}: there is none", CODES["get failed"], 30)
-        return found[0]
-    return found
-
-
-def kv_read(key: str | list[str], timeout: float = 300) -> Any:
-    """As `kv_get`."""
-    return kv_get(key, timeout)
-
-
-def kv_del(key: str | list[str]) -> list[str]:
-    """Forget keys; those that were not there are returned."""
-    missing: list[str] = current.backend().request("kv_del", [key] if isinstance(key, str) else key)
-    return missing
-
-
 def resources() -> list[dict[str, Any]]:
     """Each node with its capacity and what is free of it: `{"id", "status", "capacity", "allocatable", "labels"}`."""
     nodes: list[dict[str, Any]] = current.backend().request("resources")
     return nodes
+
+
+def list_instances() -> list[dict[str, Any]]:
+    """Each living instance of the session, with or without a handle or a name. Not part of openYuanrong's API.
+
+    Returns:
+        For each `id`, `class`, `state`, `node`, `pid`, `resources`, `cards`, `name`, `namespace` and `handles`: the
+        handles to it in this program, None where another process may have one, too.
+    """
+    found: list[dict[str, Any]] = current.backend().request("instances")
+    return found
 
 
 def list_named_instances(all_namespaces: bool = False) -> list[Any]:
@@ -253,6 +221,7 @@ def save_state(timeout: float = 30) -> None:
     Raises:
         RuntimeError: this is not a function of an instance.
     """
+    _check_seconds(timeout)
     backend = _in_instance("save_state")
     backend.request("save_state", backend.state())
 
@@ -263,11 +232,17 @@ def load_state(timeout: float = 30) -> None:
     Raises:
         RuntimeError: this is not a function of an instance, or nothing was saved.
     """
+    _check_seconds(timeout)
     backend = _in_instance("load_state")
     saved = backend.request("load_state")
     if saved is None:
         raise YRRuntimeError("Failed to load state", CODES["get failed"])
     backend.restore(saved)
+
+
+def _check_seconds(timeout: Any) -> None:
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise TypeError(f"an integer is required, got type {type(timeout).__name__}: invalid timeout {timeout!r}")
 
 
 def _in_instance(what: str) -> Any:

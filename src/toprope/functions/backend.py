@@ -140,6 +140,9 @@ class Backend(ABC):
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
 
+    def unreferenced(self, instance: str) -> None:  # noqa: B027  nothing to do unless a backend can free instances
+        """A handle to an instance is gone. May be called at any moment, in any thread, so the work is put off."""
+
     @abstractmethod
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""

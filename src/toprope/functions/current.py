@@ -10,7 +10,7 @@ from toprope.functions.exceptions import CODES, YRRuntimeError
 if TYPE_CHECKING:
     from toprope.functions.backend import Backend
 
-__all__ = ["backend", "finalized", "is_set", "set_backend"]
+__all__ = ["backend", "finalized", "is_set", "set_backend", "unreferenced"]
 
 _backend: Backend | None = None
 _was_set = False
@@ -44,6 +44,12 @@ def set_backend(backend: Backend) -> None:
     if not _was_set:
         os.register_at_fork(after_in_child=_forked)
     _backend, _was_set, _is_fork = backend, True, False
+
+
+def unreferenced(instance: str) -> None:
+    """A handle to an instance is gone. May be called at any moment, in any thread."""
+    if _backend is not None:
+        _backend.unreferenced(instance)
 
 
 def finalized() -> None:

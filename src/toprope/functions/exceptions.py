@@ -18,8 +18,9 @@ import copy
 import os
 import pickle
 import traceback
-import types
 from typing import Any
+
+from toprope.functions.exception_pickle import Portable, built_in_attributes
 
 __all__ = [
     "CODES",
@@ -33,9 +34,12 @@ __all__ = [
     "YRTypeError",
     "YRValueError",
     "YRequestError",
+    "describe",
     "fresh",
     "invoke_error",
+    "read_error",
     "said",
+    "unreadable",
 ]
 
 CODES = {
@@ -75,7 +79,10 @@ class YRError(Exception):
         message: what happened.
     """
 
-    module_code = _CORE
+    # in the class too: a class of the user's that is a base of an error next to this one may have others of these names
+    message: str = ""
+    code: int = 0
+    module_code: int = _CORE
 
     def __init__(self, message: str = "", code: int = 0, module_code: int | None = None) -> None:
         super().__init__(message, code)
@@ -97,7 +104,7 @@ class YRError(Exception):
     def __str__(self) -> str:
         if not self.code:
             return self.message
-        return f"{self.message}, code: {self.code}, module code: {self.module_code}, msg: {self.message}"
+        return f"code: {self.code}, module code: {self.module_code}, msg: {self.message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.code, self.module_code)
@@ -155,7 +162,7 @@ class YRequestError(YRRuntimeError):
         return ""
 
     def __str__(self) -> str:
-        return f"code: {self.code}, module code: {self.module_code}, msg: {self.message}"
+        return f"failed to request, code: {self.code}, module code: {self.module_code}, message: {self.message}"
 
 
 class CancelError(YRError, RuntimeError):
@@ -176,7 +183,7 @@ class YRInvokeError(YRRuntimeError):
     module_code = _INVOKE
 
     def __init__(self, origin: BaseException, traceback_str: str = "") -> None:
-        super().__init__(str(origin), CODES["user function exception"])
+        super().__init__(_text_of(origin), CODES["user function exception"])
         self.origin = origin
         self.traceback_str = traceback_str
 
@@ -195,10 +202,13 @@ class YRInvokeError(YRRuntimeError):
         return getattr(self.origin, name)
 
     def __str__(self) -> str:
-        return self.traceback_str or str(self.origin)
+        return self.traceback_str or _text_of(self.origin)
+
+    def __copy__(self) -> BaseException:
+        return invoke_error(self.origin, self.traceback_str)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return invoke_error, (self.origin, self.traceback_str)
+        return invoke_error, (Portable(self.origin), self.traceback_str)
 
 
 def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseException:
@@ -209,31 +219,31 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
     if isinstance(origin, YRError):
         return origin
     kind = _both(type(origin))
+    built_in: Any = next(base for base in type(origin).__mro__ if base.__module__ == "builtins")
     try:
         # not by the way of the user's class, which may want arguments; errors of the system have one of their own
-        built_in: Any = next(base for base in type(origin).__mro__ if base.__module__ == "builtins")
-        error: YRInvokeError = built_in.__new__(kind)
-    except TypeError:  # a group of exceptions
+        if isinstance(origin, BaseExceptionGroup):
+            error: YRInvokeError = built_in.__new__(kind, origin.message, origin.exceptions)
+        else:
+            error = built_in.__new__(kind)
+    except TypeError:  # SystemExit and the like: the class is ours alone
         error = YRInvokeError.__new__(YRInvokeError)
     YRInvokeError.__init__(error, origin, traceback_str)
     error.args = origin.args
-    for name in _built_in_attributes(type(origin)):
-        try:
-            setattr(error, name, getattr(origin, name))
-        except (AttributeError, TypeError):
-            pass
+    for name in built_in_attributes(type(origin)):
+        if not hasattr(YRInvokeError, name):  # `code` is ours, whatever SystemExit has under that name
+            try:
+                setattr(error, name, getattr(origin, name))
+            except (AttributeError, TypeError):
+                pass
+    if isinstance(origin, BaseExceptionGroup):
+        error.message = origin.message
+    notes = getattr(origin, "__notes__", None)
+    if notes:
+        error.__notes__ = list(notes)
+    error.__cause__, error.__context__ = origin.__cause__, origin.__context__
+    error.__suppress_context__ = origin.__suppress_context__
     return error
-
-
-def _built_in_attributes(kind: type[BaseException]) -> list[str]:
-    """Attributes that Python keeps in the error itself, such as `errno`, which never reach `__getattr__`."""
-    plain = (Exception, BaseException, object)
-    described = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    return [
-        name
-        for base in kind.__mro__ if base not in plain
-        for name, value in vars(base).items() if isinstance(value, described) and not name.startswith("__")
-    ]  # fmt: skip
 
 
 _made: dict[type, type[YRInvokeError]] = {}
@@ -251,14 +261,21 @@ def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
         return YRInvokeError  # SystemExit and the like are not to end the caller
     try:
         return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
-    except TypeError:  # a class that cannot be a base beside another
+    except Exception:  # a class that cannot be a base next to another, or does not want to be one
         return YRInvokeError
+
+
+def unreadable(error: BaseException) -> YRRuntimeError:
+    """The error of an object whose pickle cannot be read here."""
+    return YRRuntimeError(
+        f"the object cannot be read here: {type(error).__name__}: {_text_of(error)}", CODES["deserialize"], _DATA
+    )
 
 
 def said(error: BaseException) -> str:
     """An error in one line: without the traceback, and without its code, which another code is to follow."""
     if isinstance(error, YRInvokeError):
-        return f"{type(error.origin).__name__}: {error.origin}"
+        return f"{type(error.origin).__name__}: {_text_of(error.origin)}"
     return error.message if isinstance(error, YRError) else str(error)
 
 
@@ -270,26 +287,47 @@ def fresh(error: BaseException) -> BaseException:
         return error.with_traceback(None)
     if type(found) is not type(error):
         return error.with_traceback(None)
-    found.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        found.__notes__ = list(notes)
+    found.__cause__, found.__context__ = error.__cause__, error.__context__
+    found.__suppress_context__ = error.__suppress_context__
     return found
+
+
+def _text_of(error: BaseException) -> str:
+    """Text of an exception, whose class may fail to make one."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__}, whose text cannot be made>"
 
 
 _ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
-def describe(error: BaseException) -> tuple[BaseException, str]:
-    """An error in a form that another process can be sent, and its traceback as text.
-
-    An error that cannot be pickled, or not be made from its pickle, becomes a RuntimeError with its text.
-    """
-    import cloudpickle
-
+def describe(error: BaseException) -> tuple[Portable, str]:
+    """An error in a form that another process can be sent, and its traceback as text."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ROOM):
         frames = frames.tb_next  # how we called it is of no interest
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    found = Portable(error)
+    if found.left_out:
+        text += f"(attributes that cannot be pickled were left out: {', '.join(found.left_out)})\n"
+    return found, text
+
+
+def read_error(data: bytes, *, is_ours: bool = False) -> BaseException:
+    """Error that a caller gets, from the pickle of the result of `describe`.
+
+    Args:
+        data: the pickle.
+        is_ours: whether the error is to be raised as it is.
+    """
     try:
-        pickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}"), text
-    return error, text
+        origin, text = pickle.loads(data)
+        return origin if is_ours else invoke_error(origin, text)
+    except Exception as error:
+        return YRRuntimeError(
+            f"the error of a worker cannot be read: {type(error).__name__}: {_text_of(error)}", CODES["deserialize"]
+        )

@@ -21,6 +21,7 @@ __all__ = [
     "DeviceInfo",
     "FunctionGroupContext",
     "FunctionGroupHandler",
+    "FunctionGroupMethodProxy",
     "SchedulingAffinityType",
     "ServerInfo",
     "create_function_group",
@@ -91,7 +92,8 @@ def create_function_group(
         options: resources of each, and how many go to one node (`scheduling_affinity_each_bundle_size`).
 
     Returns:
-        For a function the references to what each member returns, by rank; for a class a `FunctionGroupHandler`.
+        For a function the references to what each member returns, by rank, or the reference where there is one; for a
+        class a `FunctionGroupHandler`.
 
     Raises:
         ValueError: sizes or a timeout that cannot be.
@@ -153,10 +155,10 @@ class FunctionGroupHandler:
         """The members by rank."""
         return list(self._instances)
 
-    def __getattr__(self, name: str) -> _Method:
+    def __getattr__(self, name: str) -> FunctionGroupMethodProxy:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Method([getattr(each, name) for each in self._instances])
+        return FunctionGroupMethodProxy([getattr(each, name) for each in self._instances])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FunctionGroupHandler, (self._name, self._instances)
@@ -170,7 +172,9 @@ class FunctionGroupHandler:
         return self
 
 
-class _Method:
+class FunctionGroupMethodProxy:
+    """A method of all members of a function group."""
+
     def __init__(self, methods: list[Any]) -> None:
         self._methods = methods
 
@@ -204,7 +208,7 @@ def _options(options: FunctionGroupOptions, name: str) -> InvokeOptions:
     return chosen
 
 
-def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...]) -> list[ObjectRef]:
+def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...]) -> ObjectRef | list[ObjectRef]:
     """Call the function in each member, and end the members when all have returned."""
     backend = current.backend()
     refs: list[ObjectRef] = []
@@ -226,4 +230,6 @@ def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...])
 
     for ref in refs:
         ref.on_complete(done)
-    return refs if returns else []
+    if not returns:
+        return []
+    return refs[0] if len(refs) == 1 else refs

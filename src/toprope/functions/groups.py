@@ -49,8 +49,14 @@ def parse_bundles(bundles: Any) -> tuple[Request, ...]:
         ValueError: there is no bundle.
         YRequestError: an amount is negative (1001), or a key cannot be (1006).
     """
-    if not isinstance(bundles, list) or not all(isinstance(each, dict) for each in bundles):
+    if not isinstance(bundles, list):
         raise TypeError(f"invalid bundles type, actual: {type(bundles)}, expect: list of dict")
+    for index, each in enumerate(bundles):
+        if not isinstance(each, dict):
+            kind = type(each).__name__
+            raise TypeError(
+                f"invalid bundles type, bundle index: {index}: {kind!r} object has no attribute 'items', expect: dict"
+            )
     if not bundles:
         raise ValueError("invalid bundles number, actual: 0, expect: > 0.")
     return tuple(_parse_bundle(index, bundle) for index, bundle in enumerate(bundles))
@@ -59,7 +65,10 @@ def parse_bundles(bundles: Any) -> tuple[Request, ...]:
 def _parse_bundle(index: int, bundle: Mapping[str, Any]) -> Request:
     for key, amount in bundle.items():
         if not isinstance(key, str) or isinstance(amount, bool) or not isinstance(amount, int | float):
-            raise TypeError(f"invalid bundles type, actual: {key!r}: {amount!r}, expect: str: number")
+            raise TypeError(
+                f"invalid bundle, bundle index: {index}, value of {key}: must be real number, not "
+                f"{type(amount).__name__}"
+            )
         if not amount >= 0:
             raise YRequestError(
                 f"invalid bundle, bundle index: {index}, please set the value of {key} >= 0.",
@@ -85,7 +94,7 @@ def check_name(name: Any) -> None:
         YRequestError: it is "primary" or empty (1001).
     """
     if not isinstance(name, str):
-        raise TypeError(f"invalid name type, actual: {type(name)}, expect: str")
+        raise TypeError(f"invalid name type: {type(name)}, should be a str")
     if name in ("", "primary"):
         raise YRequestError(
             f"invalid resource group name, name: {name}, please set the name other than primary or empty.",

@@ -1,15 +1,16 @@
-"""Key-value calls of the yr API that take their options as an object."""
+"""Key-value calls of the yr API."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from toprope.functions import current
-from toprope.functions.api import kv_get
-from toprope.functions.exceptions import CODES, YRTypeError, YRValueError
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
+from toprope.functions.interrupts import interruptible
 
 __all__ = [
     "CacheType",
@@ -21,10 +22,18 @@ __all__ = [
     "MSetParam",
     "SetParam",
     "WriteMode",
+    "kv_del",
+    "kv_get",
     "kv_get_with_param",
     "kv_m_write_tx",
+    "kv_read",
+    "kv_set",
+    "kv_write",
     "kv_write_with_param",
 ]
+
+_SHORTEST, _LONGEST = 0.002, 0.1
+"""Seconds between looks for a key that is waited for."""
 
 
 class ExistenceOpt(Enum):
@@ -66,7 +75,7 @@ class SetParam:
 
     Attributes:
         existence: whether the key may be there already.
-        ttl_second: seconds after which it would go; only 0, never, is part of toprope.
+        ttl_second: seconds after which it is gone; 0 for never.
     """
 
     existence: ExistenceOpt = ExistenceOpt.NONE
@@ -100,6 +109,71 @@ class GetParams:
     get_params: list[GetParam] = field(default_factory=list)
 
 
+def kv_set(key: str, value: bytes, set_param: SetParam | None = None) -> None:
+    """Keep bytes under a key in the session.
+
+    Raises:
+        YRTypeError: the value is not bytes.
+        YRRuntimeError: only a new key was asked for, and it is there (4206).
+    """
+    _write([key], [value], SetParam() if set_param is None else set_param)
+
+
+def kv_write(
+    key: str,
+    value: bytes,
+    existence: ExistenceOpt = ExistenceOpt.NONE,
+    write_mode: WriteMode = WriteMode.NONE_L2_CACHE,
+    ttl_second: int = 0,
+    cache_type: CacheType = CacheType.MEMORY,
+) -> None:
+    """Keep bytes under a key in the session; see `SetParam`. Errors as for `kv_set`."""
+    _write([key], [value], SetParam(existence, write_mode, ttl_second, cache_type))
+
+
+def kv_get(key: str | list[str], timeout: float = 300) -> Any:
+    """The bytes under a key, or for a list of keys a list, with None for a key that is not there in time.
+
+    Args:
+        key: one or a list.
+        timeout: seconds that a key is waited for; -1 for no limit, 0 for not at all.
+
+    Raises:
+        YRRuntimeError: none of the keys is there in time (4005).
+        ValueError: the timeout is below -1.
+    """
+    keys = [key] if isinstance(key, str) else list(key)
+    if timeout < 0 and timeout != -1:
+        raise ValueError("Parameter 'timeout' should be greater than or equal to -1 (no timeout).")
+    until = None if timeout == -1 else time.monotonic() + timeout
+    pause = _SHORTEST
+    while True:
+        found: list[bytes | None] = current.backend().request("kv_get", keys)
+        left = None if until is None else until - time.monotonic()
+        if all(each is not None for each in found) or (left is not None and left <= 0):
+            break
+        _sleep(pause if left is None else min(pause, left))
+        pause = min(2 * pause, _LONGEST)
+    if keys and all(each is None for each in found):
+        raise YRRuntimeError(
+            f"Get timeout {1000 * timeout:g}ms from datasystem, all failed: there is no key {', '.join(keys)}",
+            CODES["get failed"],
+            30,
+        )
+    return found[0] if isinstance(key, str) else found
+
+
+def kv_read(key: str | list[str], timeout: float = 300) -> Any:
+    """As `kv_get`."""
+    return kv_get(key, timeout)
+
+
+def kv_del(key: str | list[str]) -> list[str]:
+    """Forget keys; those that were not there are returned."""
+    missing: list[str] = current.backend().request("kv_del", [key] if isinstance(key, str) else key)
+    return missing
+
+
 def kv_write_with_param(key: str, value: bytes, set_param: SetParam) -> None:
     """Keep bytes under a key.
 
@@ -130,15 +204,22 @@ def kv_m_write_tx(keys: list[str], values: list[bytes], m_set_param: MSetParam |
 
 
 def kv_get_with_param(keys: list[str], params: GetParams, timeout: float = 300) -> list[Any]:
-    """The part of each value that is asked for; None for a key that is not there.
+    """The part of each value that is asked for; None for a key that is not there in time.
 
     Raises:
-        YRValueError: there are not as many parts as keys.
+        ValueError: there are no parts, or not as many as keys.
+        OverflowError: a part is negative.
+        YRRuntimeError: none of the keys is there in time (4005).
     """
+    if not params.get_params:
+        raise YRValueError("Get params does not accept empty list", CODES["invalid parameter"])
     if len(params.get_params) != len(keys):
         raise YRValueError(
-            f"invalid get params: {len(params.get_params)} for {len(keys)} keys", CODES["invalid parameter"]
+            f"Get params size is not equal to keys size, actual: {len(params.get_params)} and {len(keys)}",
+            CODES["invalid parameter"],
         )
+    if any(each.offset < 0 or each.size < 0 for each in params.get_params):
+        raise OverflowError("can't convert negative value to uint64_t")
     found = kv_get(list(keys), timeout)
     return [
         None if value is None else value[part.offset : part.offset + part.size if part.size else None]
@@ -150,7 +231,16 @@ def _write(keys: Sequence[str], values: Sequence[bytes], param: SetParam | MSetP
     for value in values:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise YRTypeError(f"invalid value type, actual: {type(value)}, expect: bytes", CODES["invalid parameter"])
-    if param.ttl_second:
-        raise NotImplementedError("ttl_second is not part of toprope: delete keys with yr.kv_del")
+    ttl = param.ttl_second
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or ttl < 0:
+        raise YRValueError(f"invalid ttl_second: {ttl!r}, expect: seconds, 0 for no limit", CODES["invalid parameter"])
     pairs = {key: bytes(value) for key, value in zip(keys, values, strict=True)}
-    current.backend().request("kv_set_all", pairs, param.existence is ExistenceOpt.NX)
+    only_new = getattr(param.existence, "value", param.existence) == ExistenceOpt.NX.value
+    there = current.backend().request("kv_set_all", pairs, only_new, ttl)
+    if there:
+        raise YRRuntimeError(f"the key {there} exists", 4206, 30)
+
+
+@interruptible
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)

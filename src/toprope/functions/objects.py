@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -103,8 +105,7 @@ class Entry:
         if self._callbacks is not None:
             with _callbacks_lock:
                 callbacks, self._callbacks = self._callbacks, None
-            for callback in callbacks or ():
-                callback()
+            _follow(callbacks or [])
 
     def event(self) -> threading.Event:
         """An event that is set when it is done."""
@@ -138,10 +139,35 @@ class Entry:
 _callbacks_lock = threading.Lock()
 
 
+class _Following(threading.local):
+    queue: deque[Callable[[], None]] | None = None  # callbacks that this thread has still to call
+
+
+_following = _Following()
+
+
+def _follow(callbacks: Sequence[Callable[[], None]]) -> None:
+    """Call back. What finishes meanwhile joins the queue and is not called within: chains may be of any length."""
+    queue = _following.queue
+    if queue is not None:
+        queue.extend(callbacks)
+        return
+    queue = _following.queue = deque(callbacks)
+    try:
+        while queue:
+            try:
+                queue.popleft()()
+            except Exception:  # the others are not to be lost with it
+                logging.getLogger("toprope").exception("a callback of an object has failed")
+    finally:
+        _following.queue = None
+
+
 class ObjectRef:
     """A reference to an object that a call will make, or that was put. Equal to others of the same object.
 
-    As an argument of a call, at any depth, the callee gets the object itself.
+    As an argument of a call the callee gets the object itself; inside of a list, a dictionary or an object it stays a
+    reference.
     """
 
     __slots__ = ("__weakref__", "_backend", "_entry")

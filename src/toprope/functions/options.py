@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -25,6 +28,7 @@ __all__ = [
 ]
 
 _MOST = 2**31 - 1
+_LIBRARIES = "LD_LIBRARY_PATH"
 
 
 @dataclass
@@ -52,8 +56,11 @@ class Config:
         working_dir: where workers run; "" for this process's own.
         load_paths: folders that go in front of the workers' sys.path.
         local_mode: accepted: functions run in processes of this machine as without it.
-        runtime_env: for all instances, see `InvokeOptions.runtime_env`.
+        custom_envs: the workers' LD_LIBRARY_PATH, with `${NAME}` for a variable; other names have no effect.
+        runtime_env: for all functions and instances, see `InvokeOptions.runtime_env`.
         recycle_time: seconds after which an idle worker for functions ends.
+        free_unreferenced: whether an instance ends once its last handle is gone and its calls have ended, unless it has
+            a name or a group, is detached, or a handle to it was sent to another process.
         max_task_instance_num: most workers for functions; -1 for no limit but the resources.
     """
 
@@ -111,6 +118,15 @@ class Config:
     npu_collection_mode: str = ""
     custom_resources: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    free_unreferenced: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """Variables of all workers; what a call or an instance asks for goes before them."""
+        found: dict[str, str] = dict((self.runtime_env or {}).get("env_vars", {}))
+        path = self.custom_envs.get(_LIBRARIES)
+        if path is not None:
+            found[_LIBRARIES] = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), path)
+        return found
 
     def check(self) -> None:
         """Refuse values that cannot be.
@@ -118,6 +134,12 @@ class Config:
         Raises:
             ValueError: the message names field and value.
         """
+        others = sorted(set(self.custom_envs) - {_LIBRARIES})
+        if others:
+            logging.getLogger("toprope").warning(
+                "Config.custom_envs sets %s alone: %s has no effect; use InvokeOptions.env_vars",
+                _LIBRARIES, ", ".join(others),
+            )  # fmt: skip
         if not 0 < self.recycle_time <= 300:
             raise ValueError(f"invalid recycle_time, actual: {self.recycle_time}, expect: in (0, 300]")
         if self.connection_nums < 1:

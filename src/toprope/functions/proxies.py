@@ -9,6 +9,7 @@ from typing import Any
 from toprope.functions import current
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.handles import handles
 from toprope.functions.options import InvokeOptions
 
 __all__ = [
@@ -204,13 +205,28 @@ class InstanceCreator:
         return self._code.target
 
 
+class _Handle:
+    """Shared by an instance and its methods in the program: while there is one, the instance can be called."""
+
+    __slots__ = ("id", "terminated")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.terminated = False
+        handles.add(id, 1)
+
+    def __del__(self) -> None:
+        handles.add(self.id, -1)
+        current.unreferenced(self.id)
+
+
 class InstanceProxy:
     """An instance that runs elsewhere. Its methods are called as `instance.method.invoke(...)`."""
 
     def __init__(self, id: str, code: Code) -> None:
         self._id = id
         self._code = code
-        self._terminated = False
+        self._handle = _Handle(id)
 
     @property
     def instance_id(self) -> str:
@@ -227,11 +243,14 @@ class InstanceProxy:
         function = inspect.getattr_static(self._code.target, name, None)
         if function is None or not callable(getattr(self._code.target, name)):
             raise AttributeError(f"{self._code.name} has no method {name!r}")
-        proxy = MethodProxy(self, name, getattr(self._code.target, name), is_static=isinstance(function, staticmethod))
+        proxy = MethodProxy(
+            self._handle, name, getattr(self._code.target, name), is_static=isinstance(function, staticmethod)
+        )
         self.__dict__[name] = proxy
         return proxy
 
     def __reduce__(self) -> tuple[Any, ...]:
+        handles.sent(self._id)
         return _proxy, (self._id, self._code.target)
 
     def __repr__(self) -> str:
@@ -249,26 +268,22 @@ class InstanceProxy:
         Args:
             is_sync: whether to wait until it is gone however long that takes; otherwise at most its time of grace.
         """
-        if not self._terminated:
-            self._terminated = True
+        if not self._handle.terminated:
+            self._handle.terminated = True
             current.backend().terminate(self._id, is_sync)
 
     def is_activate(self) -> bool:
         """Whether the instance is there."""
-        return not self._terminated and current.backend().is_alive(self._id)
-
-    def _check(self) -> None:
-        if self._terminated:
-            raise YRRuntimeError("this instance is terminated", CODES["instance exited"])
+        return not self._handle.terminated and current.backend().is_alive(self._id)
 
 
 class MethodProxy:
     """A method of an instance that runs elsewhere."""
 
-    __slots__ = ("_exact", "_instance", "_name", "_returns", "_signature")
+    __slots__ = ("_exact", "_handle", "_name", "_returns", "_signature")
 
-    def __init__(self, instance: InstanceProxy, name: str, function: Any, *, is_static: bool) -> None:
-        self._instance = instance
+    def __init__(self, handle: _Handle, name: str, function: Any, *, is_static: bool) -> None:
+        self._handle = handle
         self._name = name
         stream = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self._returns: int | None = None if stream else getattr(function, "__yr_returns__", 1)
@@ -293,12 +308,12 @@ class MethodProxy:
             TypeError: the arguments do not fit.
             RuntimeError: the instance was terminated.
         """
-        target = self._instance
-        if target._terminated:
-            target._check()
+        handle = self._handle
+        if handle.terminated:
+            raise YRRuntimeError("this instance is terminated", CODES["instance exited"])
         if keywords or len(arguments) != self._exact:
             self._signature.bind(*arguments, **keywords)
-        return current.backend().call(target._id, self._name, arguments, keywords, self._returns)
+        return current.backend().call(handle.id, self._name, arguments, keywords, self._returns)
 
     def invoke_direct(self, *arguments: Any, **keywords: Any) -> Any:
         """As `invoke`."""
@@ -311,11 +326,12 @@ class MethodProxy:
 
 
 def get_instance(name: str, namespace: str = "", timeout: float = 60) -> InstanceProxy:
-    """The living instance of a name; waits for one.
+    """The living instance of a name; waits until there is one, and its constructor has run.
 
     Raises:
         TypeError: wrong arguments.
         RuntimeError: there is none.
+        TimeoutError: there is none in time, or its constructor has not run.
     """
     if not isinstance(name, str) or not isinstance(namespace, str):
         raise TypeError(f"invalid name type, actual: {type(name)}, expect: str")

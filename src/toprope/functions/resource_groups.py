@@ -46,7 +46,9 @@ class ResourceGroup:
         if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool)):
             raise TypeError(f"invalid timeout type, actual: {type(timeout)}, expect: number")
         if timeout is not None and timeout < 0 and timeout != -1:
-            raise ValueError(f"invalid timeout, actual: {timeout}, expect: None, -1, or >= 0")
+            raise ValueError(
+                f"invalid timeout, actual: {timeout}: it should be greater than or equal to -1 (no timeout), or None"
+            )
         backend = current.backend()
         try:
             backend.get([self._ready], -1 if timeout is None else timeout, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "CardRequest",
     "InvalidRequestError",
     "Request",
+    "check_keys",
     "is_card_key",
     "matches",
     "model_names",
@@ -110,6 +111,25 @@ def is_card_key(key: str) -> bool:
         (True, False, False)
     """
     return key.count("/") == 2
+
+
+def check_keys(request: Request, known: Iterable[str]) -> None:
+    """Refuse keys of named resources that are spelled as those of another scheduler, such as "nvidia.com/gpu".
+
+    Args:
+        request: the request.
+        known: named resources that some node has.
+
+    Raises:
+        InvalidRequestError: no node has the key.
+    """
+    there = set(known)
+    for key in request.scalars:
+        if "/" in key and key not in there:
+            raise InvalidRequestError(
+                f"invalid resource parameter {key}: no node has a resource of this name, and keys of cards are "
+                "VENDOR/model/kind, such as NPU/.+/count or GPU/.+/count"
+            )
 
 
 def parse(custom_resources: Mapping[str, float], cpu: int = 500, memory: int = 500) -> Request:

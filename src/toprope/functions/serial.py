@@ -23,7 +23,7 @@ from toprope.functions.arena import Arena, Block, Reader
 if TYPE_CHECKING:
     from toprope.functions.objects import ObjectRef
 
-__all__ = ["INLINE", "Packed", "dumps", "pack", "plain", "unpack"]
+__all__ = ["INLINE", "SIMPLE", "Packed", "dumps", "pack", "plain", "unpack"]
 
 INLINE = 32 * 1024
 """Bytes from which on a buffer goes through shared memory."""
@@ -34,6 +34,9 @@ BlockKey = tuple[str, int, int]
 _NUMBERS = {int, float, bool, type(None), complex}
 _TEXTS = {str, bytes}
 _PLAIN = _NUMBERS | _TEXTS
+
+SIMPLE: set[type] = set()
+"""Further types that the fast pickler takes: they say themselves how they are pickled."""
 
 
 class Packed:
@@ -212,7 +215,7 @@ def _reduce_code(code: types.CodeType) -> Any:
 def _is_simple(value: Any, depth: int) -> bool:
     """Whether a value holds nothing that only cloudpickle takes, such as a class of the program's own file."""
     kind = value.__class__
-    if kind in _PLAIN or kind in _reducers:
+    if kind in _PLAIN or kind in _reducers or kind in SIMPLE:
         return True
     if depth and kind in (tuple, list) and len(value) <= 16:
         return all(_is_simple(each, depth - 1) for each in value)

@@ -24,12 +24,12 @@ TABLE = {
     "tracing": ("toprope run --trace FILE records what a program does to the simulated card", "trace"),
     "the debug server": ("use logging, or debugpy in the instance's constructor", "DebugServer set_trace"),
     "sandboxes": ("run what is not trusted in a container", "sandbox Sandbox SandboxInstance PortForwarding"),
-    "functions as a service": ("use @yr.invoke and @yr.instance", "Function Context SessionService"),
+    "functions as a service": ("use @yr.invoke and @yr.instance", "Function Context SessionService ManagedSessionObj"),
     "snapshots of instances": (
         "use yr.save_state and yr.load_state, and recover_retry_times",
         "restore_from_checkpoint delete_checkpoint list_checkpoints SnapstartInfo SnapstartResponse",
     ),
-    "serving a runtime by hand": ("yr.init and yr.finalize do it", "receive_request_loop reinit"),
+    "serving a runtime by hand": ("yr.init and yr.finalize do it", "receive_request_loop reinit cluster_mode_runtime"),
 }
 """What is left out: the part of the API, what to do instead, and its names."""
 

@@ -25,11 +25,21 @@ HOOK = "__yr_shutdown__"
 
 
 class Threads:
-    """Runs calls in threads, so many at once."""
+    """Runs calls in threads.
 
-    def __init__(self, worker: Worker, at_once: int) -> None:
+    Args:
+        worker: whose calls.
+        at_once: number of threads.
+        ahead: whether all threads start now, and not each with the first call that needs it.
+    """
+
+    def __init__(self, worker: Worker, at_once: int, *, ahead: bool = False) -> None:
         self._worker = worker
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="yr")
+        if ahead:
+            all_there = threading.Barrier(at_once)
+            for _ in range(at_once):
+                self._pool.submit(all_there.wait)
 
     def run(self, message: Message) -> None:
         """Run a message in a thread; the end in this one."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
 
-__all__ = ["hold", "join_folder", "leave_folder", "shared_folder"]
+__all__ = ["LOCK", "folders_of_sessions", "hold", "join_folder", "leave_folder", "shared_folder"]
 
-_LOCK = "lock"
+LOCK = "lock"
 _FRESH = 60.0
 """Seconds within which a new session locks its folder."""
 
@@ -58,12 +58,12 @@ def join_folder(name: str) -> tuple[Path, int]:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise PermissionError(f"{folder} belongs to somebody else, or others may enter it")
         try:
-            file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
             continue  # the last one has just removed it
         fcntl.flock(file, fcntl.LOCK_SH)
         try:
-            if os.path.samestat(os.fstat(file), os.stat(folder / _LOCK)):
+            if os.path.samestat(os.fstat(file), os.stat(folder / LOCK)):
                 return folder, file
         except FileNotFoundError:
             pass
@@ -83,9 +83,22 @@ def leave_folder(folder: Path, file: int) -> None:
 
 def hold(folder: Path) -> int:
     """A descriptor: while somebody has it, the folder is in use, whatever became of its process."""
-    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
+
+
+def folders_of_sessions() -> list[Path]:
+    """The folders of this user's sessions on this machine, those that have just ended included."""
+    found = []
+    for folder in Path(_base()).glob(f"{_prefix()}*"):
+        try:
+            status = folder.lstat()
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            found.append(folder)
+    return found
 
 
 def _base() -> str:
@@ -106,7 +119,7 @@ def _sweep(base: Path) -> None:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
             try:
-                file = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                file = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 if time.time() - found.st_mtime > _FRESH:
                     shutil.rmtree(folder)

@@ -200,7 +200,7 @@ class Groups:
 
     def finish(self, entry: Entry) -> None:
         """An object is there whose value says nothing."""
-        entry.finish(self._session.values.pack(True)[0])
+        entry.finish(self._session.values.pack(True))
 
     def dissolve(self, group: Group) -> None:
         """A group has no members any more: its name is free."""

@@ -82,6 +82,11 @@ class Instance:
     gone: threading.Event = field(default_factory=threading.Event)
     late: Timer | None = None
 
+    @property
+    def is_up(self) -> bool:
+        """True if calls can be sent to it: its process has not said that it ends."""
+        return self.state is State.READY and self.process is not None and not self.process.stopping
+
 
 def grace_of(options: InvokeOptions) -> float:
     """Seconds that an instance may take to end."""

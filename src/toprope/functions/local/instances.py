@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError
+from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError, YRTimeoutError
+from toprope.functions.handles import handles
+from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
 from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.process import Call, Process
 from toprope.functions.local.values import NOTHING
@@ -41,6 +44,8 @@ class Instances:
         self._dead: deque[Instance] = deque()
         self._numbers = itertools.count(1)
         self.appeared = threading.Condition(session.lock)
+        self.dropped: deque[str] = deque()  # instances of which a handle is gone
+        self.listing = Listing(session)
 
     # Creating
 
@@ -54,6 +59,7 @@ class Instances:
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
             remarks.detached(id, options)
+            self.listing.changed()
             self.appeared.notify_all()
             error = self._check(instance)
             if error is not None:
@@ -93,7 +99,7 @@ class Instances:
         assert instance.grant is not None
         try:
             nodes = session.services.ledger_of(instance).nodes
-            variables = {**session.kept, **options.environment()}
+            variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
             process = session.processes.take()
         except YRRuntimeError as error:
@@ -109,7 +115,7 @@ class Instances:
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
         call.owner = _Creation(self, instance)
-        pending = [entry for entry in instance.refs if not entry.done]
+        pending = [entry for entry in call.needed if not entry.done]
         if pending:
             pending[0].when_done(lambda: self._later(instance, call))
         else:
@@ -118,7 +124,7 @@ class Instances:
     def _later(self, instance: Instance, call: Call) -> None:
         """Send the constructor's call when all that it refers to is there."""
         with self._session.lock:
-            for entry in instance.refs:
+            for entry in call.needed:
                 if not entry.done:
                     entry.when_done(lambda: self._later(instance, call))
                     return
@@ -138,8 +144,11 @@ class Instances:
             instance.saved = checkpoint if instance.saved is None else instance.saved
             instance.state = State.READY
             instance.value, instance.refs = NOTHING, []
+            self.appeared.notify_all()
+            self.listing.changed()
             self._session.services.started(instance)
             self.advance(instance)
+            self.free_if_unused(instance)
 
     # Calling
 
@@ -153,10 +162,9 @@ class Instances:
             call.owner = instance.calls or instance_calls(self, instance)
             if instance.error is not None:
                 call.fail(instance.error)
-            elif instance.state is State.READY and not instance.queue and not call.refs:
-                process = instance.process
-                assert process is not None
-                self._session.send(process, call)
+            elif instance.is_up and not instance.queue and not call.needed:
+                assert instance.process is not None
+                self._session.send(instance.process, call)
             else:
                 instance.queue.append(call)
                 self.advance(instance)
@@ -165,19 +173,19 @@ class Instances:
         """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
         with self._session.lock:
             queue = instance.queue
-            while queue and instance.state is State.READY and instance.process is not None:
+            while queue and instance.is_up:
                 call = queue[0]
-                missing = next((entry for entry in call.refs if not entry.done), None)
+                missing = next((entry for entry in call.needed if not entry.done), None)
                 if missing is not None:
                     if not instance.blocked:
                         instance.blocked = True
                         missing.when_done(lambda: self._unblocked(instance))
                     return
                 queue.popleft()
-                failed = next((entry.error for entry in call.refs if entry.error is not None), None)
+                failed = next((entry.error for entry in call.needed if entry.error is not None), None)
                 if failed is not None:
                     call.fail(failed)
-                else:
+                elif instance.process is not None:
                     self._session.send(instance.process, call)
 
     def _unblocked(self, instance: Instance) -> None:
@@ -258,6 +266,8 @@ class Instances:
             self._session.services.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
+        handles.forget(instance.id)
+        self.listing.changed()
         self._session.services.member_freed(instance)
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
@@ -281,6 +291,41 @@ class Instances:
                     for call in (*instance.process.pending.values(), *instance.process.backlog):
                         call.fail(error)
 
+    def free_dropped(self) -> None:
+        """End instances whose last handle is gone, where nothing is left for them to do."""
+        with self._session.lock:
+            while self.dropped:
+                instance = self._by_id.get(self.dropped.popleft())
+                if instance is not None:
+                    self.free_if_unused(instance)
+
+    def free_if_unused(self, instance: Instance) -> None:
+        """End an instance that nobody can call any more, once its calls have ended."""
+        if not self._session.config.free_unreferenced or handles.count(instance.id) != 0:
+            return
+        options, process = instance.options, instance.process
+        kept = options.name or options.group_name or options.custom_extensions.get("lifecycle") == "detached"
+        busy = instance.queue or (process is not None and (process.pending or process.backlog))
+        if not kept and not busy and instance.state in (State.WAITING, State.READY):
+            self.end(
+                instance, YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
+            )
+
+    def holders(self) -> list[Holder]:
+        """The instances that hold resources, or wait for them."""
+        return [self._holder(each) for each in self._by_id.values() if each.state is not State.DEAD]
+
+    def _holder(self, instance: Instance) -> Holder:
+        options, grant, process = instance.options, instance.grant, instance.process
+        named = {"name": options.name, "namespace": options.namespace or self._namespace()} if options.name else {}
+        held = None if grant is None else grant.request
+        return Holder(
+            instance.id, instance.code.name, str(instance.state), "" if grant is None else grant.node,
+            0 if process is None else process.pid, 0 if held is None else held.cpu, 0 if held is None else held.memory,
+            {} if grant is None else grant.cards, {} if held is None else held.scalars,
+            handles=handles.count(instance.id), **named,
+        )  # fmt: skip
+
     def leave(self, ledger: str, error: BaseException) -> None:
         """A resource group goes: the instances that use it end."""
         for instance in [each for each in self._by_id.values() if each.ledger == ledger]:
@@ -301,17 +346,26 @@ class Instances:
         instance = self._by_id.get(id)
         return instance is not None and instance.state not in (State.DEAD, State.ENDING)
 
+    def is_made(self, id: str) -> bool:
+        """True if an instance is there and its constructor has run."""
+        instance = self._by_id.get(id)
+        return instance is not None and instance.state is State.READY
+
     @interrupts.interruptible
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
-        """The id and class of a named instance; waits for one to appear.
+        """The id and class of a named instance; waits until there is one, and its constructor has run.
 
         Raises:
             RuntimeError: there is none.
+            YRTimeoutError: its constructor has not run in time.
         """
         id = f"{namespace or self._namespace()}-{name}"
         with self._session.lock:
-            if not self.appeared.wait_for(lambda: self.is_alive(id), timeout):
-                raise MissingInstanceError(id)
+            if not self.appeared.wait_for(lambda: self.is_made(id), timeout):
+                if not self.is_alive(id):
+                    raise MissingInstanceError(id)
+                why = self.why_waiting(self._by_id[id])
+                raise YRTimeoutError(f"{why}, within {timeout} s", CODES["get failed"])
             return id, self._by_id[id].code
 
     def named(self) -> list[tuple[str, str]]:
@@ -387,6 +441,7 @@ class _Calls(_Creation):
         """A call has a result, or raised; it is not run again."""
         if error is not None:
             call.fail(error)
+        self._instances.free_if_unused(self._instance)
         return False
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import os
 import pickle
 import time
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
 from toprope.functions.local import remarks
 from toprope.functions.local.masks import mask
@@ -61,6 +64,25 @@ class Pool:
     ledger: str = ""
     error: BaseException | None = None
 
+    @property
+    def at_once(self) -> int:
+        """Calls that a worker works on at once."""
+        return self.options.calls_at_once(is_async=False)
+
+    def next_worker(self) -> Process | None:
+        """A worker that has room for a call; None where there is none."""
+        while self.idle:
+            process = self.idle.pop()
+            if not process.closed and not process.stopping:
+                return process
+        if self.at_once == 1:
+            return None
+        return next((each for each in self.workers if self._has_room(each)), None)
+
+    def _has_room(self, process: Process) -> bool:
+        up = not any(call.kind == Kind.CREATE for call in process.pending.values())
+        return up and not process.closed and not process.stopping and len(process.pending) < self.at_once
+
 
 @dataclass(eq=False)
 class Asking:
@@ -81,6 +103,7 @@ class Pools:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pools: dict[bytes, Pool] = {}
+        self._numbers = itertools.count(1)
 
     def add(self, call: Call) -> None:
         """A call of a function: run as soon as the objects that it refers to, and a worker, are there."""
@@ -89,6 +112,7 @@ class Pools:
         try:
             options.check()
             request = parse(options.custom_resources, options.cpu, options.memory)
+            self._session.services.check_keys(request)
         except InvalidRequestError as error:
             call.fail(YRequestError(error.message, error.code))
             return
@@ -108,11 +132,11 @@ class Pools:
             call.owner = _Owner(self, pool)
             self._when_ready(pool, call)
 
-    def _when_ready(self, pool: Pool, call: Call) -> None:
+    def _when_ready(self, pool: Pool, call: Call, checked: int = 0) -> None:
         with self._session.lock:
-            for entry in call.refs:
+            for place, entry in enumerate(call.needed[checked:], checked):
                 if not entry.done:
-                    entry.when_done(lambda: self._when_ready(pool, call))
+                    entry.when_done(functools.partial(self._when_ready, pool, call, place))
                     return
                 if entry.error is not None:
                     call.fail(entry.error)
@@ -128,14 +152,11 @@ class Pools:
         if pool.error is not None:
             self._fail_queue(pool, pool.error)
             return
-        while pool.queue and pool.idle:
-            process = pool.idle.pop()
-            if process.closed or process.stopping:
-                continue
+        while pool.queue and (process := pool.next_worker()) is not None:
             session.send(process, pool.queue.popleft())
         most = self._most(pool.options)
         starting = sum(not self._is_up(process) for process in pool.workers)
-        wanted = len(pool.queue) - len(pool.asked) - starting
+        wanted = math.ceil(len(pool.queue) / pool.at_once) - len(pool.asked) - starting
         for _ in range(min(wanted, most - len(pool.workers) - len(pool.asked))):
             asking = Asking(pool, pool.options)
             pool.asked.append(asking)
@@ -163,7 +184,7 @@ class Pools:
             return
         options = pool.options
         try:
-            variables = {**session.kept, **options.environment()}
+            variables = {**session.variables_for(f"function-{next(self._numbers)}"), **options.environment()}
             environment, unset = mask(grant, ledger.nodes, {**os.environ, **variables})
             process = session.processes.take()
         except YRRuntimeError as error:
@@ -175,7 +196,7 @@ class Pools:
         pool.workers[process] = grant
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables |= environment
-        setup = ("", variables, unset, folder, session.services.python_path(), 1, False, False, None)
+        setup = ("", variables, unset, folder, session.services.python_path(), pool.at_once, False, False, None)
         call = Call(Kind.CREATE, setup, NOTHING, [], 1)
         call.owner = _Owner(self, pool)
         session.send(process, call)
@@ -190,8 +211,9 @@ class Pools:
         again = error is not None and self._failed(pool, call, error)
         if process.closed or process.stopping:
             return again
-        if pool.queue:
+        while pool.queue and len(process.pending) < pool.at_once and not process.closed:
             self._session.send(process, pool.queue.popleft())
+        if process.pending or process.closed:
             return again
         pool.idle.append(process)
         process.idle_since = time.monotonic()
@@ -240,7 +262,9 @@ class Pools:
         grant = pool.workers.pop(process, None)
         if process in pool.idle:
             pool.idle.remove(process)
-        calls = [*process.pending.values(), *process.backlog]
+        calls = list(process.pending.values())
+        never_begun = [call for call in process.backlog if call.kind == Kind.FUNCTION and not call.cancelled]
+        calls += [call for call in process.backlog if call.cancelled]
         process.pending.clear()
         process.backlog.clear()
         if grant is not None:
@@ -253,6 +277,9 @@ class Pools:
                 call.fail(_cancelled(call.entries))
             else:
                 self._failed(pool, call, error)
+        for call in reversed(never_begun):
+            call.process = None
+            pool.queue.appendleft(call)
         self._session.services.serve_ledger()
         if not self._session.ended:
             self.advance(pool)
@@ -270,8 +297,19 @@ class Pools:
                 call.fail(_cancelled(call.entries))
             elif call.process is None:
                 call.fail(_cancelled(call.entries))
-            elif force:
+            elif force and pool.at_once == 1:  # other calls run in it, too
                 self._session.processes.kill(call.process)
+
+    def holders(self, ledger: str) -> list[Holder]:
+        """The workers that hold resources of a ledger."""
+        return [
+            Holder(
+                f"worker {process.number}", pid=process.pid, node=grant.node, cpu=grant.request.cpu,
+                memory=grant.request.memory, cards=grant.cards, resources=grant.request.scalars,
+            )
+            for pool in self._pools.values() if pool.ledger == ledger
+            for process, grant in pool.workers.items()
+        ]  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
         """A resource group goes: the workers that use it end, and their calls with them."""
@@ -300,7 +338,7 @@ class Pools:
         """What a call waits for."""
         if call.process is not None:
             return "the function had not returned"
-        missing = [entry for entry in call.refs if not entry.done]
+        missing = [entry for entry in call.needed if not entry.done]
         if missing:
             return f"the function had not begun: {len(missing)} of its arguments were not there"
         asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)

@@ -58,8 +58,8 @@ class Call:
         kind: CALL of an instance's method, FUNCTION, or CREATE.
         target: the method's name, the function's key, or what an instance is made of.
         code: the function or class; None for a method.
-        value: the arguments.
-        refs: the objects among the arguments, in order.
+        value: the arguments, with slots for those that are references.
+        refs: the objects that belong into the slots.
         entries: what it makes.
         returns: how many values; None for a generator, whose items go to `stream`.
         owner: the instance or pool that it belongs to.
@@ -98,6 +98,11 @@ class Call:
         for entry in self.entries:
             entry.call = self
 
+    @property
+    def needed(self) -> list[Entry]:
+        """The objects that have to be there before it begins: those of slots, and of references in the arguments."""
+        return [*self.refs, *self.value.refs] if self.value.refs else self.refs
+
     def fail(self, error: BaseException) -> None:
         """It has no result but this error."""
         for entry in self.entries:
@@ -118,7 +123,7 @@ class Process:
         channel: the socket to it.
         pid: its process; 0 until the zygote has told it.
         pending: calls sent to it that have no result yet, by number.
-        backlog: calls that wait until fewer are on their way.
+        backlog: calls that wait until fewer are on their way; none of them has begun.
         lent: how often each block was sent to it and not let go of.
         held: objects that it has references to, with their number of times.
         codes: functions and classes that it has.
@@ -127,7 +132,7 @@ class Process:
         refused: why the system could not start it; "" where it could.
         closed: whether its socket has ended.
         buried: whether what it held has been freed.
-        stopping: whether it was asked to end.
+        stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
         burial: frees what it held where the zygote does not tell how it ended; None while its socket is open.
         idle_since: when it last had nothing to do.

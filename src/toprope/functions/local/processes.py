@@ -42,6 +42,9 @@ EXIT_NEWS = 20.0
 FLUSH = 0.002
 """Seconds between tries to send what a worker has not taken."""
 
+LEAVE = 30.0
+"""Seconds that a process may take to end after the user's code asked for its end."""
+
 STOP_ALL = 10.0
 """Seconds that all workers together may take to end with the session."""
 
@@ -93,6 +96,12 @@ class Processes:
         except Closed:
             pass
         process.deadline = self.after(grace, lambda: self.kill(process))
+
+    def leaves(self, process: Process) -> None:
+        """A process ends by itself, as the user's code asked for. Held: the session's lock."""
+        if not process.stopping and not process.closed:
+            process.stopping = True
+            process.deadline = self.after(LEAVE, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
         """End a process by force. Its pid is its own until the zygote has told its end."""
@@ -286,6 +295,10 @@ class Processes:
         except (OSError, ValueError):
             pass
 
+    def look(self) -> None:
+        """Have the listening thread look for instances whose handles are gone."""
+        self._wake()
+
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
@@ -320,6 +333,8 @@ class Processes:
                 self._full.append(process)
         self._timers.run()
         self._session.values.settle()
+        if self._session.instances.dropped:
+            self._session.instances.free_dropped()
 
     def _read(self, process: Process) -> None:
         """Read what a worker has sent, where nobody else does."""

@@ -7,11 +7,13 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code
-from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, unreadable
+from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
@@ -89,7 +91,6 @@ class Relay(Backend):
             self._answers[message.number] = message
             late = self._late.pop(message.number, None)
             if late is not None:
-                del self._answers[message.number]
                 late()
             else:
                 self._worker.news.tell()
@@ -153,11 +154,15 @@ class Relay(Backend):
         """Call back, in the thread that reads what the driver sends, when an object is there."""
         number = next(self._numbers)
         self._answers[number] = None
-        self._late[number] = callback
+
+        def late() -> None:
+            self._give_up(number)
+            callback()
+
+        self._late[number] = late
         packed = pack(("when done", (entry.number,)), self._worker.arena)
         self._send("request", number, packed, 0)
-        if not self._worker.always_reads:
-            self._listen()
+        self._have_read()
 
     def object_id(self, entry: Any) -> str:
         """A name for an object."""
@@ -180,8 +185,10 @@ class Relay(Backend):
         """Create an instance."""
         number = next(self._numbers)
         self._answers[number] = None
-        packed = pack((arguments, keywords), self._worker.arena)
-        self._send("create", number, packed, (self._code(code), pickle.dumps(options)))
+        lifted, named, refs = lift(arguments, keywords)
+        packed = pack((lifted, named), self._worker.arena)
+        extra = self._code(code), pickle.dumps(options), tuple(self.id(ref) for ref in refs)
+        self._send("create", number, packed, extra)
         instance: str = self._result(number, 60)
         return instance
 
@@ -228,6 +235,11 @@ class Relay(Backend):
 
     # Inside
 
+    def _have_read(self) -> None:
+        """Have somebody read what the driver sends."""
+        if not self._worker.always_reads:
+            self._listen()
+
     def _listen(self) -> None:
         """Have a thread read while callbacks are waited for: the main thread may be busy with the user's code."""
         with self._lock:
@@ -247,38 +259,45 @@ class Relay(Backend):
         except Closed:
             pass  # the main thread sees it too
 
+    def ask_next(self, stream: int) -> int:
+        """Ask for the next item of a generator."""
+        return self._ask("next", stream)
+
+    def next_of(self, number: int) -> ObjectRef | None:
+        """The item that was asked for, None after the last; waits for it."""
+        found = self._result(number, None)
+        return None if found is None else self.ref(found)
+
+    def when_answered(self, number: int, callback: Callable[[], None]) -> None:
+        """Call back when an answer is there."""
+        self._late[number] = callback
+        if self._answers.get(number) is not None and self._late.pop(number, None) is not None:
+            callback()
+        else:
+            self._have_read()
+
     def _new_number(self) -> int:
         return (self._worker.number << 40) | next(self._numbers)
 
     def _call(
         self, what: str, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], returns: int | None
     ) -> Any:
-        packed = pack((arguments, keywords), self._worker.arena)
+        lifted, named, refs = lift(arguments, keywords)
+        packed = pack((lifted, named), self._worker.arena)
         numbers = tuple(self._new_number() for _ in range(1 if returns is None else returns))
-        self._send(what, 0, packed, (target, returns, numbers))
+        self._send(what, 0, packed, (target, returns, numbers, tuple(self.id(ref) for ref in refs)))
         if returns is None:
-            return self._items(numbers[0])
+            return ObjectRefGenerator(_RemoteItems(self, numbers[0]))
         return given([self.ref(number) for number in numbers], returns)
-
-    def _items(self, stream: int) -> Iterator[ObjectRef]:
-        ended = False
-        try:
-            while True:
-                number = self._result(self._ask("next", stream), None)
-                if number is None:
-                    ended = True
-                    return
-                yield self.ref(number)
-        finally:
-            if not ended:
-                self.unfinished.append(stream)  # told later: this may be anywhere, even in the middle of a message
 
     def _code(self, code: Code) -> str:
         """The key of a function or class, which the driver is told once."""
         key = code.identify()
         if key not in self._sent_codes:
+            blob = code.blob()
+            self._worker.codes[key] = blob  # its calls may come back to this worker, and the code does not come again
+            self._worker.channel.send(Kind.CODE, 0, (key, code.name, code.is_async), [blob])
             self._sent_codes.add(key)
-            self._worker.channel.send(Kind.CODE, 0, (key, code.name, code.is_async), [code.blob()])
         return key
 
     def _ask(self, operation: str, *arguments: Any) -> int:
@@ -308,7 +327,50 @@ class Relay(Backend):
         data, parts = (message.parts[0], message.parts[1:]) if has_data else (None, message.parts)
         worker = self._worker
         values = [self.ref(id) for id in ids]
-        value = unpack(data, spec, parts, worker.reader, worker.let_go.append, values)
+        try:
+            value = unpack(data, spec, parts, worker.reader, worker.let_go.append, values)
+        except YRRuntimeError:
+            raise
+        except Exception as error:
+            raise unreadable(error) from error
         if failed:
             raise value
         return value
+
+
+class _RemoteItems(Items):
+    """The items of a call of a worker, which the driver hands on one by one.
+
+    Args:
+        relay: the way to the driver.
+        stream: the call's number.
+    """
+
+    def __init__(self, relay: Relay, stream: int) -> None:
+        self._relay = relay
+        self._stream = stream
+        self._ended = False
+        self._asked: int | None = None  # an item that a cancelled coroutine has asked for
+
+    def take(self) -> ObjectRef | None:
+        """The next item; waits for it."""
+        number = self._relay.ask_next(self._stream) if self._asked is None else self._asked
+        self._asked = None
+        return self._taken(self._relay.next_of(number))
+
+    async def take_async(self) -> ObjectRef | None:
+        """The next item, without blocking the event loop."""
+        if self._asked is None:
+            self._asked = self._relay.ask_next(self._stream)
+        number = self._asked
+        await signalled(lambda callback: self._relay.when_answered(number, callback))
+        self._asked = None
+        return self._taken(self._relay.next_of(number))
+
+    def _taken(self, ref: ObjectRef | None) -> ObjectRef | None:
+        self._ended = ref is None
+        return ref
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._relay.unfinished.append(self._stream)  # told later: this may be in the middle of a message

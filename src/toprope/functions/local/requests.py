@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRError, YRRuntimeError, YRTimeoutError, describe, invoke_error
+from toprope.functions.exceptions import CODES, YRError, YRRuntimeError, YRTimeoutError, describe
 from toprope.functions.local.instance import Instance
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
@@ -57,14 +57,6 @@ class Requests:
             except Exception as error:
                 self._answer_error(process, message.number, error)
 
-    def error(self, data: bytes, *, is_ours: bool) -> BaseException:
-        """What a caller gets for what a worker says went wrong."""
-        try:
-            origin, text = pickle.loads(data)
-        except Exception as error:
-            return YRRuntimeError(f"the error of a worker cannot be read: {error}", CODES["deserialize"])
-        return origin if is_ours else invoke_error(origin, text)
-
     def _request(self, process: Process, number: int, what: str, value: Value, extra: Any) -> None:
         session = self._session
         if what == "request":
@@ -75,17 +67,19 @@ class Requests:
             session.adopt(entry, extra, process)
             entry.finish(value)
         elif what == "create":
-            key, options = extra
+            key, options, ids = extra
+            refs = [session.object(each, process) for each in ids]
             code = session.codes[key]
-            self._answer(process, number, session.instances.create(code, value, [*value.refs], pickle.loads(options)))
+            self._answer(process, number, session.instances.create(code, value, refs, pickle.loads(options)))
         else:
-            target, returns, numbers = extra
+            target, returns, numbers, ids = extra
+            refs = [session.object(each, process) for each in ids]
             if what == "invoke":
                 key, given = target
                 options = pickle.loads(given)
-                call = Call(Kind.FUNCTION, key, value, [*value.refs], returns, session.codes[key], options)
+                call = Call(Kind.FUNCTION, key, value, refs, returns, session.codes[key], options)
             else:
-                call = Call(Kind.CALL, target[1], value, [*value.refs], returns)
+                call = Call(Kind.CALL, target[1], value, refs, returns)
             for entry, name in zip(call.entries, numbers, strict=False):
                 session.adopt(entry, name, process)
             if call.stream is not None:
@@ -224,7 +218,7 @@ class Requests:
 
     def _answer(self, process: Process, number: int, result: Any) -> None:
         try:
-            value, _ = self._session.values.pack(result)
+            value = self._session.values.pack(result)
         except Exception as error:  # the store is full; who asks is told, and not who brought the news
             self._answer_error(process, number, error)
         else:
@@ -233,7 +227,7 @@ class Requests:
     def _answer_error(self, process: Process, number: int, error: BaseException) -> None:
         if number:
             kept, _ = describe(error)
-            value, _ = self._session.values.pack(kept)
+            value = self._session.values.pack(kept)
             self._answer_value(process, number, value, failed=True)
 
     def _answer_value(self, process: Process, number: int, value: Value, *, failed: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,13 +11,15 @@ from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.groups import BUNDLE
+from toprope.functions.holders import held_by
 from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
 from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.pairs import Pairs
+from toprope.functions.resources import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
@@ -51,15 +54,15 @@ class Services:
         self._ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
-        self._pairs: dict[str, bytes] = {}
+        self._pairs = Pairs()
         self._resource_groups = ResourceGroups(session, self._ledgers)
         self._groups = Groups(session)
         self._operations: Mapping[str, Callable[..., Any]] = {
-            "kv_set": self._kv_set,
             "kv_set_all": self._kv_set_all,
             "kv_get": self._kv_get,
             "kv_del": self._kv_del,
             "resources": self._resources,
+            "instances": self._instances,
             "list_named_instances": self._list_named,
             "save_state": self._save_state,
             "load_state": self._load_state,
@@ -112,7 +115,16 @@ class Services:
             ValueError, YRequestError: the message names what cannot be.
         """
         Wishes(instance.options)
+        self.check_keys(instance.request)
         instance.ledger = self.ledger_name(instance.options)
+
+    def check_keys(self, request: Request) -> None:
+        """Refuse keys that are spelled as those of another scheduler.
+
+        Raises:
+            InvalidRequestError: this machine does not have them.
+        """
+        check_keys(request, (key for node in self._session.ledger.nodes for key in node.scalars))
 
     def ledger_of(self, asker: Asker) -> Ledger:
         """Where somebody's resources come from.
@@ -168,8 +180,19 @@ class Services:
             self.ledger_of(asker).withdraw(asker.asked)
 
     def shortage_of(self, asker: Asker, request: Request) -> str:
-        """Why somebody has not got resources."""
-        return self.shortage_for(asker, request).text
+        """Reason of a shortage, with the holders of what there is."""
+        found = self.shortage_for(asker, request)
+        return found.text + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
+
+    def _held(self, ledger: str) -> str:
+        """Holders of the resources of a ledger, in words."""
+        instances = self._session.instances
+        of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
+        holders = [each for each in instances.holders() if each.id in of_ledger]
+        return held_by([*holders, *self._session.pools.holders(ledger)])
+
+    def _instances(self, process: Process | None) -> list[dict[str, Any]]:
+        return [each.as_dict() for each in self._session.instances.holders()]
 
     def shortage_for(self, asker: Asker, request: Request) -> Shortage:
         """What somebody is short of."""
@@ -271,20 +294,14 @@ class Services:
         with self._session.lock:
             return found(process, *arguments)
 
-    def _kv_set(self, process: Process | None, key: str, value: bytes, only_new: bool) -> None:
-        self._kv_set_all(process, {key: value}, only_new)
-
-    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool) -> None:
-        there = [key for key in pairs if key in self._pairs]
-        if only_new and there:
-            raise YRRuntimeError(f"the key {there[0]} exists", 4206, 30)
-        self._pairs.update(pairs)
+    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool, ttl: float) -> str:
+        return self._pairs.set_all(pairs, time.monotonic(), only_new=only_new, ttl=ttl)
 
     def _kv_get(self, process: Process | None, keys: list[str]) -> list[bytes | None]:
-        return [self._pairs.get(key) for key in keys]
+        return self._pairs.get(keys, time.monotonic())
 
     def _kv_del(self, process: Process | None, keys: list[str]) -> list[str]:
-        return [key for key in keys if self._pairs.pop(key, None) is None]
+        return self._pairs.delete(keys, time.monotonic())
 
     def _resources(self, process: Process | None) -> list[dict[str, Any]]:
         ledger = self._session.ledger

@@ -9,14 +9,16 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from toprope.functions import interrupts
+from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code
 from toprope.functions.claims import Claims
-from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
+from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.ledger import Ledger, Node
 from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
@@ -27,7 +29,7 @@ from toprope.functions.local.requests import Requests
 from toprope.functions.local.services import Services
 from toprope.functions.local.traffic import Traffic
 from toprope.functions.local.values import NOTHING, Values
-from toprope.functions.objects import Entry, ObjectRef, given, parted
+from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.wire import Kind
 
@@ -79,10 +81,14 @@ class Session(Backend):
         self._guard = interrupts.Guard()
         _sessions.add(self)
 
-    @property
-    def kept(self) -> dict[str, str]:
-        """What workers have beside the variables of this process: what `toprope start` has kept for them."""
-        return {name: value for name, value in self._variables.items() if name not in os.environ}
+    def variables_for(self, id: str) -> dict[str, str]:
+        """Variables of a worker in addition to those of this process.
+
+        Args:
+            id: of the instance, or of the worker for functions.
+        """
+        kept = {name: value for name, value in self._variables.items() if name not in os.environ}
+        return {**kept, **self.config.environment(), "INSTANCE_ID": id, "YR_JOB_ID": self.job_id}
 
     # Objects
 
@@ -114,8 +120,7 @@ class Session(Backend):
         """Keep a value for those who get its reference."""
         self.check()
         entry = Entry()
-        packed, _ = self.values.pack(value)
-        entry.finish(packed)
+        entry.finish(self.values.pack(value))
         return ObjectRef(self, entry)
 
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
@@ -147,7 +152,12 @@ class Session(Backend):
         assert entry.value is not None
         if self.ended:
             self.check()
-        return self.values.unpack(entry.value)
+        try:
+            return self.values.unpack(entry.value)
+        except YRRuntimeError:
+            raise
+        except Exception as error:
+            raise unreadable(error) from error
 
     def wait_for(self, entry: Entry, until: float | None) -> bool:
         """Wait until an object is there; whether it is. Reads from the worker that makes it where nobody else does."""
@@ -224,7 +234,7 @@ class Session(Backend):
     ) -> Any:
         """Call a function."""
         self.check()
-        value, refs = self.values.pack((arguments, keywords))
+        value, refs = self._packed(arguments, keywords)
         call = Call(Kind.FUNCTION, self.know(code), value, refs, returns, code, options)
         self.pools.add(call)
         return self.handles(call)
@@ -233,7 +243,7 @@ class Session(Backend):
         """Create an instance."""
         self.check()
         self.know(code)
-        value, refs = self.values.pack((arguments, keywords))
+        value, refs = self._packed(arguments, keywords)
         return self.instances.create(code, value, refs, options)
 
     def call(
@@ -242,29 +252,25 @@ class Session(Backend):
         """Call a method of an instance."""
         if self.ended:
             self.check()
-        value, refs = self.values.pack((arguments, keywords)) if arguments or keywords else (NOTHING, [])
+        value, refs = self._packed(arguments, keywords) if arguments or keywords else (NOTHING, [])
         call = Call(Kind.CALL, method, value, refs, returns)
         self.instances.submit(instance, call)
         if returns == 1:
             return ObjectRef(self, call.entries[0])
         return self.handles(call)
 
+    def _packed(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Value, list[Entry]]:
+        """The arguments of a call, and the objects that have to be there before it begins."""
+        lifted, named, refs = lift(arguments, keywords)
+        if any(ref._backend is not self for ref in refs):
+            raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
+        return self.values.pack((lifted, named)), [ref._entry for ref in refs]
+
     def handles(self, call: Call) -> Any:
         """What the caller of a call is given."""
         if call.stream is not None:
-            return self._items(call.stream)
+            return ObjectRefGenerator(_StreamItems(self, call.stream))
         return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
-
-    def _items(self, stream: Stream) -> Iterator[ObjectRef]:
-        while True:
-            changed = stream.changed
-            if stream.taken < len(stream.entries):
-                stream.taken += 1
-                yield ObjectRef(self, stream.entries[stream.taken - 1])
-            elif stream.ended:
-                return
-            else:
-                self.wait_for(changed, None)
 
     def know(self, code: Code) -> str:
         """The key of a function or class, by which workers know it."""
@@ -275,6 +281,12 @@ class Session(Backend):
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
         self.instances.terminate(instance, is_sync)
+
+    def unreferenced(self, instance: str) -> None:
+        """A handle to an instance is gone."""
+        if self.config.free_unreferenced and not self.ended:
+            self.instances.dropped.append(instance)
+            self.processes.look()
 
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
@@ -332,6 +344,46 @@ class Session(Backend):
         self._guard.remove()
         self.processes.abandon()
         os.close(self.hold)
+
+
+class _StreamItems(Items):
+    """The items of a call of this process.
+
+    Args:
+        session: the session.
+        stream: of the call.
+    """
+
+    def __init__(self, session: Session, stream: Stream) -> None:
+        self._session = session
+        self._stream = stream
+
+    def take(self) -> ObjectRef | None:
+        """The next item; waits for it."""
+        while True:
+            changed = self._stream.changed
+            if self._is_there():
+                return self._next()
+            self._session.wait_for(changed, None)
+
+    async def take_async(self) -> ObjectRef | None:
+        """The next item, without blocking the event loop."""
+        while True:
+            changed = self._stream.changed
+            if self._is_there():
+                return self._next()
+            self._session.check()
+            await signalled(changed.when_done)
+
+    def _is_there(self) -> bool:
+        return self._stream.taken < len(self._stream.entries) or self._stream.ended
+
+    def _next(self) -> ObjectRef | None:
+        stream = self._stream
+        if stream.taken == len(stream.entries):
+            return None
+        stream.taken += 1
+        return ObjectRef(self._session, stream.entries[stream.taken - 1])
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from toprope.functions.exceptions import read_error
 from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.wire import Closed, Kind, Message
@@ -42,13 +43,13 @@ class Traffic:
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
         data = value.data
-        if data is not None and not call.refs and not value.spec and call.kind == Kind.CALL:
+        if data is not None and not call.refs and not value.refs and not value.spec and call.kind == Kind.CALL:
             call.number = number = next(self._numbers)
             process.pending[number] = call
             try:
                 process.channel.send(Kind.CALL, number, (call.target, call.returns), (data,))
             except Closed:
-                self._session.processes.lost(process)
+                self._undelivered(process, call)
             return
         specs, parts = [], []
         if value.data is not None:
@@ -64,6 +65,7 @@ class Traffic:
             self._session.values.lend(found.spec, process)
         if value.spec:
             self._session.values.lend(value.spec, process)
+        held = tuple(self._session.expose(each, process) for each in value.refs)
         call.number = next(self._numbers)
         process.pending[call.number] = call
         code = call.code
@@ -72,12 +74,18 @@ class Traffic:
                 process.codes.add(code.key)
                 process.channel.send(Kind.CODE, 0, code.key, [code.blob()])
             if call.kind == Kind.CREATE:
-                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), value.data is not None)
+                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), held, value.data is not None)
             else:
-                meta = (call.target, value.spec, tuple(specs), call.returns, value.data is not None)
+                meta = (call.target, value.spec, tuple(specs), held, call.returns, value.data is not None)
             process.channel.send(call.kind, call.number, meta, parts)
         except Closed:
-            self._session.processes.lost(process)
+            self._undelivered(process, call)
+
+    def _undelivered(self, process: Process, call: Call) -> None:
+        """A worker ended before a call was sent to it: the call has not begun."""
+        del process.pending[call.number]
+        process.backlog.appendleft(call)
+        self._session.processes.lost(process)
 
     def handle(self, process: Process, messages: Sequence[Message]) -> None:
         """Act on what a worker has sent. Quick, and waits for nothing."""
@@ -118,9 +126,12 @@ class Traffic:
     def _handle(self, process: Process, message: Message) -> None:
         kind, number = message.kind, message.number
         if kind == Kind.FAIL:
+            is_ours, leaves = message.meta
+            if leaves:  # before the caller has its answer: its next call is not for this worker
+                self._session.processes.leaves(process)
             call = process.pending.pop(number, None)
             if call is not None:
-                self._ended(process, call, self._session.requests.error(message.parts[0], is_ours=message.meta))
+                self._ended(process, call, read_error(message.parts[0], is_ours=is_ours))
         elif kind in (Kind.ITEM, Kind.END):
             call = process.pending.get(number)
             if call is None or call.stream is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.folder import shared_folder
-from toprope.functions.objects import Entry, ObjectRef, SharedValue, Value
+from toprope.functions.objects import ObjectRef, SharedValue, Value
 from toprope.functions.serial import BlockKey, Packed, pack, plain, unpack
 
 if TYPE_CHECKING:
@@ -45,19 +45,19 @@ class Values:
         self._gone: deque[tuple[int, tuple[BlockKey | None, ...]]] = deque()
         self._let_go: deque[BlockKey] = deque()
 
-    def pack(self, value: Any) -> tuple[Value, list[Entry]]:
-        """A value of this process, and the objects that it refers to."""
+    def pack(self, value: Any) -> Value:
+        """A value of this process."""
         data = plain(value)
         if data is not None:
-            return Value(data), []
+            return Value(data)
         packed = pack(value, self._arena)
         refs = [ref._entry for ref in packed.refs]
         if any(ref._backend is not self._session for ref in packed.refs):
             self.forget(0, packed.spec)
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
         if not packed.spec:
-            return Value(packed.data, (), packed.parts, refs), refs
-        return SharedValue(packed, refs, 0, self.forget), refs
+            return Value(packed.data, (), packed.parts, refs)
+        return SharedValue(packed, refs, 0, self.forget)
 
     def received(self, has_data: bool, spec: Any, ids: Sequence[int], parts: Iterator[bytes], owner: Process) -> Value:
         """A value that a worker has sent."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from toprope.functions import current
 from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions.arguments import lower
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
@@ -145,15 +146,20 @@ class Worker:
             target, returns = message.meta
             arguments, keywords = unpack(message.parts[0], (), (), self.reader, self.let_go.append)
             return getattr(self.instance, target), arguments, keywords, returns
-        target, spec, value_specs, returns, has_data = message.meta
-        arguments, keywords = self.arguments(spec, value_specs, has_data, message.parts)
+        target, spec, value_specs, held, returns, has_data = message.meta
+        arguments, keywords = self.arguments(spec, value_specs, held, has_data, message.parts)
         function = self.code(target) if message.kind == Kind.FUNCTION else getattr(self.instance, target)
         return function, arguments, keywords, returns
 
     def arguments(
-        self, spec: tuple[Any, ...], value_specs: tuple[Any, ...], has_data: bool, parts: list[bytes]
+        self,
+        spec: tuple[Any, ...],
+        value_specs: tuple[Any, ...],
+        held: tuple[int, ...],
+        has_data: bool,
+        parts: list[bytes],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, and the objects that references among them mean."""
+        """The arguments of a call, with the objects of those that are references."""
         place = 0
 
         def value(spec: tuple[Any, ...], has_data: bool, values: list[Any]) -> Any:
@@ -172,8 +178,8 @@ class Worker:
         mine, place = parts[:first], first
         values = [value(each, data, [self.relay.ref(id) for id in ids]) for each, data, ids in value_specs]
         parts, place = mine, 0
-        result: tuple[tuple[Any, ...], dict[str, Any]] = value(spec, has_data, values)
-        return result
+        arguments, keywords = value(spec, has_data, [self.relay.ref(id) for id in held])
+        return lower(arguments, keywords, values) if values else (arguments, keywords)
 
     def code(self, key: str) -> Any:
         """The function or class of a key."""
@@ -184,7 +190,7 @@ class Worker:
 
     def create(self, message: Message) -> bytes | None:
         """Become an instance; its checkpoint where it may be brought back."""
-        setup, spec, value_specs, has_data = message.meta
+        setup, spec, value_specs, held, has_data = message.meta
         key, environment, unset, folder, path, at_once, is_async, recoverable, state = setup
         for name in unset:
             os.environ.pop(name, None)
@@ -193,8 +199,10 @@ class Worker:
             os.chdir(folder)
         sys.path[:0] = [each for each in path if each not in sys.path]
         if not key:
+            if at_once > 1:
+                self.run, self.always_reads = Threads(self, at_once, ahead=True).run, True
             return None
-        arguments, keywords = self.arguments(spec, value_specs, has_data, message.parts)
+        arguments, keywords = self.arguments(spec, value_specs, held, has_data, message.parts)
         target = self.code(key)
         if state is None:
             self.instance = target(*arguments, **keywords)
@@ -257,8 +265,9 @@ class Worker:
         return done
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Send what the user's code raised."""
-        self.channel.send(Kind.FAIL, number, isinstance(error, YRError), [dumps(describe(error))])
+        """Send what the user's code raised, and whether this process ends with it."""
+        meta = isinstance(error, YRError), isinstance(error, SystemExit)
+        self.channel.send(Kind.FAIL, number, meta, [dumps(describe(error))])
 
     # Ending
 
@@ -295,17 +304,15 @@ class Worker:
 
 
 def _split(result: Any, returns: int) -> list[Any]:
-    """The values of a result that is to be several; Python's own words where it is not so many."""
+    """The values of a result that is to be several."""
     if not returns:
         return []
     try:
         values = list(result)
     except TypeError:
-        raise TypeError(f"cannot unpack non-iterable {type(result).__name__} object") from None
-    if len(values) < returns:
+        raise TypeError(f"cannot unpack non-iterable {type(result)} object") from None
+    if len(values) != returns:  # the vendor says so of too many, too
         raise ValueError(f"not enough values to unpack (expected {returns}, got {len(values)})")
-    if len(values) > returns:
-        raise ValueError(f"too many values to unpack (expected {returns})")
     return values
 
 

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Placed
 from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
-from toprope.functions.ray.refs import lower
 from toprope.functions.ray.tensors import know_tensors
+from toprope.functions.resources import Request
 
 __all__ = ["AsyncHost", "Host", "Making", "host_of"]
 
@@ -38,6 +39,8 @@ class Making:
         labels: of the instance.
         grace: seconds that its end may take.
         group: the function group that it is a member of; "" for none.
+        of: name of the class.
+        request: its resources.
     """
 
     id: str
@@ -48,6 +51,8 @@ class Making:
     labels: tuple[str, ...] = ()
     grace: float = 30.0
     group: str = ""
+    of: str = ""
+    request: Request = field(default_factory=Request)
 
 
 class _Base:
@@ -68,11 +73,13 @@ class _Base:
         context = ray.get_runtime_context()
         try:
             prepare(making.setup)
+            os.environ["INSTANCE_ID"] = making.id
             guard()
             vendor, cards = next(((name, ids) for name, ids in granted_cards().items() if ids), ("", ()))
             placed = Placed(
                 context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,
                 tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
+                making.of, making.request.cpu, making.request.memory, making.request.scalars,
             )  # fmt: skip
             self._tell("place", placed)
             self._attach()
@@ -84,11 +91,12 @@ class _Base:
                 arguments, keywords = ray.get(packed[0]) if packed else ((), {})
                 if refs:
                     values = ray.get(refs)
-                    arguments, keywords = lower(arguments, values), lower(keywords, values)
+                    arguments, keywords = lower(arguments, keywords, values)
                 self.instance = target(*arguments, **keywords)
                 if making.recoverable:
                     self.save()
             know_tensors()
+            self._tell("made")
         except (Exception, SystemExit) as error:
             kept = self._failure(error)
             try:
@@ -145,7 +153,7 @@ class _Base:
     def method(self, name: str, arguments: Any, keywords: Any, values: Any) -> tuple[Any, Any, Any]:
         """A method with its arguments, the objects in their slots."""
         if values:
-            arguments, keywords = lower(arguments, values), lower(keywords, values)
+            arguments, keywords = lower(arguments, keywords, values)
         return getattr(self.instance, name), arguments, keywords
 
     def end(self, grace: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions import current
@@ -30,6 +32,7 @@ def attached() -> Any:
     if not current.is_set():
         from toprope.functions.ray.worker import WorkerBackend
 
+        os.environ.setdefault("INSTANCE_ID", f"function-{uuid.uuid4().hex[:12]}")
         current.set_backend(WorkerBackend())
     backend: RayBackend = current.backend()  # type: ignore[assignment]
     return backend

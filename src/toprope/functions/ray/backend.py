@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toprope.functions.backend import Backend, Code
 from toprope.functions.exceptions import CODES, YRRuntimeError, fresh
+from toprope.functions.generators import Items, ListedItems, ObjectRefGenerator
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
@@ -18,7 +19,7 @@ from toprope.functions.ray.clock import Clock
 from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
-from toprope.functions.ray.refs import Entry, FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.services import Services
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
 
@@ -132,11 +133,12 @@ class RayBackend(Backend):
         except self.ray.exceptions.RayError as error:
             if allow_partial:
                 return None
-            raise self.error_of(error, entry, timeout) from None
+            found = self.error_of(error, entry, timeout)
         except Exception:
             if allow_partial:
                 return None
             raise
+        raise found  # not while Ray's is handled: it has a cause of its own
 
     def error_of(self, error: BaseException, entry: Entry, timeout: float) -> BaseException:
         """The error of the yr API for one that Ray has raised in place of an object."""
@@ -237,14 +239,13 @@ class RayBackend(Backend):
             lifted, named, refs = lift(arguments, keywords)
         except FailedArgumentError as failed:
             return self.failed(failed.entry.error, returns, instance)
-        with as_arguments:
-            if returns == 1:
-                return ObjectRef(self, Entry(record.run.remote((method, 1, lifted, named), *refs), instance))
-            if returns is None:
-                self.check_streams()
-                return self.items(record.stream.remote((method, lifted, named), *refs), instance)
-            several = record.handle.run.options(num_returns=returns)
-            made = several.remote((method, returns, lifted, named), *refs)
+        if returns == 1:
+            return ObjectRef(self, Entry(record.run.remote((method, 1, lifted, named), *refs), instance))
+        if returns is None:
+            self.check_streams()
+            return self.items(record.stream.remote((method, lifted, named), *refs), instance)
+        several = record.handle.run.options(num_returns=returns)
+        made = several.remote((method, returns, lifted, named), *refs)
         return self.several(made, returns, instance)
 
     def check_streams(self) -> None:
@@ -266,16 +267,15 @@ class RayBackend(Backend):
         made = made if isinstance(made, list) else [made]
         return given([ObjectRef(self, Entry(each, instance)) for each in made], returns)
 
-    def items(self, stream: Any, instance: str = "") -> Iterator[ObjectRef]:
+    def items(self, stream: Any, instance: str = "") -> ObjectRefGenerator:
         """The references of a generator's items."""
-        for each in stream:
-            yield ObjectRef(self, Entry(each, instance))
+        return ObjectRefGenerator(_RayItems(self, stream, instance))
 
     def failed(self, error: BaseException | None, returns: int | None, instance: str = "") -> Any:
         """What the caller of a call is given that fails at once."""
         refs = [ObjectRef(self, Entry(None, instance, error)) for _ in range(1 if returns is None else returns)]
         if returns is None:
-            return iter(refs)
+            return ObjectRefGenerator(ListedItems(refs))
         return given(refs, returns)
 
     def terminate(self, instance: str, is_sync: bool) -> None:
@@ -319,3 +319,29 @@ class RayBackend(Backend):
             if self._ends_ray:
                 ray.shutdown()
                 forget_tensors()
+
+
+class _RayItems(Items):
+    """The items of Ray's generator.
+
+    Args:
+        backend: of the process.
+        stream: Ray's generator.
+        instance: id of the instance that makes them.
+    """
+
+    def __init__(self, backend: RayBackend, stream: Any, instance: str) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._instance = instance
+
+    def take(self) -> ObjectRef | None:
+        """The next item; waits for it."""
+        return self._known(next(self._stream, None))
+
+    async def take_async(self) -> ObjectRef | None:
+        """The next item, without blocking the event loop."""
+        return self._known(await anext(self._stream, None))
+
+    def _known(self, ref: Any) -> ObjectRef | None:
+        return None if ref is None else ObjectRef(self._backend, Entry(ref, self._instance))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from toprope.functions.exceptions import (
     YRTimeoutError,
     describe,
     invoke_error,
+    read_error,
 )
 
 __all__ = ["RaisedError", "exited", "translated"]
@@ -39,11 +39,7 @@ class RaisedError(Exception):
 
     def error(self) -> BaseException:
         """What the caller gets."""
-        try:
-            origin, text = pickle.loads(self.data)
-        except Exception as error:
-            return YRRuntimeError(f"the error of a worker cannot be read: {error}", CODES["deserialize"])
-        return invoke_error(origin, text)
+        return read_error(self.data)
 
 
 def translated(

@@ -14,7 +14,7 @@ from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray import task
 from toprope.functions.ray.process import Setup
-from toprope.functions.ray.refs import Entry, FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
 from toprope.functions.resources import InvalidRequestError, Request, parse
 
@@ -41,6 +41,7 @@ class Pool:
         name: by which workers tell of them.
         request: resources of each call.
         run, stream: what Ray calls.
+        plain, where: `run` without its options, and these.
         setup: how a process of their own is set up; None where any worker will do.
     """
 
@@ -50,6 +51,8 @@ class Pool:
     run: Any
     stream: Any
     setup: Setup | None
+    plain: Any
+    where: dict[str, Any]
 
 
 class Functions:
@@ -92,8 +95,7 @@ class Functions:
         except FailedArgumentError as failed:
             return backend.failed(failed.entry.error, returns)
         key, shipped = self._shipped(code)
-        with as_arguments:
-            made = self._call(pool, key, shipped, lifted, returns)
+        made = self._call(pool, key, shipped, lifted, returns)
         if returns is None:
             return backend.items(made)
         result = backend.several(made, returns)
@@ -110,7 +112,7 @@ class Functions:
         arguments, keywords, refs = lifted
         function = pool.stream if returns is None else pool.run
         if returns not in (None, 1):
-            function = function.options(num_returns=returns)
+            function = pool.plain.options(**pool.where, num_returns=returns)
         count = () if returns is None else (returns,)
         if pool.setup is None:
             return function.remote((key, shipped, pool.name, *count, arguments, keywords), *refs)
@@ -133,7 +135,7 @@ class Functions:
         options.check()
         request = parse(options.custom_resources, options.cpu, options.memory)
         placing = self._backend.instances.placing
-        placing.check(options)
+        placing.check(request, options)
         where = placing.options(request, options)
         tries = options.retry_times
         where.update(max_retries=tries, retry_exceptions=bool(tries))
@@ -147,6 +149,7 @@ class Functions:
         pool = Pool(
             options, uuid.uuid4().hex[:12], request, run.options(**where),
             stream.options(num_returns="streaming", **where), setup if apart or setup.path else None,
+            run, where,
         )  # fmt: skip
         with self._lock:
             if len(self._pools) >= _KEPT:

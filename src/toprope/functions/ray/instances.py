@@ -9,14 +9,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRError, YRRuntimeError, fresh
+from toprope.functions.exceptions import (
+    CODES,
+    MissingInstanceError,
+    YRequestError,
+    YRError,
+    YRRuntimeError,
+    YRTimeoutError,
+    fresh,
+)
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import BARE, NAMESPACE
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.placing import Placing
 from toprope.functions.ray.process import Setup
-from toprope.functions.ray.refs import FailedArgumentError, as_arguments, lift
+from toprope.functions.ray.refs import FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
 from toprope.functions.resources import InvalidRequestError, Request, parse
 
@@ -146,12 +154,12 @@ class Instances:
         packed: list[Any] = []
         if arguments or keywords:
             know_tensors()
-            with as_arguments:
-                packed.append(ray.put((arguments, keywords)))
+            packed.append(ray.put((arguments, keywords)))
         lives = max(0, options.recover_retry_times)
         making = Making(
             record.id, backend.manager, self.setup(options), backend.blob(code), lives > 0, tuple(options.labels),
             grace_of(options), options.group_name if options.function_group_options is not None else "",
+            code.name, record.request,
         )  # fmt: skip
         detached = options.custom_extensions.get("lifecycle") == "detached"
         actor = ray.remote(host_of(code.target, code.is_async)).options(
@@ -171,9 +179,8 @@ class Instances:
     def setup(self, options: InvokeOptions) -> Setup:
         """How a process is set up."""
         config = self._backend.config
-        common = (config.runtime_env or {}).get("env_vars", {})
         folder = options.runtime_env.get("working_dir", "") or config.working_dir
-        return Setup({**common, **options.environment()}, folder, tuple(config.load_paths))
+        return Setup({**config.environment(), **options.environment()}, folder, tuple(config.load_paths))
 
     def _attach(self, record: Record, *, wait: bool) -> bool:
         """Take the living instance of a name, where there is one.
@@ -247,10 +254,11 @@ class Instances:
         return False
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
-        """The id and class of a named instance; waits for one to appear.
+        """The id and class of a named instance; waits until there is one, and its constructor has run.
 
         Raises:
             RuntimeError: there is none.
+            YRTimeoutError: its constructor has not run in time.
         """
         id = f"{namespace or self._namespace()}-{name}"
         until = time.monotonic() + timeout
@@ -259,6 +267,13 @@ class Instances:
                 raise MissingInstanceError(id)
             time.sleep(0.05)
         record = self.record(id)
+        is_of_session = id in self._backend.ask("names")
+        while is_of_session and not self._backend.ask("is_made", id):
+            if not self.is_alive(id):
+                raise self.why_ended(id) or MissingInstanceError(id)
+            if time.monotonic() >= until:
+                raise YRTimeoutError(f"instance {id} had not been made within {timeout} s", CODES["get failed"])
+            time.sleep(0.05)
         if record.code is None:
             blob = self._backend.ask("class_of", id)
             if blob is None:  # of another session
@@ -353,7 +368,7 @@ class Instances:
         try:
             options.check(is_async=code.is_async)
             record.request = parse(options.custom_resources, options.cpu, options.memory)
-            self.placing.check(options)
+            self.placing.check(record.request, options)
         except InvalidRequestError as error:
             return YRequestError(error.message, error.code)
         except (ValueError, TypeError, NotImplementedError, YRequestError) as error:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.holders import Holder
+from toprope.functions.pairs import Pairs
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.view import Seen
 
@@ -36,6 +39,8 @@ class Placed:
         vendor, cards: whose cards it was given, and their numbers on the node.
         labels: of the instance.
         grace: seconds that its end may take.
+        of: its class.
+        cpu, memory, resources: what it holds, as of `Holder`.
     """
 
     node: str
@@ -45,6 +50,10 @@ class Placed:
     cards: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     grace: float = 30.0
+    of: str = ""
+    cpu: int = 0
+    memory: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,10 +91,11 @@ class Manager:
         from toprope.functions.ray.backend import RayBackend
 
         self._lock = threading.Lock()
-        self._pairs: dict[str, bytes] = {}
+        self._pairs = Pairs()
         self._saved: dict[str, bytes] = {}
         self._failures: dict[str, bytes] = {}
         self._placed: dict[str, Placed] = {}
+        self._made: set[str] = set()
         self._named: dict[str, _Named] = {}
         self._groups: dict[str, list[str]] = {}
         self._active: dict[str, float] = {}
@@ -94,23 +104,20 @@ class Manager:
 
     # Pairs
 
-    def kv_set_all(self, pairs: dict[str, bytes], only_new: bool) -> str:
-        """Keep pairs; the first key that is there already, where only new ones are allowed, and then none is kept."""
+    def kv_set_all(self, pairs: dict[str, bytes], only_new: bool, ttl: float) -> str:
+        """Keep pairs; see `Pairs.set_all`."""
         with self._lock:
-            there = [key for key in pairs if key in self._pairs]
-            if only_new and there:
-                return there[0]
-            self._pairs.update(pairs)
-            return ""
+            return self._pairs.set_all(pairs, time.monotonic(), only_new=only_new, ttl=ttl)
 
     def kv_get(self, keys: list[str]) -> list[bytes | None]:
         """The bytes under keys."""
-        return [self._pairs.get(key) for key in keys]
+        with self._lock:
+            return self._pairs.get(keys, time.monotonic())
 
     def kv_del(self, keys: list[str]) -> list[str]:
         """Forget keys; those that were not there are returned."""
         with self._lock:
-            return [key for key in keys if self._pairs.pop(key, None) is None]
+            return self._pairs.delete(keys, time.monotonic())
 
     # Instances
 
@@ -126,9 +133,40 @@ class Manager:
         """An instance has its resources, and its process runs."""
         self._placed[id] = placed
 
+    def made(self, id: str) -> None:
+        """The constructor of an instance has run."""
+        self._made.add(id)
+
+    def is_made(self, id: str) -> bool:
+        """True if the constructor of an instance has run."""
+        return id in self._made
+
     def placed(self, id: str) -> Placed | None:
         """Where an instance is; None before it has its resources."""
         return self._placed.get(id)
+
+    def holders(self) -> list[Holder]:
+        """The instances that have their resources."""
+        found = []
+        for id, placed in list(self._placed.items()):
+            if id not in self._failures:
+                named = self._named.get(id)
+                found.append(
+                    Holder(
+                        id,
+                        placed.of,
+                        "runs" if id in self._made else "its constructor runs",
+                        placed.node,
+                        placed.pid,
+                        placed.cpu,
+                        placed.memory,
+                        {placed.vendor: placed.cards} if placed.vendor else {},
+                        placed.resources,
+                        "" if named is None else named.name,
+                        "" if named is None else named.namespace,
+                    )
+                )  # fmt: skip
+        return found
 
     def neighbours(self) -> dict[str, list[tuple[str, ...]]]:
         """The labels of the instances on each node."""
@@ -152,6 +190,7 @@ class Manager:
         """An instance of the name of one that has ended."""
         self._failures.pop(id, None)
         self._placed.pop(id, None)
+        self._made.discard(id)
 
     def name(self, id: str, namespace: str, name: str, blob: bytes) -> None:
         """An instance has a name; its class, for those who look for it."""

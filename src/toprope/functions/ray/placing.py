@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.holders import held_by
 from toprope.functions.nodes import Node
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.mapping import NODE_ID, PREFIX, amounts
 from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, shortage, smallest_hbm
-from toprope.functions.resources import Request
+from toprope.functions.resources import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
@@ -42,12 +43,14 @@ class Placing:
         self._backend = backend
         self._waiting: dict[int, Request] = {}  # requests that have no resources yet, as far as is known here
 
-    def check(self, options: InvokeOptions) -> None:
-        """Refuse a resource group or affinities that cannot be.
+    def check(self, request: Request, options: InvokeOptions) -> None:
+        """Refuse resources, a resource group or affinities that cannot be.
 
         Raises:
             ValueError, YRequestError: the message names what cannot be.
         """
+        if any("/" in key for key in request.scalars):
+            check_keys(request, (key for seen in self._view() for key in node_of(seen).scalars))
         Wishes(options)
         self._backend.services.resource_groups.check(options)
 
@@ -71,7 +74,8 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
-        return found.text, CODES["resource config" if found.is_affinity else "resource not enough"]
+        held = held_by(self._backend.ask("holders")) if found.ever and not found.is_affinity else ""
+        return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
         """Have an instance fail that has not got its resources in its time.

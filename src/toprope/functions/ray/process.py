@@ -142,7 +142,7 @@ def result_of(result: Any, returns: int) -> Any:
 
 
 def split(result: Any, returns: int) -> Any:
-    """The values of a result that is to be several; Python's own words where it is not so many."""
+    """The values of a result that is to be several."""
     from toprope.functions.local.worker import _split
 
     return tuple(_split(result, returns)) if returns else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.handles import handles
 from toprope.functions.local.instance import DEFAULT_NAMESPACE
 from toprope.functions.ray.groups import Groups
 from toprope.functions.ray.resource_groups import ResourceGroups
@@ -29,10 +30,10 @@ class Services:
         self.resource_groups = ResourceGroups(backend)
         self.groups = Groups(backend)
         self._operations: Mapping[str, Callable[..., Any]] = {
-            "kv_set": lambda key, value, only_new: self._kv_set_all({key: value}, only_new),
-            "kv_set_all": self._kv_set_all,
+            "kv_set_all": lambda *arguments: backend.ask("kv_set_all", *arguments),
             "kv_get": lambda keys: backend.ask("kv_get", keys),
             "kv_del": lambda keys: backend.ask("kv_del", keys),
+            "instances": self._instances,
             "resources": lambda: [resources_of(seen) for seen in backend.ask("view", True)],
             "list_named_instances": self._list_named,
             "node": self._node,
@@ -60,10 +61,9 @@ class Services:
         """The session ends."""
         self.resource_groups.end()
 
-    def _kv_set_all(self, pairs: dict[str, bytes], only_new: bool) -> None:
-        there = self._backend.ask("kv_set_all", pairs, only_new)
-        if there:
-            raise YRRuntimeError(f"the key {there} exists", 4206, 30)
+    def _instances(self) -> list[dict[str, Any]]:
+        told = [each.as_dict() for each in self._backend.ask("holders")]
+        return [each | {"handles": handles.count(each["id"])} for each in told]
 
     def _list_named(self, all_namespaces: bool) -> list[Any]:
         from toprope.functions.ray.attach import NAMESPACE

@@ -12,6 +12,7 @@ from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
 from toprope.functions.ray.nodes import begun_with, keep_token, offer, use_token
+from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Backend
@@ -56,7 +57,7 @@ def start(config: Config, address: str) -> Backend:
         config: of the session.
         address: "ray" for the Ray that `toprope start` began or RAY_ADDRESS names, else for one that is started here
             and ends with the session; "auto" for one that runs on this machine; "ray://host:port" for Ray's client;
-            "host:port" for the Ray that this machine is a node of.
+            "host:port" or "ray:host:port" for the Ray that this machine is a node of.
 
     Raises:
         EnvironmentProblem: Ray is not installed, or none can be reached there.
@@ -94,6 +95,8 @@ def _connect(ray: Any, config: Config, address: str) -> None:
     running, is_ours = _running(address)
     if is_ours:
         use_token()
+    if _is_endpoint(running):
+        check_ray(running)
     try:
         if running.startswith("ray://"):
             ray.init(
@@ -144,8 +147,15 @@ def _running(address: str) -> tuple[str, bool]:
 
     began = deployed.read()
     ours = "" if began is None else began.address
+    if not address.startswith("ray://"):
+        address = address.removeprefix("ray:")
     named = address if address != "ray" else os.environ.get("RAY_ADDRESS", "") or ours
     return named, bool(named) and named == ours
+
+
+def _is_endpoint(address: str) -> bool:
+    """True if an address names a host and a port, as opposed to "auto" or a session's folder."""
+    return address.rpartition(":")[2].isdecimal()
 
 
 def _is_an_end(record: logging.LogRecord) -> bool:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from toprope.functions.arguments import lower
 from toprope.functions.ray.attach import attached
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.process import prepare, result_of
-from toprope.functions.ray.refs import lower
 from toprope.functions.ray.tensors import know_tensors
 
 __all__ = ["run", "run_apart", "stream", "stream_apart"]
@@ -35,7 +35,7 @@ def run(call: tuple[Any, ...], /, *values: Any) -> Any:
         try:
             function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
             return result_of(function(*arguments, **keywords), returns)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RaisedError.of(error) from None
 
 
@@ -46,7 +46,7 @@ def stream(call: tuple[Any, ...], /, *values: Any) -> Iterator[Any]:
         try:
             function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
             yield from _items(function(*arguments, **keywords))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RaisedError.of(error) from None
 
 
@@ -63,7 +63,7 @@ def run_apart(call: tuple[Any, ...], /) -> Any:
             prepare(setup)
             function, arguments, keywords = _unpacked(key, code, packed, refs)
             return result_of(function(*arguments, **keywords), returns)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RaisedError.of(error) from None
 
 
@@ -75,14 +75,14 @@ def stream_apart(call: tuple[Any, ...], /) -> Iterator[Any]:
             prepare(setup)
             function, arguments, keywords = _unpacked(key, code, packed, refs)
             yield from _items(function(*arguments, **keywords))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RaisedError.of(error) from None
 
 
 def _prepared(key: str, code: list[Any], arguments: Any, keywords: Any, values: Any) -> tuple[Any, Any, Any]:
     attached()
     if values:
-        arguments, keywords = lower(arguments, values), lower(keywords, values)
+        arguments, keywords = lower(arguments, keywords, values)
     return _code(key, code), arguments, keywords
 
 
@@ -93,7 +93,7 @@ def _unpacked(key: str, code: list[Any], packed: list[Any], refs: list[Any]) -> 
     arguments, keywords = ray.get(packed[0]) if packed else ((), {})
     if refs:
         values = ray.get(refs)
-        arguments, keywords = lower(arguments, values), lower(keywords, values)
+        arguments, keywords = lower(arguments, keywords, values)
     return _code(key, code), arguments, keywords
 
 

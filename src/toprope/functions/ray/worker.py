@@ -52,7 +52,7 @@ class WorkerBackend(RayBackend):
         if operation == "function_group_context":
             group = "" if self._host is None else self._host.making.group
             return self.ask("context", self._host.making.id, group, 60.0) if group else None
-        if operation in ("resources", "node", "list_named_instances") or operation.startswith("kv_"):
+        if operation in ("resources", "instances", "node", "list_named_instances") or operation.startswith("kv_"):
             return super().request(operation, *arguments)
         return self.ask("request", operation, arguments)
 

@@ -3,6 +3,7 @@
 from toprope.compat.missing import missing_from
 from toprope.functions import (
     FunctionGroupHandler,
+    FunctionGroupMethodProxy,
     InstanceCreator,
     InstanceProxy,
     MethodProxy,
@@ -12,6 +13,7 @@ from toprope.functions import (
 
 __all__ = [
     "FunctionGroupHandler",
+    "FunctionGroupMethodProxy",
     "InstanceCreator",
     "InstanceProxy",
     "MethodProxy",

@@ -1,0 +1,104 @@
+"""Results of generator functions and methods: references to the items, as they come."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from toprope.functions.objects import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Items", "ListedItems", "ObjectRefGenerator", "signalled"]
+
+
+class Items(ABC):
+    """Source of the references to a generator's items: one implementation for each backend."""
+
+    @abstractmethod
+    def take(self) -> ObjectRef | None:
+        """The next reference, None after the last; waits for it."""
+
+    @abstractmethod
+    async def take_async(self) -> ObjectRef | None:
+        """As `take`, without blocking the event loop."""
+
+
+class ListedItems(Items):
+    """References that are all there.
+
+    Args:
+        refs: the references.
+    """
+
+    def __init__(self, refs: Sequence[ObjectRef]) -> None:
+        self._refs: Iterator[ObjectRef] = iter(refs)
+
+    def take(self) -> ObjectRef | None:
+        """The next one."""
+        return next(self._refs, None)
+
+    async def take_async(self) -> ObjectRef | None:
+        """The next one."""
+        return self.take()
+
+
+class ObjectRefGenerator:
+    """The items of a call of a generator: references, by `for` or, in a coroutine, by `async for`.
+
+    Where the generator raises, the last reference stands for the error.
+    """
+
+    def __init__(self, items: Items) -> None:
+        self._items: Items | None = items
+
+    def __iter__(self) -> ObjectRefGenerator:
+        return self
+
+    def __next__(self) -> ObjectRef:
+        ref = None if self._items is None else self._items.take()
+        if ref is None:
+            self.close()
+            raise StopIteration
+        return ref
+
+    def __aiter__(self) -> ObjectRefGenerator:
+        return self
+
+    async def __anext__(self) -> ObjectRef:
+        ref = None if self._items is None else await self._items.take_async()
+        if ref is None:
+            self.close()
+            raise StopAsyncIteration
+        return ref
+
+    def close(self) -> None:
+        """Want no more items."""
+        self._items = None
+
+
+async def signalled(ask: Callable[[Callable[[], None]], None]) -> None:
+    """Wait in a coroutine for a callback that may come in another thread.
+
+    Args:
+        ask: is given the callback.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    news: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not news.done():
+            news.set_result(None)
+
+    def callback() -> None:
+        try:
+            loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            pass  # the loop has ended
+
+    ask(callback)
+    await news

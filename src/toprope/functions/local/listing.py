@@ -1,0 +1,70 @@
+"""The instances of a session in a file, which `toprope status` reads."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.local.folder import LOCK, folders_of_sessions
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Listing", "listed"]
+
+_FILE = "instances.json"
+_PAUSE = 0.5
+"""Seconds between a change and the file that has it; a burst of changes is written once."""
+
+
+class Listing:
+    """Writes the file. Held: the session's lock.
+
+    Args:
+        session: the session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_due = False
+
+    def changed(self) -> None:
+        """Instances have come, gone or changed."""
+        if not self._is_due and not self._session.ended:
+            self._is_due = True
+            self._session.processes.after(_PAUSE, self._write)
+
+    def _write(self) -> None:
+        session = self._session
+        with session.lock:
+            self._is_due = False
+            if session.ended:
+                return
+            told = {"pid": os.getpid(), "instances": [each.as_dict() for each in session.instances.holders()]}
+        path = session.folder / _FILE
+        try:
+            new = path.with_suffix(".new")
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+                json.dump(told, file)
+            new.replace(path)
+        except OSError:
+            pass  # the store is full, or the session ends: a status without it is no reason to fail
+
+
+def listed() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Each running session of this user on this machine: the program's process, and its instances."""
+    for folder in folders_of_sessions():
+        try:
+            with open(folder / LOCK, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    continue  # nobody holds it: the session has ended
+                except BlockingIOError:
+                    pass
+            told = json.loads((folder / _FILE).read_text())
+            yield int(told["pid"]), list(told["instances"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # of another kind, or gone in this moment
