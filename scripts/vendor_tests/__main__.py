@@ -1,6 +1,6 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--each SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own. What it gave is kept in VENDOR/.results by the content
@@ -15,6 +15,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import random
 import sys
 import tempfile
 import tomllib
@@ -26,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
-from vendor_tests.tests import Results, static_tests
+from vendor_tests.tests import Results, cards_wanted, static_tests
 
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
@@ -43,15 +44,41 @@ def _sources() -> str:
     return found.hexdigest()
 
 
-def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
-    """JUnit's report of a file, and what else there is to say if a test is not in it."""
+def _drawn(suite: Suite, clone: Path) -> dict[str, list[str]]:
+    """The tests of a suite that are run, by file: all of them, or a sample."""
+    by_file = {path: suite.source(clone, path) for path in suite.paths(clone)}
+    if not suite.sample:
+        return {path: static_tests(source) for path, source in by_file.items()}
+    every = [
+        (path, test)
+        for path, source in by_file.items()
+        for test, cards in cards_wanted(source).items()
+        if cards <= suite.cards
+    ]
+    drawn = random.Random(suite.seed).sample(every, suite.sample)
+    say(f"{suite.name}: {suite.sample} of {len(every)} tests for at most {suite.cards} cards, seed {suite.seed}")
+    return {path: [test for of, test in every if of == path and (of, test) in drawn] for path in sorted({*dict(drawn)})}
+
+
+def _run(folder: Path, path: str, only: list[str], limit: float, each: float) -> tuple[str, str]:
+    """JUnit's report of a file, and what else there is to say if a test is not in it.
+
+    Args:
+        folder: with the files of the repository.
+        path: of the file.
+        only: tests to run; all of the file where it is empty.
+        limit: seconds for the file.
+        each: seconds for a test.
+    """
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
         "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
-        f"--timeout={limit / 2:g}", Path(path).name,  # one slow test must not cost the others of its file
+        f"--timeout={each:g}", Path(path).name,  # one slow test must not cost the others of its file
     ]  # fmt: skip
+    if only:
+        command += ["-k", " or ".join(f"({test.replace('.', ' and ')})" for test in only)]
     path_of_tools = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # python, torchrun
     output, status = run_limited(command, (folder / path).parent, limit, {"PATH": path_of_tools})
     otherwise = f"not run: the process ended with status {status}"
@@ -69,20 +96,21 @@ def _run(folder: Path, path: str, limit: float) -> tuple[str, str]:
 def _results(
     suite: Suite, clone: Path, kept: Path, sources: str, arguments: argparse.Namespace
 ) -> Iterator[tuple[str, Results]]:
+    limit, each = arguments.limit, arguments.each or arguments.limit / 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         suite.unpack(clone, folder)
-        for path in suite.paths(clone):
+        for path, tests in _drawn(suite, clone).items():
             if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
                 continue
             source = (folder / path).read_bytes()
-            key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
+            only = tests if suite.sample else []
+            key = hashlib.sha256(source + sources.encode() + " ".join(only).encode()).hexdigest()[:24]
             file = kept / f"{Path(path).stem}-{key}.json"
             if file.exists() and not arguments.again:
                 results = Results(**json.loads(file.read_text()))
             else:
-                tests = static_tests(source.decode())
-                results = Results.read(tests, *_run(folder, path, arguments.limit)) if tests else Results()
+                results = Results.read(tests, *_run(folder, path, only, limit, each)) if tests else Results()
                 file.write_text(json.dumps(vars(results)))
             counts = Counter(results.ended.values())
             ended = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped"))
@@ -111,7 +139,9 @@ def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]
             if ended == "failed" and not left_out:
                 failures[f"{path}::{test}"] = without_folders(each.errors.get(test, ""))
         by_file[path] = [counts[name] for name in COUNTS]
-    head = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
+    head: dict[str, Any] = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
+    if suite.sample:
+        head |= {"sample": suite.sample, "seed": suite.seed}
     return head | _sums(by_file) | {"by_file": by_file, "failures": failures}
 
 
@@ -177,6 +207,7 @@ def _main() -> None:
     parser.add_argument("--suite", default="", help="only suites whose name contains this")
     parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
+    parser.add_argument("--each", type=float, help="seconds for a test (half of those for its file)")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
     known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
