@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -27,12 +28,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
-from vendor_tests.tests import Results, cards_wanted, static_tests
+from vendor_tests.tests import Results, cards_wanted, disabled_tests, static_tests
 
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
+RUN_FILE = Path(__file__).with_name("run_file.py")
 CHIP = "910B3"
 COUNTS = ("passed", "failed", "skipped", "excluded")
+OF_THESE = ("disabled_passed", "disabled_failed")
 
 
 def _sources() -> str:
@@ -73,12 +76,13 @@ def _run(folder: Path, path: str, only: list[str], limit: float, each: float) ->
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", "-m", "pytest", "-q",
+        sys.executable, "-m", "toprope", "run", "--quiet", "--chip", CHIP, "--count", "2", str(RUN_FILE), "-q",
         "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
-        f"--timeout={each:g}", Path(path).name,  # one slow test must not cost the others of its file
+        f"--timeout={each:g}",  # one slow test must not cost the others of its file
     ]  # fmt: skip
     if only:
         command += ["-k", " or ".join(f"({test.replace('.', ' and ')})" for test in only)]
+    command.append(Path(path).name)
     path_of_tools = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # python, torchrun
     output, status = run_limited(command, (folder / path).parent, limit, {"PATH": path_of_tools})
     otherwise = f"not run: the process ended with status {status}"
@@ -128,17 +132,22 @@ def _excluded(known: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
+def _summary(
+    suite: Suite, results: dict[str, Results], excluded: dict[str, str], disabled: set[tuple[str, str]]
+) -> dict[str, Any]:
     failures: dict[str, str] = {}
     by_file: dict[str, list[int]] = {}
     for path, each in results.items():
         counts: Counter[str] = Counter()
         for test, ended in each.ended.items():
             left_out = f"{path}::{test}" in excluded or path in excluded
-            counts["excluded" if left_out and ended != "passed" else ended] += 1
+            ended = "excluded" if left_out and ended != "passed" else ended
+            counts[ended] += 1
+            of_class, _, name = test.rpartition(".")
+            counts[f"disabled_{ended}"] += (of_class, name) in disabled
             if ended == "failed" and not left_out:
                 failures[f"{path}::{test}"] = without_folders(each.errors.get(test, ""))
-        by_file[path] = [counts[name] for name in COUNTS]
+        by_file[path] = [counts[name] for name in COUNTS + OF_THESE]
     head: dict[str, Any] = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
     if suite.sample:
         head |= {"sample": suite.sample, "seed": suite.seed}
@@ -146,8 +155,10 @@ def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]
 
 
 def _sums(by_file: dict[str, list[int]]) -> dict[str, int]:
-    sums = [sum(column) for column in zip(*by_file.values(), strict=True)] or [0] * len(COUNTS)
-    return {"files": len(by_file), "tests": sum(sums), **dict(zip(COUNTS, sums, strict=True))}
+    names = COUNTS + OF_THESE
+    sums = [sum(column) for column in itertools.zip_longest(*by_file.values(), fillvalue=0)] or [0] * len(names)
+    tests = sum(sums[: len(COUNTS)])
+    return {"files": len(by_file), "tests": tests, **dict(itertools.zip_longest(names, sums, fillvalue=0))}
 
 
 def _merged(summary: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
@@ -171,14 +182,17 @@ def _share(part: int, whole: int) -> str:
 
 def _page(summaries: list[dict[str, Any]]) -> str:
     lines = [
-        "| suite | files | tests | passed | failed | skip themselves | left out | share | with those left out |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| suite | files | tests | passed | failed | skip themselves | left out | share | with those left out"
+        " | without the vendor's disabled tests |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in summaries:
         passed, run = each["passed"], each["passed"] + each["failed"]
         cells = [f"{each['suite']} (`{each['repository']}` {each['commit'][:8]})"]
         cells += [str(each[name]) for name in ("files", "tests", "passed", "failed", "skipped", "excluded")]
         cells += [f"**{_share(passed, run)}**", _share(passed, run + each["excluded"])]
+        enabled = passed - each.get("disabled_passed", 0)
+        cells.append(_share(enabled, run - sum(each.get(name, 0) for name in OF_THESE)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -186,7 +200,7 @@ def _page(summaries: list[dict[str, Any]]) -> str:
 def _write(summaries: list[dict[str, Any]]) -> None:
     out = [
         "# How the vendor's tests end on the simulated card. Written by `make vendor`; do not edit.",
-        f"# by_file: {', '.join(COUNTS)}.",
+        f"# by_file: {', '.join(COUNTS)}; of these {', '.join(OF_THESE)}: by the vendor's list of disabled tests.",
     ]
     for each in summaries:
         tables = {name: value for name, value in each.items() if isinstance(value, dict)}
@@ -216,7 +230,8 @@ def _main() -> None:
     for suite, clone in chosen(known["suite"], arguments.vendor, arguments.suite):
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
-        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded))
+        disabled = disabled_tests(suite.source(clone, suite.disabled)) if suite.disabled else set()
+        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded, disabled))
         say(_page(summaries[-1:]))
     before = {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
     if arguments.files:

@@ -35,6 +35,7 @@ class Suite:
         sample: how many tests are drawn, where not all are run.
         seed: of the draw.
         cards: tests whose source asks for more cards are not drawn.
+        disabled: file of the repository with the tests that the vendor does not run on a card; "" for none.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Suite:
     sample: int = 0
     seed: int = 0
     cards: int = 2
+    disabled: str = ""
 
     def clone(self, vendor: Path) -> Path | None:
         """The copy of the repository in a folder; None where it is not there."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["Results", "cards_wanted", "static_tests"]
+__all__ = ["Results", "cards_wanted", "disabled_tests", "static_tests"]
 
 ORDER = ("failed", "passed", "skipped")
 
@@ -24,6 +25,15 @@ def static_tests(source: str) -> list[str]:
             found += [f"{node.name}.{each.name}" for each in node.body if _is_test(each)]
         elif _is_test(node):
             found.append(node.name)  # type: ignore[attr-defined]
+    return found
+
+
+def disabled_tests(text: str) -> set[tuple[str, str]]:
+    """Class and name of the tests in a list as torch_npu.testing reads it: `{"test_a (__main__.TestA)": [...]}`."""
+    found = set()
+    for entry in json.loads(text):
+        name, _, of_class = entry.partition(" ")
+        found.add((of_class.strip("()").rpartition(".")[2], name))
     return found
 
 
