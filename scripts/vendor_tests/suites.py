@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["ROOT", "Suite", "chosen", "run_limited", "say", "without_folders"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_FOR_REPORT = 20
+_FOR_REPORT = 60
 """Seconds that an interrupted command has to end."""
 
 

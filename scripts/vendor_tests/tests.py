@@ -118,6 +118,11 @@ class Results:
     ended: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
+    def only(self, tests: list[str]) -> Results:
+        """The results of some of the tests."""
+        ended, errors = ({test: each[test] for test in tests if test in each} for each in (self.ended, self.errors))
+        return Results(ended, errors)
+
     @classmethod
     def read(cls, tests: list[str], report: str, otherwise: str) -> Results:
         """Read a run.

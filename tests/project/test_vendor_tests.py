@@ -145,3 +145,12 @@ def test_tests_that_ended_before_the_limit_of_their_file_were_counted_as_failed(
     assert Results.read(["test_fast", "test_slow"], report.read_text(), "too late").ended == {
         "test_fast": "passed", "test_slow": "failed",
     }  # fmt: skip
+
+
+def test_a_drawn_test_was_given_the_failures_of_tests_whose_names_begin_as_its_own():
+    source = "def test_dist(): ...\ndef test_dist_with_offset(): ..."
+    report = """<testsuites><testsuite>
+<testcase name="test_dist"/><testcase name="test_dist_with_offset"><failure message="no"/></testcase>
+</testsuite></testsuites>"""
+    found = Results.read(static_tests(source), report, "not run").only(["test_dist"])
+    assert (found.ended, found.errors) == ({"test_dist": "passed"}, {})

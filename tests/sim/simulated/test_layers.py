@@ -196,3 +196,15 @@ def test_mean_and_deviation_of_a_layer_norm_were_in_half_precision(dtype: torch.
             assert each.dtype == like.dtype
             assert each.device.type == "npu"
             torch.testing.assert_close(each.cpu(), other.to(each.dtype))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
+def test_classes_of_a_loss_in_int32_were_refused(shape: tuple[int, ...]) -> None:
+    scores, classes = torch.randn(shape), torch.randint(0, 3, (shape[0], *shape[2:]))
+    classes.flatten()[0] = -100
+    wanted, on_card = scores.clone().requires_grad_(), scores.to(CARD).requires_grad_()
+    F.cross_entropy(wanted, classes).backward()
+    loss = F.cross_entropy(on_card, classes.to(CARD).int())
+    loss.backward()
+    torch.testing.assert_close(loss.cpu(), F.cross_entropy(scores, classes))
+    torch.testing.assert_close(on_card.grad.cpu(), wanted.grad)

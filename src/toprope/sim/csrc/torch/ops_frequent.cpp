@@ -57,6 +57,8 @@
 #include <ATen/ops/ne_ops.h>
 #include <ATen/ops/neg_ops.h>
 #include <ATen/ops/nll_loss_backward_ops.h>
+#include <ATen/ops/nll_loss2d_backward_ops.h>
+#include <ATen/ops/nll_loss2d_forward_ops.h>
 #include <ATen/ops/nll_loss_forward_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/reciprocal_ops.h>
@@ -282,6 +284,30 @@ Three layer_norm_backward(c10::DispatchKeySet keys, const at::Tensor& grad, cons
   return {as(std::get<0>(found), input, input), as(std::get<1>(found), weight, input), as(std::get<2>(found), bias, input)};
 }
 
+// ---- losses of classes, which a card also takes as int32 (aclnnNLLLoss gets them as they are)
+
+at::Tensor as_long(const at::Tensor& classes) {
+  if (classes.scalar_type() != at::kInt) return classes;
+  sim::KernelScope on_host(sim::kNoDevice);
+  return classes.to(at::kLong);
+}
+
+template <class Forward, class Backward>
+void use_nll() {
+  using Index = c10::SymInt;
+  auto* forward = +[](c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& target, Optional weight,
+                      int64_t reduction, Index ignored) -> std::tuple<at::Tensor, at::Tensor> {
+    return Forward::redispatch(keys, self, as_long(target), weight, reduction, std::move(ignored));
+  };
+  auto* backward = +[](c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& self,
+                       const at::Tensor& target, Optional weight, int64_t reduction, Index ignored,
+                       const at::Tensor& total) -> at::Tensor {
+    return Backward::redispatch(keys, grad, self, as_long(target), weight, reduction, std::move(ignored), total);
+  };
+  add(Forward::name, Forward::overload_name, kernel(Forward::name, Forward::overload_name, forward));
+  add(Backward::name, Backward::overload_name, kernel(Backward::name, Backward::overload_name, backward));
+}
+
 }  // namespace
 
 const bool registered_frequent = [] {
@@ -297,7 +323,9 @@ const bool registered_frequent = [] {
       op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward>();
   use<op::exp, op::log, op::sqrt, op::rsqrt, op::reciprocal, op::sin, op::cos, op::pow_Tensor_Scalar>();
   use<op::_softmax, op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data>();
-  use<op::nll_loss_forward, op::nll_loss_backward, op::mse_loss, op::mse_loss_backward>();
+  use<op::mse_loss, op::mse_loss_backward>();
+  use_nll<op::nll_loss_forward, op::nll_loss_backward>();
+  use_nll<op::nll_loss2d_forward, op::nll_loss2d_backward>();
   add(op::native_layer_norm::name, "", kernel(op::native_layer_norm::name, "", &layer_norm));
   add(op::native_layer_norm_backward::name, "", kernel(op::native_layer_norm_backward::name, "", &layer_norm_backward));
   use<op::native_group_norm, op::native_group_norm_backward>();

@@ -81,7 +81,5 @@ def _name(value: Any) -> str | None:
 
 def _expression(value: Any) -> Any:
     """Sympy's expression of a number that is not known at compile time; None for all else."""
-    import sympy  # type: ignore[import-untyped,unused-ignore]
-
     found = value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat) else value
-    return found if isinstance(found, sympy.Expr) else None
+    return found if hasattr(found, "as_coeff_Add") else None
