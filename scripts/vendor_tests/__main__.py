@@ -1,6 +1,6 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--each SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own; so does each Python program in a page of documentation.
@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
+import random
 import sys
 import tempfile
 import tomllib
@@ -29,11 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from vendor_tests.blocks import run_blocks
 from vendor_tests.functions import started
 from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
-from vendor_tests.tests import Results, static_tests
+from vendor_tests.tests import Results, cards_wanted, disabled_tests, static_tests
 
 TABLE, PAGE = Path(__file__).with_name("results.toml"), ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- begin: written by `make vendor` -->", "<!-- end: written by `make vendor` -->"
+RUN_FILE = Path(__file__).with_name("run_file.py")
 COUNTS = ("passed", "failed", "skipped", "excluded")
+OF_THESE = ("disabled_passed", "disabled_failed")
 
 
 def _sources() -> str:
@@ -45,16 +49,48 @@ def _sources() -> str:
     return found.hexdigest()
 
 
-def _run(suite: Suite, folder: Path, path: str, limit: float, variables: dict[str, str]) -> tuple[str, str]:
-    """JUnit's report of a file, and what else there is to say if a test is not in it."""
+def _drawn(suite: Suite, clone: Path) -> dict[str, list[str]]:
+    """The tests of a suite that are run, by file: all of them, or a sample."""
+    by_file = {path: suite.source(clone, path) for path in suite.paths(clone)}
+    if not suite.sample:
+        return {path: [] if suite.blocks else static_tests(source) for path, source in by_file.items()}
+    every = [
+        (path, test)
+        for path, source in by_file.items()
+        for test, cards in cards_wanted(source).items()
+        if cards <= suite.cards
+    ]
+    drawn = random.Random(suite.seed).sample(every, suite.sample)
+    say(f"{suite.name}: {suite.sample} of {len(every)} tests for at most {suite.cards} cards, seed {suite.seed}")
+    return {path: [test for of, test in every if of == path and (of, test) in drawn] for path in sorted({*dict(drawn)})}
+
+
+def _run(
+    suite: Suite, folder: Path, path: str, only: list[str], limit: float, each: float, variables: dict[str, str]
+) -> tuple[str, str]:
+    """JUnit's report of a file, and what else there is to say if a test is not in it.
+
+    Args:
+        suite: of the file.
+        folder: with the files of the repository.
+        path: of the file.
+        only: tests to run; all of the file where it is empty.
+        limit: seconds for the file.
+        each: seconds for a test.
+        variables: environment variables of the tests.
+    """
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "toprope", "run", "--quiet", *suite.run, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-        "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
-        f"--timeout={limit / 2:g}", Path(path).name,  # one slow test must not cost the others of its file
+        sys.executable, "-m", "toprope", "run", "--quiet", *suite.run, str(RUN_FILE), "-q",
+        "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}",
+        f"--timeout={each:g}",  # one slow test must not cost the others of its file
     ]  # fmt: skip
-    output, status = run_limited(command, (folder / path).parent, limit, variables)
+    if only:
+        command += ["-k", " or ".join(f"({test.replace('.', ' and ')})" for test in only)]
+    command.append(Path(path).name)
+    path_of_tools = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # python, torchrun
+    output, status = run_limited(command, (folder / path).parent, limit, {"PATH": path_of_tools, **variables})
     otherwise = f"not run: the process ended with status {status}"
     if status is None:
         otherwise = f"not run: the file did not end within {limit:g} s"
@@ -72,13 +108,15 @@ def _results(
 ) -> Iterator[tuple[str, Results]]:
     with tempfile.TemporaryDirectory() as name, started(suite.start) as variables:
         folder, limit = Path(name), suite.limit or arguments.limit
+        each = arguments.each or limit / 2
         variables |= suite.environment
         suite.unpack(clone, folder)
-        for path in suite.paths(clone):
+        for path, tests in _drawn(suite, clone).items():
             if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
                 continue
             source = (folder / path).read_bytes()
-            key = hashlib.sha256(source + sources.encode()).hexdigest()[:24]
+            only = tests if suite.sample else []
+            key = hashlib.sha256(source + sources.encode() + " ".join(only).encode()).hexdigest()[:24]
             file = kept / f"{Path(path).stem}-{key}.json"
             if file.exists() and not arguments.again:
                 results = Results(**json.loads(file.read_text()))
@@ -86,9 +124,9 @@ def _results(
                 if suite.blocks:
                     results = run_blocks(source.decode(), suite.run, variables, limit)
                 else:
-                    tests = static_tests(source.decode())
-                    ran = _run(suite, folder, path, limit, variables) if tests else ("", "")
-                    results = Results.read(tests, *ran)
+                    every = static_tests(source.decode())  # also those that -k runs besides: no result is theirs
+                    ran = _run(suite, folder, path, only, limit, each, variables) if every else ("", "")
+                    results = Results.read(every, *ran).only(tests)
                 file.write_text(json.dumps(vars(results)))
             if suite.blocks and not results.ended:
                 continue
@@ -108,24 +146,33 @@ def _excluded(known: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _summary(suite: Suite, results: dict[str, Results], excluded: dict[str, str]) -> dict[str, Any]:
+def _summary(
+    suite: Suite, results: dict[str, Results], excluded: dict[str, str], disabled: set[tuple[str, str]]
+) -> dict[str, Any]:
     failures: dict[str, str] = {}
     by_file: dict[str, list[int]] = {}
     for path, each in results.items():
         counts: Counter[str] = Counter()
         for test, ended in each.ended.items():
             left_out = f"{path}::{test}" in excluded or path in excluded
-            counts["excluded" if left_out and ended != "passed" else ended] += 1
+            ended = "excluded" if left_out and ended != "passed" else ended
+            counts[ended] += 1
+            of_class, _, name = test.rpartition(".")
+            counts[f"disabled_{ended}"] += (of_class, name) in disabled
             if ended == "failed" and not left_out:
                 failures[f"{path}::{test}"] = without_folders(each.errors.get(test, ""))
-        by_file[path] = [counts[name] for name in COUNTS]
-    head = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
+        by_file[path] = [counts[name] for name in COUNTS + OF_THESE]
+    head: dict[str, Any] = {"suite": suite.name, "repository": suite.repository, "commit": suite.commit}
+    if suite.sample:
+        head |= {"sample": suite.sample, "seed": suite.seed}
     return head | _sums(by_file) | {"by_file": by_file, "failures": failures}
 
 
 def _sums(by_file: dict[str, list[int]]) -> dict[str, int]:
-    sums = [sum(column) for column in zip(*by_file.values(), strict=True)] or [0] * len(COUNTS)
-    return {"files": len(by_file), "tests": sum(sums), **dict(zip(COUNTS, sums, strict=True))}
+    names = COUNTS + OF_THESE
+    sums = [sum(column) for column in itertools.zip_longest(*by_file.values(), fillvalue=0)] or [0] * len(names)
+    tests = sum(sums[: len(COUNTS)])
+    return {"files": len(by_file), "tests": tests, **dict(itertools.zip_longest(names, sums, fillvalue=0))}
 
 
 def _merged(summary: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
@@ -149,14 +196,17 @@ def _share(part: int, whole: int) -> str:
 
 def _page(summaries: list[dict[str, Any]]) -> str:
     lines = [
-        "| suite | files | tests | passed | failed | skip themselves | left out | share | with those left out |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| suite | files | tests | passed | failed | skip themselves | left out | share | with those left out"
+        " | without the vendor's disabled tests |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in summaries:
         passed, run = each["passed"], each["passed"] + each["failed"]
         cells = [f"{each['suite']} (`{each['repository']}` {each['commit'][:8]})"]
         cells += [str(each[name]) for name in ("files", "tests", "passed", "failed", "skipped", "excluded")]
         cells += [f"**{_share(passed, run)}**", _share(passed, run + each["excluded"])]
+        enabled = passed - each.get("disabled_passed", 0)
+        cells.append(_share(enabled, run - sum(each.get(name, 0) for name in OF_THESE)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -164,7 +214,7 @@ def _page(summaries: list[dict[str, Any]]) -> str:
 def _write(summaries: list[dict[str, Any]]) -> None:
     out = [
         "# How the vendor's tests end on the simulated card. Written by `make vendor`; do not edit.",
-        f"# by_file: {', '.join(COUNTS)}.",
+        f"# by_file: {', '.join(COUNTS)}; of these {', '.join(OF_THESE)}: by the vendor's list of disabled tests.",
     ]
     for each in summaries:
         tables = {name: value for name, value in each.items() if isinstance(value, dict)}
@@ -185,6 +235,7 @@ def _main() -> None:
     parser.add_argument("--suite", default="", help="only suites whose name contains this")
     parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
+    parser.add_argument("--each", type=float, help="seconds for a test (half of those for its file)")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
     known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
@@ -193,7 +244,8 @@ def _main() -> None:
     for suite, clone in chosen(known["suite"], arguments.vendor, arguments.suite):
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
-        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded))
+        disabled = disabled_tests(suite.source(clone, suite.disabled)) if suite.disabled else set()
+        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded, disabled))
         say(_page(summaries[-1:]))
     before = {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
     if arguments.files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -16,6 +17,8 @@ from typing import Any
 __all__ = ["ROOT", "Suite", "chosen", "run_limited", "say", "without_folders"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_FOR_REPORT = 60
+"""Seconds that an interrupted command has to end."""
 
 
 def _git(repository: Path, *arguments: str) -> bytes:
@@ -35,6 +38,9 @@ class Suite:
         run: options of `toprope run` that say on what device.
         environment: variables of the tests.
         limit: seconds for a file, or a page's program; 0 for the command line's.
+        seed: of the draw.
+        cards: tests whose source asks for more cards are not drawn.
+        disabled: file of the repository with the tests that the vendor does not run on a card; "" for none.
     """
 
     name: str
@@ -49,6 +55,9 @@ class Suite:
     run: Sequence[str] = ("--chip", "910B3", "--count", "2")
     environment: Mapping[str, str] = field(default_factory=dict)
     limit: float = 0
+    seed: int = 0
+    cards: int = 2
+    disabled: str = ""
 
     def clone(self, vendor: Path) -> Path | None:
         """The copy of the repository in a folder; None where it is not there."""
@@ -58,15 +67,19 @@ class Suite:
         )
 
     def paths(self, clone: Path) -> list[str]:
-        """Files of the suite, in order."""
+        """Files of the suite, in order. A pattern may end with `**/` and a name, for all folders below one."""
         found = []
         for pattern in self.files:
-            folder, deep, _ = pattern.partition("/**")
-            options = ["-r"] if deep else []
-            folder = folder if deep else pattern.rpartition("/")[0]
-            every = _git(clone, "ls-tree", *options, "--name-only", self.commit, f"{folder}/").decode().splitlines()
-            found += [path for path in every if fnmatch.fnmatch(path, pattern)]
+            folder, _, name = pattern.rpartition("/")
+            below = folder.endswith("/**")
+            command = ["ls-tree", "--name-only", *(["-r"] if below else []), self.commit]
+            every = _git(clone, *command, f"{folder.removesuffix('/**')}/").decode().splitlines()
+            found += [path for path in every if fnmatch.fnmatch(path.rpartition("/")[2], name)]
         return found
+
+    def source(self, clone: Path, path: str) -> str:
+        """Text of a file of the commit."""
+        return _git(clone, "show", f"{self.commit}:{path}").decode()
 
     def unpack(self, clone: Path, folder: Path) -> None:
         """Write the files of the commit that the tests need: `folders`, or else the first file's topmost folder."""
@@ -96,7 +109,7 @@ def chosen(entries: Iterable[dict[str, Any]], folder: Path, name: str) -> Iterat
 def run_limited(
     command: list[str], folder: Path, limit: float, environment: dict[str, str] | None = None
 ) -> tuple[str, int | None]:
-    """Run a command, and kill it with its children at the limit.
+    """Run a command, interrupt it at the limit, and kill it with its children if it does not end.
 
     Args:
         command: the program and its arguments.
@@ -114,7 +127,11 @@ def run_limited(
     try:
         output, status = process.communicate(timeout=limit)[0], process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGINT)  # pytest then reports the tests that have ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_FOR_REPORT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         output, status = process.communicate()[0], None
     return output.decode(errors="replace"), status
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["Results", "static_tests"]
+__all__ = ["Results", "cards_wanted", "disabled_tests", "static_tests"]
 
 ORDER = ("failed", "passed", "skipped")
 
@@ -24,6 +25,59 @@ def static_tests(source: str) -> list[str]:
             found += [f"{node.name}.{each.name}" for each in node.body if _is_test(each)]
         elif _is_test(node):
             found.append(node.name)  # type: ignore[attr-defined]
+    return found
+
+
+def disabled_tests(text: str) -> set[tuple[str, str]]:
+    """Class and name of the tests in a list as torch_npu.testing reads it: `{"test_a (__main__.TestA)": [...]}`."""
+    found = set()
+    for entry in json.loads(text):
+        name, _, of_class = entry.partition(" ")
+        found.add((of_class.strip("()").rpartition(".")[2], name))
+    return found
+
+
+def cards_wanted(source: str) -> dict[str, int]:
+    """How many cards a test's source asks for: by the decorators of it and its class, and by the class's world_size.
+
+    Numbers that are no constants of the file count as none.
+    """
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def number(node: ast.expr | None) -> int:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.Name):
+            value = constants.get(node.id)
+        return value if type(value) is int else 0
+
+    def decorated(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        calls = [each for each in node.decorator_list if isinstance(each, ast.Call) and each.args]
+        names = [getattr(each.func, "id", getattr(each.func, "attr", "")) for each in calls]
+        wanted = ("skipIfUnsupportMultiNPU", "skip_if_lt_x_gpu")
+        return max((number(call.args[0]) for call, name in zip(calls, names, strict=True) if name in wanted), default=0)
+
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            of_class = decorated(node)
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef) and each.name == "world_size":
+                    returns = [inner.value for inner in ast.walk(each) if isinstance(inner, ast.Return)]
+                    of_class = max(of_class, *map(number, returns), 0)
+                elif isinstance(each, ast.Assign) and "world_size" in [getattr(to, "id", "") for to in each.targets]:
+                    of_class = max(of_class, number(each.value))
+            for each in node.body:
+                if _is_test(each):
+                    found[f"{node.name}.{each.name}"] = max(of_class, decorated(each))  # type: ignore[arg-type, attr-defined]
+        elif _is_test(node):
+            found[node.name] = decorated(node)  # type: ignore[arg-type, attr-defined]
     return found
 
 
@@ -63,6 +117,11 @@ class Results:
 
     ended: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+
+    def only(self, tests: list[str]) -> Results:
+        """The results of some of the tests."""
+        ended, errors = ({test: each[test] for test in tests if test in each} for each in (self.ended, self.errors))
+        return Results(ended, errors)
 
     @classmethod
     def read(cls, tests: list[str], report: str, otherwise: str) -> Results:

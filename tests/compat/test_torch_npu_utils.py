@@ -69,6 +69,12 @@ change = torch_npu.npu_change_data_ptr
 refused(RuntimeError, "Offsets overflow", change, torch.ones(2, device="npu"), zeros, 2)
 refused(RuntimeError, "below 0", change, torch.ones(1, device="npu"), zeros, -1)
 refused(RuntimeError, "float16, bfloat16 or float32", change, zeros.int(), zeros.int(), 0)
+# A storage that was shrunk is smaller than its tensor, and stays so when it moves.
+shrunk, wide = torch.arange(4.0, device="npu"), torch.zeros(8, device="npu")
+shrunk.untyped_storage().resize_(8)
+change(shrunk, wide, 2)
+assert torch_npu.get_storage_size(shrunk) == 2 and shrunk.data_ptr() == wide.data_ptr() + 8
+assert shrunk.fill_(3).shape == (4,) and wide.tolist() == [0, 0, 3, 3, 3, 3, 0, 0]
 """,
     "flops are counted": """
 from torch_npu.utils import FlopsCounter

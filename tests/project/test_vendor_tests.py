@@ -1,8 +1,13 @@
 """How scripts/vendor_tests counts the tests of a file, with its source and the report of a run."""
 
-from vendor_tests.__main__ import _merged
+import os
+import subprocess
+import sys
+
+from vendor_tests.__main__ import RUN_FILE, _drawn, _merged, _page, _summary
 from vendor_tests.blocks import programs
-from vendor_tests.tests import Results, static_tests
+from vendor_tests.suites import Suite, run_limited
+from vendor_tests.tests import Results, cards_wanted, disabled_tests, static_tests
 
 SOURCE = """
 import unittest
@@ -80,3 +85,82 @@ def test_programs_of_a_page_are_the_blocks_that_begin_a_session_without_an_addre
         "```python\nimport yr\nyr.init(yr.Config(server_address='a:1'))\n```\n"
     )
     assert programs(page) == {1: "import yr\nyr.init()", 2: "import yr\nyr.init()"}
+
+
+def test_how_many_cards_a_test_asks_for():
+    source = """
+WORLD_SIZE = 4
+class TestA(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return 2
+    def test_two(self): ...
+    @skipIfUnsupportMultiNPU(WORLD_SIZE)
+    def test_four(self): ...
+@skip_if_lt_x_gpu(8)
+class TestB:
+    def test_eight(self): ...
+class TestC:
+    world_size = 3
+    def test_three(self): ...
+    def helper(self): ...
+@common.skipIfUnsupportMultiNPU(count())
+def test_unknown(): ...
+"""
+    assert cards_wanted(source) == {
+        "TestA.test_two": 2, "TestA.test_four": 4, "TestB.test_eight": 8, "TestC.test_three": 3, "test_unknown": 0,
+    }  # fmt: skip
+
+
+def test_tests_that_the_vendor_disables_are_counted_apart():
+    listed = disabled_tests('{"test_one (__main__.TestA)": ["", [""]], "test_two (main.TestB)": ["", [""]]}')
+    assert listed == {("TestA", "test_one"), ("TestB", "test_two")}
+    ended = {
+        "TestA.test_one": "failed",
+        "TestA.test_two": "failed",
+        "TestB.test_two": "passed",
+        "TestB.test_one": "passed",
+    }
+    suite = Suite("x", "o/x", "1", ["a.py"])
+    found = _summary(suite, {"a.py": Results(ended)}, {}, listed)
+    assert found["by_file"] == {"a.py": [2, 2, 0, 0, 1, 1]}
+    assert found["tests"] == 4
+    assert _page([found]).splitlines()[-1].endswith("| **50.0 %** | 50.0 % | 50.0 % |")
+    left_out = _summary(suite, {"a.py": Results(ended)}, {"a.py::TestA.test_one": "own assumption"}, listed)
+    assert left_out["by_file"] == {"a.py": [2, 1, 0, 1, 1, 0]}
+
+
+def test_files_of_a_suite_may_lie_in_folders_below(tmp_path):
+    for path in ("test/a/test_one.py", "test/a/b/test_two.py", "test/a/b/helper.py", "test/test_three.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("def test_it(): ...")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    assert Suite("x", "o/x", "HEAD", ["test/a/**/test_*.py"]).paths(tmp_path) == [
+        "test/a/b/test_two.py", "test/a/test_one.py",
+    ]  # fmt: skip
+    assert Suite("x", "o/x", "HEAD", ["test/a/test_*.py"]).paths(tmp_path) == ["test/a/test_one.py"]
+    drawn = [_drawn(Suite("x", "o/x", "HEAD", ["test/**/test_*.py"], sample=2, seed=5), tmp_path) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert sum(len(tests) for tests in drawn[0].values()) == 2
+
+
+def test_tests_that_ended_before_the_limit_of_their_file_were_counted_as_failed(tmp_path):
+    (tmp_path / "test_a.py").write_text("import time\n\ndef test_fast(): ...\n\ndef test_slow(): time.sleep(600)\n")
+    report = tmp_path / "report.xml"
+    command = [sys.executable, str(RUN_FILE), "-c", os.devnull, "-p", "no:cacheprovider", f"--junitxml={report}"]
+    _, status = run_limited([*command, "test_a.py"], tmp_path, 20)
+    assert status is None
+    assert Results.read(["test_fast", "test_slow"], report.read_text(), "too late").ended == {
+        "test_fast": "passed", "test_slow": "failed",
+    }  # fmt: skip
+
+
+def test_a_drawn_test_was_given_the_failures_of_tests_whose_names_begin_as_its_own():
+    source = "def test_dist(): ...\ndef test_dist_with_offset(): ..."
+    report = """<testsuites><testsuite>
+<testcase name="test_dist"/><testcase name="test_dist_with_offset"><failure message="no"/></testcase>
+</testsuite></testsuites>"""
+    found = Results.read(static_tests(source), report, "not run").only(["test_dist"])
+    assert (found.ended, found.errors) == ({"test_dist": "passed"}, {})

@@ -97,14 +97,14 @@ def said(file: File, node: ast.expr) -> Said | None:
 
 
 def is_template(file: File, node: ast.expr) -> bool:
-    """Whether a text is the beginning of a device's name that something completes: "cuda:%s", "cuda:{:02d}"."""
+    """Return whether a text is the beginning of a device's name that something completes: "cuda:%s", "cuda:{:02d}"."""
     around = file.parent(node)
     whole = not isinstance(around, ast.JoinedStr) or len(around.values) == 2
     return whole and isinstance(node, ast.Constant) and bool(_TEMPLATE.fullmatch(str(node.value)))
 
 
 def _is_plain(part: ast.FormattedValue) -> bool:
-    """Whether what stands in braces is written as a number or text is: `{i}`, `{i!s}`, `{i:d}`."""
+    """Return whether what is in braces is written as a number or text is: `{i}`, `{i!s}`, `{i:d}`."""
     spec = part.format_spec
     written = spec.values if isinstance(spec, ast.JoinedStr) else []
     plain = all(isinstance(each, ast.Constant) and each.value in ("d", "s") for each in written)

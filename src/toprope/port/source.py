@@ -1,4 +1,4 @@
-"""The text of a file: its encoding, its lines, and where a node of its tree stands in it.
+"""The text of a file: its encoding, its lines, and where a node of its tree is in it.
 
 A file is decoded as Python itself would, edited as text, and encoded again the same way; a file that would not come
 back byte for byte is not touched.

@@ -157,6 +157,7 @@ class Native:
         self.seed_generators = get(self._glue, "tsg_seed_generators", None, c_uint64)
         self.host_memory_stats = get(self._glue, "tsg_host_memory_stats", None, ctypes.POINTER(c_int64))
         self.reset_host_memory_stats = get(self._glue, "tsg_reset_host_memory_stats", None, c_int)
+        self.shrink_storage = get(self._glue, "tsg_shrink_storage", None, c_void_p, c_uint64)
         self.set_sync_debug_mode = get(self._glue, "tsg_set_sync_debug_mode", None, c_int)
         self.keep_bits = get(self._glue, "tsg_keep_bits", None, c_int, c_int)
         self.watch_numbers = get(self._glue, "tsg_watch_numbers", None, c_int)

@@ -494,3 +494,161 @@ def test_no_crash_when_a_graph_outlives_its_results_and_inputs():
         filler = torch.zeros(4, device="npu")
         graph.replay()
         assert filler.sum().item() == 0
+
+
+# ---- conditions, functions of the host, plans of updates
+
+
+def captured_condition(function, *args):
+    from toprope.sim.npu._npugraph_conditional_nodes import NPUGraphCaptureControlFlowOpDispatchMode
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, stream=torch.npu.Stream()), NPUGraphCaptureControlFlowOpDispatchMode():
+        result = function(*args)
+    return graph, result
+
+
+def test_a_replay_takes_the_branch_that_the_tensor_of_the_card_says():
+    x, outer, inner = torch.tensor([1.0, 2.0], device="npu"), *torch.ones(2, dtype=torch.bool, device="npu").unbind()
+
+    def nested(x, outer, inner):
+        within = lambda x: torch.cond(inner, lambda x: x + 1, lambda x: x * 10, (x,))  # noqa: E731
+        return torch.cond(outer, within, lambda x: x - 1, (x,)) + 0.5
+
+    graph, y = captured_condition(nested, x, outer, inner)
+    for first, second, wanted in ((True, True, [2.5, 3.5]), (True, False, [10.5, 20.5]), (False, True, [0.5, 1.5])):
+        outer.fill_(first)
+        inner.fill_(second)
+        graph.replay()
+        assert y.tolist() == wanted
+
+
+def test_conditions_of_a_graph_are_one_bool_of_its_card_and_draw_no_random_numbers():
+    x = torch.ones(2, device="npu")
+
+    def branch(condition, function=torch.sin):
+        return captured_condition(lambda: torch.cond(condition, function, torch.cos, (x,)))
+
+    with pytest.raises(ValueError, match="Conditions must be on an npu device"):
+        branch(torch.tensor(True))
+    with pytest.raises(RuntimeError, match="Conditions must be bool tensors"):
+        branch(torch.ones((), dtype=torch.int32, device="npu"))
+    with pytest.raises(RuntimeError, match="generator is not registered"):
+        branch(torch.ones((), dtype=torch.bool, device="npu"), lambda x: x + torch.rand_like(x))
+    with pytest.raises(RuntimeError, match="not currently capturing"):
+        torch.npu.NPUGraph.get_currently_capturing_graph()
+    with pytest.raises(RuntimeError, match="must be called before begin_capture_to_if_node"):
+        torch.npu.NPUGraph().begin_capture_to_if_node(torch.ones((), dtype=torch.bool, device="npu"))
+
+
+def test_runs_before_a_capture_compute_the_branch_that_is_taken():
+    from toprope.sim.npu._npugraph_conditional_nodes import ControlFlowOpWarmupDispatchMode
+
+    x, condition = torch.ones(2, device="npu"), torch.zeros((), dtype=torch.bool, device="npu")
+    with ControlFlowOpWarmupDispatchMode():
+        y = torch.cond(condition, lambda x: x + 1, lambda x: x - 1, (x,))
+    assert y.tolist() == [0.0, 0.0]
+
+
+def test_the_graph_that_is_captured_is_known_but_not_one_of_torch_accelerator():
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        assert torch.npu.NPUGraph.get_currently_capturing_graph() is graph
+        torch.ones(1, device="npu").add_(1)
+    with torch.Stream(), torch.accelerator.Graph():
+        torch.ones(1, device="npu").add_(1)
+        with pytest.raises(RuntimeError, match=r"during torch\.accelerator\.Graph"):
+            torch.npu.NPUGraph.get_currently_capturing_graph()
+
+
+def test_functions_of_the_host_are_called_at_each_replay_on_a_stream_that_is_served():
+    stream, seen, x = torch.npu.Stream(), [], torch.ones(1, device="npu")
+    with pytest.raises(RuntimeError, match="107015"):
+        torch.npu._launch_host_func(stream, seen.append, 0)
+    torch.npu._subscribe_report(stream)
+    torch.npu._launch_host_func(stream, seen.append, "at once")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, stream=stream):
+        y = x + 1
+        torch.npu._launch_host_func(stream, lambda result: seen.append(result.item()), y)
+    assert seen == ["at once"]
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+    assert seen == ["at once", 2.0, 6.0]
+    torch.npu._unsubscribe_report(stream)
+    with pytest.raises(RuntimeError, match="107015"):
+        torch.npu._launch_host_func(stream, seen.append, 0)
+
+
+def test_a_graph_is_refused_where_pinned_memory_has_expandable_segments(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:64,pin_memory_expandable_segments:True")
+    with pytest.raises(RuntimeError, match="pin_memory_expandable_segments"):
+        captured(lambda: torch.ones(1, device="npu"))
+
+
+class Call:
+    """A captured call, as a plan sees it."""
+
+    def __init__(self, name: str, **kwargs: object) -> None:
+        self.op_cache_entry = type("Entry", (), {"__name__": name})()
+        self.kwargs = kwargs
+
+
+ATTENTION = "npu_fused_infer_attention_score"
+
+
+def test_a_plan_reads_inputs_constants_and_lists():
+    from toprope.sim.npu._aclgraph_update_plan import build_cpu_update_input_for_graph
+
+    sources = {"kind": "list", "items": [{"kind": "input", "index": 1}, {"kind": "constant", "value": 7}]}
+    plan = [{"op": f"{ATTENTION}.default", "updates": {"actual_seq_lengths": sources}}]
+    found = build_cpu_update_input_for_graph(plan, ["query", 3], [Call(f"{ATTENTION}.out")])
+    assert found == [{"actual_seq_lengths": [3, 7]}]
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ([], "missing ACLGraph update plan"),
+        ([{}, {}], "length mismatch"),
+        ([7], "invalid plan entry"),
+        ([{"updates": {}}], "op must be a string"),
+        ([{"op": "another.out", "updates": {}}], "op mismatch"),
+        ([{"op": f"{ATTENTION}.out", "updates": {}}], "no updates"),
+        ([{"op": f"{ATTENTION}.out", "updates": {"query": {"kind": "none"}}}], "cannot consume"),
+        ([{"op": f"{ATTENTION}.out", "updates": {"actual_seq_lengths": {"kind": "sum"}}}], "unsupported source kind"),
+        ([{"op": f"{ATTENTION}.out", "updates": {"actual_seq_lengths": {"kind": "input", "index": -1}}}], "index -1"),
+        (
+            [{"op": f"{ATTENTION}.out", "updates": {"actual_seq_lengths": {"kind": "constant", "value": [{}]}}}],
+            "unsupported constant",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_graph_is_refused(plan, text):
+    from toprope.sim.npu._aclgraph_update_plan import validate_aclgraph_update_plan
+
+    with pytest.raises(RuntimeError, match=text):
+        validate_aclgraph_update_plan(plan, [Call(f"{ATTENTION}.out")])
+
+
+def test_a_plan_names_the_inputs_of_a_compiled_function():
+    from toprope.compat.torch_npu._inductor._aclgraph_update_plan.codegen import (
+        build_aclgraph_update_plan_entry_for_inductor as entry,
+    )
+
+    buffer = type("Buffer", (), {"get_name": lambda self: "lengths"})()
+    operator = torch.ops.npu.npu_fused_infer_attention_score.default
+    given = {"actual_seq_lengths": buffer, "actual_seq_lengths_kv": [4, buffer], "num_heads": 2}
+    found = entry(operator, ["q", "k", "v"], given, ["query", "lengths"], {})
+    number = {"kind": "input", "index": 1}
+    assert found == {
+        "op": f"{ATTENTION}.default",
+        "updates": {
+            "actual_seq_lengths": number,
+            "actual_seq_lengths_kv": {"kind": "list", "items": [{"kind": "constant", "value": 4}, number]},
+        },
+    }
+    assert entry(torch.ops.aten.add.Tensor, [1, 2], {}, [], {}) is None
+    with pytest.raises(RuntimeError, match="Tensor constant"):
+        entry(operator, ["q", "k", "v"], {"actual_seq_lengths": torch.ones(1)}, [], {})

@@ -171,3 +171,40 @@ def test_a_module_moves_with_all_it_has() -> None:
     assert {t.device for t in (*module.parameters(), *module.buffers())} == {torch.device("npu:1")}
     module.cpu()
     assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"cpu"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [None, "half", "single"])
+def test_mean_and_deviation_of_a_layer_norm_were_in_half_precision(dtype: torch.dtype, weighted: str | None) -> None:
+    x, grad = torch.randn(4, 6, 16, dtype=dtype), torch.randn(4, 6, 16, dtype=dtype)
+    of_weight = dtype if weighted == "half" else torch.float32
+    parts = [torch.randn(16, dtype=of_weight) if weighted else None for _ in range(2)]
+    wide = [None if part is None else part.float() for part in parts]
+    wanted = torch.native_layer_norm(x.float(), [16], *wide, 1e-5)
+    on_card = [None if part is None else part.to(CARD) for part in parts]
+    found = torch.native_layer_norm(x.to(CARD), [16], *on_card, 1e-5)
+    assert [each.dtype for each in found] == [dtype, torch.float32, torch.float32]
+    for each, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(each.cpu(), other.to(each.dtype))
+    backward = torch.ops.aten.native_layer_norm_backward
+    mask = [True, weighted is not None, weighted is not None]
+    gradients = backward(grad.to(CARD), x.to(CARD), [16], *found[1:], *on_card, mask)
+    others = backward(grad.float(), x.float(), [16], *wanted[1:], *wide, mask)
+    for each, other, like in zip(gradients, others, (x, *parts), strict=True):
+        assert (each is None) == (like is None)
+        if each is not None:
+            assert each.dtype == like.dtype
+            assert each.device.type == "npu"
+            torch.testing.assert_close(each.cpu(), other.to(each.dtype))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
+def test_classes_of_a_loss_in_int32_were_refused(shape: tuple[int, ...]) -> None:
+    scores, classes = torch.randn(shape), torch.randint(0, 3, (shape[0], *shape[2:]))
+    classes.flatten()[0] = -100
+    wanted, on_card = scores.clone().requires_grad_(), scores.to(CARD).requires_grad_()
+    F.cross_entropy(wanted, classes).backward()
+    loss = F.cross_entropy(on_card, classes.to(CARD).int())
+    loss.backward()
+    torch.testing.assert_close(loss.cpu(), F.cross_entropy(scores, classes))
+    torch.testing.assert_close(on_card.grad.cpu(), wanted.grad)

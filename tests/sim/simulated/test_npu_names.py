@@ -123,3 +123,71 @@ def test_import_torch_loads_nothing_heavy() -> None:
     program = f"import json, sys, torch; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
     assert facts(program) == facts(program, sim="")
     assert facts("import json, torch; print(json.dumps(torch.npu._initialized))") is False
+
+
+@pytest.mark.parametrize("name", ["_aclgraph_update_plan.resolver", "_memory_viz", "_npugraph_conditional_nodes"])
+def test_a_module_is_one_under_both_names(name: str) -> None:
+    importlib.import_module("toprope.compat.torch_npu")
+    assert importlib.import_module(f"torch.npu.{name}") is importlib.import_module(f"toprope.sim.npu.{name}")
+
+
+def test_memory_text_is_that_of_torch() -> None:
+    from toprope.sim.npu import _memory_viz
+
+    blocks = [{"state": "active", "size": 4, "requested_size": 3, "frames": []}]
+    text: list[str] = []
+    snapshot = {"segments": [{"stream": 0, "address": 8, "blocks": blocks}]}
+    _memory_viz.segments(snapshot, lambda lines: text.append(lines))
+    assert text == ["stream_0;seg_8;active;<non-python> 3\nstream_0;seg_8;active;<gaps> 1\n"]
+
+
+CONFIG = "TORCH_ACL_INIT_CONFIG_PATH"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "is invalid"),
+        ("", "Failed to parse user acl json"),
+        ("not json{", "Failed to parse user acl json"),
+        ('{"defaultDevice": {}}', "contains 'defaultDevice'"),
+    ],
+)
+def test_a_wrong_configuration_of_the_start_was_not_noticed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, content: str | None, text: str
+) -> None:
+    from toprope.sim.npu._initialisation import check_environment
+
+    path = tmp_path / "acl.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(CONFIG, str(path))
+    with pytest.raises(RuntimeError, match=text):
+        check_environment()
+    path.write_text('{"dump": {}}')
+    check_environment()
+
+
+def test_an_unknown_mode_of_operators_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toprope.sim.npu._initialisation import check_environment
+
+    monkeypatch.setenv("ACL_OP_INIT_MODE", "999")
+    with pytest.warns(UserWarning, match="ACL_OP_INIT_MODE not in"):
+        check_environment()
+
+
+def test_operators_of_torch_npu_had_no_help() -> None:
+    package = importlib.import_module("toprope.compat.torch_npu")
+    assert [name for name in package.__all__ if getattr(package, name).__doc__ is None] == []
+    assert package.npu_swiglu.__doc__.startswith("npu_swiglu(Tensor input")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+def test_traced_modules_get_the_fast_gelu() -> None:
+    package = importlib.import_module("toprope.compat.torch_npu.jit")
+    x = torch.rand(3, 3, device="npu")
+    traced = torch.jit.trace(lambda x: torch.nn.functional.gelu(x * x), x)
+    before = traced(x)
+    package.optimize(traced)
+    assert "npu::fast_gelu" in [node.kind() for node in traced.graph.nodes()]
+    torch.testing.assert_close(traced(x), before, atol=0.05, rtol=0)

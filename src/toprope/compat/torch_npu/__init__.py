@@ -14,7 +14,7 @@ from toprope.sim import _autoload
 from . import _C, atb, contrib, distributed, dynamo, optim, profiler, utils
 from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
-from .operators import OPERATORS, register
+from .operators import OPERATORS, described, register
 from .operators.checksum import matmul_checksum
 from .operators.formats import Format, named_format
 from .version import __version__
@@ -27,6 +27,8 @@ _EXPORTED = {
     name: getattr(getattr(torch.ops, made.namespace), name)
     for name, made in ((full.partition(".")[0], made) for full, made in OPERATORS.items())
 }
+for _name, _packet in _EXPORTED.items():
+    _packet.__doc__ = described(_name)
 globals().update(_DTYPES)  # torch_npu.hifloat8 and the others are numbers
 globals().update(_EXPORTED)
 get_npu_format = named_format  # the enumeration in place of the number

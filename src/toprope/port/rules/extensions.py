@@ -25,7 +25,7 @@ IMPORTED = FAMILY.rule(
     Kind.NOT_CONVERTIBLE,
     "import my_ops_cuda, import MultiScaleDeformableAttention: a module that was compiled for CUDA",
     why="""The module is built by the project's setup.py, or lies next to it as a binary file, or its name says that it
-    is for CUDA. Nothing of it runs elsewhere, and the import fails where it was not built. The line names what is known
+    is for CUDA. Nothing of it runs elsewhere, and the import fails without its build. The line names what is known
     to replace it; else put the import into a try, and keep a version in torch for the other devices: many projects have
     one in their tests. Ignore it where the module is built for other devices as well.""",
     source="torch.utils.cpp_extension; toprope's replacements.toml",

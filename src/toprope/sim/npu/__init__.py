@@ -13,7 +13,16 @@ import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE
 
 from toprope.sim.lacks import note_missing as _note_missing
 from toprope.sim.native import native
-from toprope.sim.npu import aclnn, amp, backends, npugraph_ex, utils
+from toprope.sim.npu import (  # the private ones so that each is one module under torch_npu's name, too
+    _aclgraph_update_plan,  # noqa: F401
+    _memory_viz,  # noqa: F401
+    _npugraph_conditional_nodes,  # noqa: F401
+    aclnn,
+    amp,
+    backends,
+    npugraph_ex,
+    utils,
+)
 from toprope.sim.npu._backends import (
     enable_flash_sdp,
     enable_math_sdp,
@@ -70,6 +79,10 @@ from toprope.sim.npu.graphs import (
     super_kernel_scope_begin,
     super_kernel_scope_end,
 )
+from toprope.sim.npu.host_functions import launch_host_func as _launch_host_func  # noqa: F401
+from toprope.sim.npu.host_functions import launch_host_func_pending as _launch_host_func_pending  # noqa: F401
+from toprope.sim.npu.host_functions import subscribe_report as _subscribe_report  # noqa: F401
+from toprope.sim.npu.host_functions import unsubscribe_report as _unsubscribe_report  # noqa: F401
 from toprope.sim.npu.host_memory import (
     host_empty_cache,
     host_memory_stats,

@@ -25,6 +25,7 @@ __all__ = [
     "NOT_SUPPORTED",
     "PARAMETER",
     "TYPE",
+    "UNAVAILABLE",
     "VALUE",
     "also_in_torch_npu",
     "check_index",
@@ -46,6 +47,7 @@ TYPE = "ERR00002 PTA invalid type"
 VALUE = "ERR00003 PTA invalid value"
 INTERNAL = "ERR00005 PTA internal error"
 NOT_SUPPORTED = "ERR00007 PTA feature not supported"
+UNAVAILABLE = "ERR00009 PTA resource unavailable"
 ACL = "ERR00100 PTA call acl api failed"
 
 INVALID = 107000

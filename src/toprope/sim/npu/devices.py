@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
+from toprope.sim.npu._initialisation import check_environment
 from toprope.sim.npu._state import (
     VALUE,
     check_index,
@@ -63,6 +64,8 @@ def is_initialized() -> bool:
 
 def init() -> None:
     """Initialises the cards; done by itself at first use."""
+    if not native().is_initialised():
+        check_environment()
     lazy_init()
 
 
@@ -80,6 +83,8 @@ def set_device(device: int | str | torch.device) -> None:
     """
     index = device_index(device)
     if index >= 0:
+        if not native().is_initialised():
+            check_environment()
         if index < native().device_count():
             refuse_unusable(index)
         torch._C._accelerator_setDeviceIndex(index)

@@ -24,7 +24,7 @@ from toprope.sim.npu._state import vendor_error
 from toprope.sim.npu.events import ExternalEvent
 from toprope.sim.npu.random import default_generators
 
-__all__ = ["Capture", "DispatchRecord", "Node", "captured", "current", "in_graph", "update_of"]
+__all__ = ["Branch", "Capture", "DispatchRecord", "Node", "captured", "current", "in_graph", "update_of"]
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 
@@ -75,6 +75,24 @@ class Node:
 
 
 @dataclass
+class Branch(Node):
+    """Part of a graph that runs only where a tensor of the card is true at that place of the replay.
+
+    Attributes:
+        condition: one bool.
+        body: what runs.
+    """
+
+    condition: torch.Tensor | None = None
+    body: list[Node] = field(default_factory=list)
+
+    def taken(self) -> bool:
+        """Read the condition; a card reads it without the host."""
+        with unrecorded():
+            return bool(self.condition)
+
+
+@dataclass
 class DispatchRecord:
     """A captured call whose arguments on the host can be changed; handlers know these names."""
 
@@ -105,6 +123,7 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._joined: dict[int, int] = {}  # place up to which another stream waits, by stream
         self.pool = pool
         self._with_records = with_records
+        self._outside: list[list[Node]] = []  # nodes around the branches that are being captured
         from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -160,9 +179,31 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Add a call of the host's that is no operator."""
         self.nodes.append(Node(function, ready=ready))
 
+    def begin_branch(self, condition: torch.Tensor) -> None:
+        """Capture what follows as a part of the graph that runs only where the condition is true."""
+        branch = Branch(bool, [condition], condition=self._kept(condition))
+        self.nodes.append(branch)
+        self._outside.append(self.nodes)
+        self.nodes = branch.body
+
+    def end_branch(self) -> None:
+        """End the branch that was begun last.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if not self._outside:
+            raise RuntimeError("end_capture_to_conditional_node() called before begin_capture_to_if_node().")
+        self.nodes = self._outside.pop()
+
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[torch.Generator | None, int]:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None, 0
+        if self._outside:
+            raise RuntimeError(
+                f"RNG op during graph capture but generator is not registered: {func} is in a conditional node, and"
+                " RNG within data-dependent conditional nodes is not supported yet."
+            )
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator)]
         generator = given[0] if given else default_generators()[native().current_device()]
         now = generator.get_offset()

@@ -6,6 +6,8 @@ import ctypes
 import gc
 import itertools
 import json
+import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,10 +21,10 @@ from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree
 from toprope.sim.composites import replayed
 from toprope.sim.native import native
 from toprope.sim.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
-from toprope.sim.npu._state import PARAMETER, device_index, lazy_init, message, vendor_error
+from toprope.sim.npu._state import NOT_SUPPORTED, PARAMETER, device_index, lazy_init, message, vendor_error
 from toprope.sim.npu.devices import synchronize
 from toprope.sim.npu.events import ExternalEvent, waiting_replays
-from toprope.sim.npu.graph_capture import Capture, DispatchRecord, Node, captured, current, update_of
+from toprope.sim.npu.graph_capture import Branch, Capture, DispatchRecord, Node, captured, current, update_of
 from toprope.sim.npu.memory import empty_cache
 from toprope.sim.npu.pools import PoolId, graph_pool_handle, new_pool, pool_number
 from toprope.sim.npu.random import default_generators
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _MODES = ("global", "thread_local", "relaxed")
+_EXPANDABLE = re.compile(r"\bpin_memory_expandable_segments\s*:\s*True\b")
 
 
 class _Dispatch:
@@ -107,11 +110,18 @@ class NPUGraph:
             capture_error_mode: "global", "thread_local" or "relaxed"; here all are "global".
 
         Raises:
-            RuntimeError: the stream is the default one, the graph was captured before, or another capture is under way.
+            RuntimeError: the stream is the default one, the graph was captured before, another capture is under way, or
+                pinned memory has expandable segments, which graphs cannot have.
         """
         if capture_error_mode not in _MODES:
             raise RuntimeError(
                 f"Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got {capture_error_mode}"
+            )
+        if _EXPANDABLE.search(os.environ.get("PYTORCH_NPU_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")):
+            raise RuntimeError(
+                "ACLGraph capture is not supported when pin_memory_expandable_segments=True. Please unset"
+                " pin_memory_expandable_segments in PYTORCH_NPU_ALLOC_CONF.",
+                message("", NOT_SUPPORTED),
             )
         if self._nodes is not None:
             raise RuntimeError(
@@ -135,6 +145,59 @@ class NPUGraph:
         self._context = captured(self._capture)
         self._context.__enter__()
         native().set_capturing(1)
+        _capturing.append(self)
+
+    @staticmethod
+    def get_currently_capturing_graph() -> NPUGraph:
+        """Return the graph that is being captured.
+
+        Raises:
+            RuntimeError: no graph is being captured, or it is one of torch.accelerator.Graph.
+        """
+        if current() is None:
+            raise RuntimeError("The current NPU stream is not currently capturing.", message("", PARAMETER))
+        found = _capturing[-1]
+        if found in _of_accelerator.values():
+            raise RuntimeError(
+                "torch.npu.NPUGraph.get_currently_capturing_graph() is not supported during torch.accelerator.Graph"
+                " capture.",
+                message("", NOT_SUPPORTED),
+            )
+        return found
+
+    def begin_capture_to_if_node(self, scalar_npu_pred_tensor: torch.Tensor) -> None:
+        """Capture what follows as a part of the graph that a replay leaves out where the tensor is false.
+
+        Args:
+            scalar_npu_pred_tensor: one bool on the graph's card, read at that place of each replay.
+
+        Raises:
+            RuntimeError: the graph is not being captured, or the tensor is another one.
+        """
+        condition, reason = scalar_npu_pred_tensor, ""
+        if condition.device.type != "npu":
+            reason = "Conditions must be on an npu device to use conditional nodes in npu graphs."
+        elif condition.numel() != 1:
+            reason = "Conditions must be scalar tensors to use conditional nodes in npu graphs."
+        elif condition.dtype is not torch.bool:
+            reason = "Conditions must be bool tensors to use conditional nodes in npu graphs."
+        elif self._capture is None:
+            reason = "capture_begin() must be called before begin_capture_to_if_node()."
+        elif condition.device.index != self._device:
+            reason = "Conditions must be on the same npu device as the graph capture."
+        if reason or self._capture is None:
+            raise RuntimeError(reason, message("", PARAMETER))
+        self._capture.begin_branch(condition)
+
+    def end_capture_to_conditional_node(self) -> None:
+        """End the part of the graph that `begin_capture_to_if_node` began.
+
+        Raises:
+            RuntimeError: none was begun.
+        """
+        if self._capture is None:
+            raise RuntimeError("capture_end() called before capture_begin().")
+        self._capture.end_branch()
 
     def capture_end(self) -> None:
         """End the capture. The graph can be replayed from here on.
@@ -154,6 +217,7 @@ class NPUGraph:
         if self._capture is None or self._context is None:
             raise RuntimeError("capture_end() called before capture_begin().")
         capture, context = self._capture, self._context
+        _capturing.remove(self)
         self._capture = self._context = None
         native().set_capturing(0)
         context.__exit__(None, None, None)
@@ -195,7 +259,10 @@ class NPUGraph:
 
     def _go_on(self, rest: Any, begun: dict[torch.Generator, int]) -> None:
         with replayed(), torch.no_grad(), torch.npu.device(self._device):  # type: ignore[attr-defined]
-            for node in rest:
+            while (node := next(rest, None)) is not None:
+                if isinstance(node, Branch):
+                    rest = itertools.chain(node.body, rest) if node.taken() else rest
+                    continue
                 if node.ready is not None and not node.ready():
                     self._hold(node.ready, itertools.chain([node], rest), begun)
                     return
@@ -585,6 +652,8 @@ _CALL = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_int64),
 )  # fmt: skip
 _of_accelerator: dict[int, NPUGraph] = {}
+_capturing: list[NPUGraph] = []
+"""The graph that is being captured, if there is one."""
 
 
 def _call(number: int, method: bytes, first: int, second: int, text: bytes, out: Any) -> int:

@@ -1,5 +1,5 @@
 """Operators of torch_npu, composed of torch's own: one module for each family."""
 
-from .registry import OPERATORS, Operator, register
+from .registry import OPERATORS, Operator, described, register
 
-__all__ = ["OPERATORS", "Operator", "register"]
+__all__ = ["OPERATORS", "Operator", "described", "register"]

@@ -25,7 +25,7 @@ from toprope.support.npu_operators import npu_operators
 
 from .checks import refuse
 
-__all__ = ["OPERATORS", "Operator", "operator", "register"]
+__all__ = ["OPERATORS", "Operator", "described", "operator", "register"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -95,6 +95,15 @@ def _found() -> dict[str, Operator]:
 
 OPERATORS: dict[str, Operator] = _found()
 """Every operator of the facade, by its name with overload ("npu_format_cast.Tensor")."""
+
+
+def described(name: str) -> str:
+    """Text of help() for an operator without overload: its schemas, and where the vendor describes it."""
+    table = npu_operators()
+    schemas = [f"{full}{made.schema}" for full, made in OPERATORS.items() if full.partition(".")[0] == name]
+    page = table["pages"].get(name)
+    where = f"page {table['pages_at']}/{page} of Ascend/op-plugin" if page else table["source"]
+    return "\n".join([*schemas, "", f"Operator of torch_npu, composed of torch's own: {where}."])
 
 
 _TWO_DEVICES = ("npu_fusion_attention_grad_v3",)

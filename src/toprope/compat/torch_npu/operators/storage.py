@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from toprope.sim.native import native
+
 from .._error_codes import ErrCode, ops_error, pta_error
 from .formats import check_on_card, format_of, share_format
 from .registry import operator
@@ -109,12 +111,16 @@ def empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch
 
 def _move(dst: torch.Tensor, src: torch.Tensor, start: int) -> None:
     kept = format_of(dst)
-    memory = src.untyped_storage()
-    storage = _borrowed(memory, start, dst.untyped_storage().nbytes())
+    memory, size = src.untyped_storage(), dst.untyped_storage().nbytes()
+    last = sum((length - 1) * step for length, step in zip(dst.size(), dst.stride(), strict=True))
+    spanned = int(dst.storage_offset() + last + 1) * dst.element_size() if dst.numel() else 0
+    storage = _borrowed(memory, start, max(size, spanned))
     storage._npu_memory = memory  # type: ignore[attr-defined]  # keeps it alive
     storage._npu_format = int(kept)  # type: ignore[attr-defined]
     moved = torch.empty(0, dtype=dst.dtype, device=dst.device)
     moved.set_(storage, dst.storage_offset(), dst.size(), dst.stride())
+    if size < spanned:  # its storage was shrunk before; torch makes no such tensor, torch_npu keeps it
+        native().shrink_storage(storage._cdata, size)
     dst.data = moved
 
 

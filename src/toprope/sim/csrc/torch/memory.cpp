@@ -292,3 +292,8 @@ extern "C" TOPROPE_API void tsg_reset_host_memory_stats(int peaks) {
     pinned->reset_accumulated_stats();
   }
 }
+
+// As torch_npu's: a tensor may stay larger than the storage it was moved to.
+extern "C" TOPROPE_API void tsg_shrink_storage(void* storage, uint64_t bytes) {
+  static_cast<c10::StorageImpl*>(storage)->set_nbytes(bytes);
+}

@@ -57,6 +57,8 @@
 #include <ATen/ops/ne_ops.h>
 #include <ATen/ops/neg_ops.h>
 #include <ATen/ops/nll_loss_backward_ops.h>
+#include <ATen/ops/nll_loss2d_backward_ops.h>
+#include <ATen/ops/nll_loss2d_forward_ops.h>
 #include <ATen/ops/nll_loss_forward_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/reciprocal_ops.h>
@@ -233,6 +235,81 @@ struct OnHost<Op, R(c10::DispatchKeySet, A...)> {
 
 namespace op = at::_ops;
 
+namespace {
+
+// ---- layer norm in half precision
+//
+// Mean and reciprocal deviation are float32 whatever the weight is (LayerNormKernelNpuOpApi.cpp of op-plugin); the
+// host's kernel gives them in the input's dtype unless the weight is float32, and its gradient wants them as it gave them.
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor single(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
+std::optional<at::Tensor> single(const std::optional<at::Tensor>& tensor) {
+  return tensor && tensor->defined() ? std::make_optional(single(*tensor)) : tensor;
+}
+
+using Optional = const std::optional<at::Tensor>&;
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+Three layer_norm(c10::DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef shape, Optional weight,
+                 Optional bias, double eps) {
+  if (!is_half(input)) return op::native_layer_norm::redispatch(keys, input, shape, weight, bias, eps);
+  Three found;
+  {
+    sim::KernelScope on_host(sim::kNoDevice);
+    found = op::native_layer_norm::redispatch(keys, single(input), shape, single(weight), single(bias), eps);
+  }
+  auto& [result, mean, deviation] = found;
+  return {result.to(input.scalar_type()), mean.clone(), deviation.clone()};
+}
+
+Three layer_norm_backward(c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& input,
+                          c10::SymIntArrayRef shape, const at::Tensor& mean, const at::Tensor& deviation,
+                          Optional weight, Optional bias, std::array<bool, 3> wanted) {
+  using gradient = op::native_layer_norm_backward;
+  if (!is_half(input)) return gradient::redispatch(keys, grad, input, shape, mean, deviation, weight, bias, wanted);
+  Three found;
+  {
+    sim::KernelScope on_host(sim::kNoDevice);
+    found = gradient::redispatch(keys, single(grad), single(input), shape, single(mean), single(deviation),
+                                 single(weight), single(bias), wanted);
+  }
+  auto as = [](const at::Tensor& value, Optional like, const at::Tensor& otherwise) {
+    if (!value.defined()) return value;
+    return value.to((like && like->defined() ? *like : otherwise).scalar_type(), false, true);
+  };
+  return {as(std::get<0>(found), input, input), as(std::get<1>(found), weight, input), as(std::get<2>(found), bias, input)};
+}
+
+// ---- losses of classes, which a card also takes as int32 (aclnnNLLLoss gets them as they are)
+
+at::Tensor as_long(const at::Tensor& classes) {
+  if (classes.scalar_type() != at::kInt) return classes;
+  sim::KernelScope on_host(sim::kNoDevice);
+  return classes.to(at::kLong);
+}
+
+template <class Forward, class Backward>
+void use_nll() {
+  using Index = c10::SymInt;
+  auto* forward = +[](c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& target, Optional weight,
+                      int64_t reduction, Index ignored) -> std::tuple<at::Tensor, at::Tensor> {
+    return Forward::redispatch(keys, self, as_long(target), weight, reduction, std::move(ignored));
+  };
+  auto* backward = +[](c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& self,
+                       const at::Tensor& target, Optional weight, int64_t reduction, Index ignored,
+                       const at::Tensor& total) -> at::Tensor {
+    return Backward::redispatch(keys, grad, self, as_long(target), weight, reduction, std::move(ignored), total);
+  };
+  add(Forward::name, Forward::overload_name, kernel(Forward::name, Forward::overload_name, forward));
+  add(Backward::name, Backward::overload_name, kernel(Backward::name, Backward::overload_name, backward));
+}
+
+}  // namespace
+
 const bool registered_frequent = [] {
   use<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
       op::div_Tensor, op::div__Tensor, op::neg, op::rsub_Scalar, op::addcmul_, op::addcdiv_, op::lerp__Scalar,
@@ -246,9 +323,12 @@ const bool registered_frequent = [] {
       op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward>();
   use<op::exp, op::log, op::sqrt, op::rsqrt, op::reciprocal, op::sin, op::cos, op::pow_Tensor_Scalar>();
   use<op::_softmax, op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data>();
-  use<op::nll_loss_forward, op::nll_loss_backward, op::mse_loss, op::mse_loss_backward>();
-  use<op::native_layer_norm, op::native_layer_norm_backward, op::native_group_norm,
-      op::native_group_norm_backward>();
+  use<op::mse_loss, op::mse_loss_backward>();
+  use_nll<op::nll_loss_forward, op::nll_loss_backward>();
+  use_nll<op::nll_loss2d_forward, op::nll_loss2d_backward>();
+  add(op::native_layer_norm::name, "", kernel(op::native_layer_norm::name, "", &layer_norm));
+  add(op::native_layer_norm_backward::name, "", kernel(op::native_layer_norm_backward::name, "", &layer_norm_backward));
+  use<op::native_group_norm, op::native_group_norm_backward>();
   use<op::embedding, op::embedding_dense_backward, op::index_select, op::gather, op::cat, op::where_self>();
   use<op::eq_Scalar, op::eq_Tensor, op::ne_Scalar, op::ne_Tensor, op::lt_Scalar, op::lt_Tensor, op::gt_Scalar,
       op::gt_Tensor, op::le_Scalar, op::le_Tensor, op::ge_Scalar, op::ge_Tensor, op::bitwise_and_Tensor,
