@@ -106,8 +106,12 @@ def attach(
         TierError: something could not be moved; the model is as it was then.
         UsageError: the model is attached already.
     """
-    if ATTACHED in vars(model):
-        raise UsageError("this model is attached already.", do="detach it first: handle.detach()")
+    for name, module in model.named_modules():
+        if ATTACHED in vars(module):
+            raise UsageError(
+                f"{f'{name} of this model' if name else 'this model'} is attached already.",
+                do="detach it first: handle.detach()",
+            )
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)
@@ -254,6 +258,7 @@ class _Attaching:
             handle.watch_memory(automatic)
         vars(self.module)[ATTACHED] = True
         hooks.add(lambda: vars(self.module).pop(ATTACHED, None))
+        hooks.refuse_copies()
         return handle
 
     def _check_meta(self) -> None:
@@ -348,6 +353,7 @@ class _Attaching:
                 weight.placeholder = placeholder(weight.like, self.device)
                 for each in weight.parameters:
                     set_data(each, weight.placeholder)
+                weight.withdraw()
 
     def _move_rest(self) -> None:
         """Buffers, and what is no plain weight, go to the device."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from toprope.tiers.absent import Absence, withdraw
 from toprope.tiers.blocks import is_dense
 from toprope.tiers.homes import Home
 from toprope.tiers.plan_model import Group, Kind, Member, aligned
@@ -56,6 +57,12 @@ class Weight:
     def nbytes(self) -> int:
         """Of its values."""
         return self.like.numel() * self.like.dtype.itemsize
+
+    def withdraw(self) -> None:
+        """Let its parameters, which are on the device, have no values: reading and writing them is an error."""
+        assert self.placeholder is not None
+        for each in self.parameters:
+            withdraw(each, self.placeholder, Absence.of(self.name))
 
 
 @dataclass
