@@ -8,6 +8,7 @@ see that class; they find the storage of `toprope.tiers.memory.placeholder`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -27,11 +28,13 @@ class Absence:
         name: of the weight.
         where: when it is on the device.
         remedy: what a program can do that needs it elsewhere.
+        linear: computes `torch.nn.functional.linear` with it all the same; None where nothing does.
     """
 
     name: str
     where: str
     remedy: str
+    linear: Callable[..., torch.Tensor] | None = None
 
     @classmethod
     def of(cls, name: str) -> Absence:
@@ -79,7 +82,10 @@ class _Absent:
         else:
             allowed, attribute = name in _METADATA or name == "detach", ""
         if not allowed:
-            _refuse(_find((args, kwargs)), attribute or name)
+            absence = _find((args, kwargs))
+            if name == "linear" and absence.linear is not None:
+                return absence.linear(*args, **(kwargs or {}))
+            _refuse(absence, attribute or name)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
             if name == "detach" or (attribute == "data" and name == "__get__"):

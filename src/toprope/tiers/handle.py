@@ -202,6 +202,8 @@ class Handle:
                     group,
                     members=tuple(
                         replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
+                        if members[each.key]
+                        else replace(each, bytes=self._engine.model.fixed_bytes(self.model))
                         for each in group.members
                     ),
                 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from toprope.device import Device
 from toprope.errors import TierCapacityError, UsageError
@@ -27,7 +28,8 @@ def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
     """Let a parameter hold this tensor, wherever it is; the parameter stays the object that it is."""
     present(parameter)
     with torch.no_grad(), torch.inference_mode(False):
-        if torch._has_compatible_shallow_copy_type(parameter, tensor):
+        plain = not is_traceable_wrapper_subclass(tensor)  # the parts of others do not follow `data`
+        if plain and torch._has_compatible_shallow_copy_type(parameter, tensor):
             parameter.data = tensor
             return
         new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)

@@ -244,16 +244,22 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     error = float(difference.norm() / weight.detach().float().norm().clamp_min(1e-30))
     origin = origins.keep(weight)
     set_data(weight, origin.like)
-    withdraw(weight, origin.like, _ABSENCE)
+    withdraw(weight, origin.like, _absence(page))
     layer.__class__ = QuantisedInPlace
     made: Any = layer
     vars(made)["_kept"] = _Kept(page, origin, error, weight)
     return made  # type: ignore[no-any-return]
 
 
-_ABSENCE = Absence(
-    "of a quantised layer", "a mode keeps it in few bits", "toprope.tiers.modes.disable(); or use its state_dict()"
-)
+def _absence(page: pages.Page) -> Absence:
+    def linear(input: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """torch has looked `forward` up before the hook in which the layer it calls was quantised."""
+        return multiply(input, page, bias)
+
+    remedy = "toprope.tiers.modes.disable(); or use its state_dict()"
+    return Absence("of a quantised layer", "a mode keeps it in few bits", remedy, linear)
+
+
 _restored = 0
 
 
