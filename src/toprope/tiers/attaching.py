@@ -75,7 +75,8 @@ def attach(
     module runs. Results are those of the model on the device as a whole, bit for bit.
 
     Args:
-        model: in memory, or on meta (see `skeleton`) with its files in `disk`.
+        model: in memory, or on meta (see `skeleton`) with its files in `disk`; of what `torch.compile` gives, the model
+            in it.
         device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
             which the first step shows (the device's peak is counted anew for that); until then for half of it.
         host: bytes of the host's memory; "auto" for a part of what is available.
@@ -114,6 +115,9 @@ def attach(
                 f"{f'{name} of this model' if name else 'this model'} is attached already.",
                 do="detach it first: handle.detach()",
             )
+    if "_orig_mod" in model._modules:  # torch.compile(model): the model in it is attached, and compiled again
+        model = model.get_submodule("_orig_mod")
+        torch.compiler.reset()
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)

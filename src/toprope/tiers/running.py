@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.tiers.groups import Weight
-from toprope.tiers.ring import Unit
+from toprope.tiers.ring import Holder, Unit
 
 __all__ = ["Local", "Needs", "Run", "caller", "ended"]
 
@@ -58,7 +58,7 @@ class Local(threading.local):
         self.holding: dict[Unit, int] = {}
         self.fetching: Unit | None = None
         """What a hook of autograd is bringing."""
-        self.me, self.fetcher = object(), object()
+        self.me, self.fetcher = Holder(), Holder()
         """Who holds units: this thread's modules, and its hooks of autograd."""
 
 

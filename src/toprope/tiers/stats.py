@@ -45,8 +45,8 @@ class Stats:
         changed_orders: steps whose order was not the one expected.
         peak_bytes: the most that was taken, by tier: "device" (what stays, and the slots), "host" (with what is kept
             for the next tensor), "disk" (of our own files).
-        device_peak_bytes: the most that was allocated on a device with memory of its own, by all, since its peak was last
-            reset; None for others.
+        device_peak_bytes: the most that was allocated on a device with memory of its own, by all, since its peak was
+            last reset; None for others.
         outside_bytes: the part of it that is beyond `peak_bytes["device"]`: computing, gradients, what the allocator
             rounds up, other tensors.
         budget_bytes: by tier; for a budget of "auto", what was free.
