@@ -22,6 +22,7 @@
     │   ├── ModeUnavailable       a mode is not faster here, or the device cannot do what it consists of
     │   ├── TierCapacityError     a level of memory has not the room that was asked of it
     │   ├── TierError             what lies in a tier cannot be moved
+    │   │   ├── TierAbsentError   a weight is read or written while it is not on the device
     │   │   ├── TierBusyError     no place on the device becomes free, or a transfer does not end
     │   │   ├── TierChangedError  a file of weights is not the one that it was
     │   │   ├── TierReadError     weights cannot be read from where they lie
@@ -79,6 +80,7 @@ __all__ = [
     "SettingError",
     "SimulatorError",
     "SizeError",
+    "TierAbsentError",
     "TierBusyError",
     "TierCapacityError",
     "TierChangedError",
@@ -251,6 +253,12 @@ class TierCapacityError(EnvironmentProblem):
 
 class TierError(EnvironmentProblem):
     """What lies in a tier, such as weights on a disk, cannot be moved."""
+
+
+class TierAbsentError(TierError):
+    """A weight is read or written while it is not on the device, such as by an optimizer, a copy or a merge."""
+
+    page = "tier-absent"
 
 
 class TierBusyError(TierError):

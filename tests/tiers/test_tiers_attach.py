@@ -377,20 +377,6 @@ def outputs_of(model):
         return [model(torch.ones(2, WIDTH))]
 
 
-def test_a_weight_outside_of_its_module_is_no_number(tmp_path):
-    model = net()
-    handle = attached(model, "host", tmp_path)
-    weight = model.layers[0].up.weight
-    assert weight.shape == (128, 64)
-    assert weight.sum().isnan()
-    with pytest.raises(RuntimeError):
-        weight.data.zero_()
-    weight.grad = torch.ones_like(weight)
-    with pytest.raises(RuntimeError):
-        torch.optim.SGD(model.parameters(), 0.1).step()
-    handle.detach()
-
-
 def movers():
     return {each for each in threading.enumerate() if each.name.startswith("toprope-tiers")}
 

@@ -18,7 +18,7 @@ from toprope.tiers import file_facts
 from toprope.tiers.disk import Buffer, DiskFile
 from toprope.tiers.extents import Extents
 from toprope.tiers.host import HostStore
-from toprope.tiers.memory import Memory, placeholder
+from toprope.tiers.memory import Memory
 from toprope.tiers.spill import SpillStore
 from toprope.tiers.store import Stacked, Store
 from toprope.tiers.transfer import Load, Transfers
@@ -404,15 +404,3 @@ def test_threads_end_with_their_owner():
     for each in threads:
         each.join(60)
         assert not each.is_alive()
-
-
-def test_a_placeholder_has_a_shape_and_no_memory():
-    from toprope import device as devices
-
-    like = torch.empty_strided((2**14, 2**14), (1, 2**14), device="meta")
-    made = placeholder(like, devices.get("cpu"))
-    assert (made.shape, made.stride(), made.device.type) == (like.shape, like.stride(), "cpu")
-    assert made[5, 7].isnan()
-    with pytest.raises(RuntimeError):
-        made.add_(1)
-    assert placeholder(torch.empty(0, 3), devices.get("cpu")).shape == (0, 3)

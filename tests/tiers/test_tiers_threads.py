@@ -70,7 +70,7 @@ def out_of_the_page_cache(file):
     os.close(descriptor)
 
 
-def test_thread_1_training_updates_weights_or_says_that_it_does_not():
+def test_thread_1_training_updates_weights():
     """https://github.com/huggingface/accelerate/issues/3770, https://github.com/huggingface/accelerate/issues/3785:
     it runs, there is no error, and nothing is updated."""
     plain, ours = chain(), chain()
@@ -78,12 +78,8 @@ def test_thread_1_training_updates_weights_or_says_that_it_does_not():
     handle = small(ours, 70 * KB, training=True)
     assert handle.plan.slots
     out(ours).sum()
-    ours(batch()).square().sum().backward()
-    with pytest.raises(RuntimeError):  # the optimizer alone, as their users had it: an error, not a step that is none
-        torch.optim.SGD(ours.parameters(), 0.1).step()
-    ours.zero_grad()
+    # the optimizer alone, as their users had it
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (plain, ours)]
-    handle.optimizer(optimizers[1])
     for _ in range(3):
         for model, optimizer in zip((plain, ours), optimizers, strict=True):
             model(batch()).square().sum().backward()
@@ -117,7 +113,7 @@ def test_thread_3_a_weight_without_a_value_is_named_before_anything_runs(tmp_pat
     saved(tmp_path, model)
     with skeleton():
         empty = nn.Sequential(*chain(), nn.Linear(64, 64))
-    with pytest.raises(WeightsError, match=r"2 weights of the model have no values") as caught:
+    with pytest.raises(WeightsError, match=r"2 weights of the model are not in the files") as caught:
         small(empty, 60 * KB, 0, tmp_path)
     assert "8.weight" in str(caught.value)
     assert all(each.is_meta for each in empty.parameters())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import torch
 from torch import nn
 
 from toprope import device as devices
@@ -20,17 +21,18 @@ from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
 from toprope.tiers.automatic import Automatic
 from toprope.tiers.engine import DIRECT, Engine
-from toprope.tiers.groups import Model, Weight, read_model
+from toprope.tiers.groups import FIXED, Model, Weight, read_model
 from toprope.tiers.handle import Handle
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files, fill_buffers
+from toprope.tiers.loaders import load_values
 from toprope.tiers.memory import placeholder
 from toprope.tiers.places import Activated, Placed, check_places
 from toprope.tiers.placing import Placing, set_data
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan_budgets import Free, resolve
-from toprope.tiers.plan_model import Budgets, Group, Links, Plan, Tier, Use, training_order
+from toprope.tiers.plan_model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
 from toprope.tiers.state import State
 from toprope.tiers.tier import free_memory
 from toprope.tiers.transfer import LIMIT, Link, Transfers
@@ -73,7 +75,8 @@ def attach(
     module runs. Results are those of the model on the device as a whole, bit for bit.
 
     Args:
-        model: in memory, or on meta (see `skeleton`) with its files in `disk`.
+        model: in memory, or on meta (see `skeleton`) with its files in `disk`; of what `torch.compile` gives, the model
+            in it.
         device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
             which the first step shows (the device's peak is counted anew for that); until then for half of it.
         host: bytes of the host's memory; "auto" for a part of what is available.
@@ -106,15 +109,22 @@ def attach(
         TierError: something could not be moved; the model is as it was then.
         UsageError: the model is attached already.
     """
-    if ATTACHED in vars(model):
-        raise UsageError("this model is attached already.", do="detach it first: handle.detach()")
+    for name, module in model.named_modules():
+        if ATTACHED in vars(module):
+            raise UsageError(
+                f"{f'{name} of this model' if name else 'this model'} is attached already.",
+                do="detach it first: handle.detach()",
+            )
+    if "_orig_mod" in model._modules:  # torch.compile(model): the model in it is attached, and compiled again
+        model = model.get_submodule("_orig_mod")
+        torch.compiler.reset()
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)
     taken = read_model(model, _bytes(small))
-    files = Files(folder, taken) if folder is not None and _has_weights(folder) else None
+    files, values = _read(model, taken, folder)
     try:
-        handle = _Attaching(model, taken, computes, files, folder).run(
+        handle = _Attaching(model, taken, computes, files, folder, values).run(
             device, host, most, training=training, states=states, slots=slots, small=_bytes(small), links=links,
             progress=progress, limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
         )  # fmt: skip
@@ -164,13 +174,42 @@ def _has_weights(folder: Path) -> bool:
     return folder.suffix == ".safetensors" or any(folder.glob("*.safetensors"))
 
 
+def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | None, dict[str, torch.Tensor]]:
+    """The files that weights are read from in place; or their values, where only the model's library can read them."""
+    empty = any(each.is_meta for each in model.parameters())
+    files: Files | None = None
+    if folder is None:
+        return None, {}
+    try:
+        if _has_weights(folder):
+            files = Files(folder, taken, model)
+            if empty:
+                files.check()
+            return files, {}
+    except WeightsError:
+        if files is not None:
+            files.close()
+        values = load_values(model, folder) if empty and folder.is_dir() else None
+        if values is None:
+            raise
+        return None, values
+    return None, (load_values(model, folder) if empty and folder.is_dir() else None) or {}
+
+
 class _Attaching:
     """One call of `attach`."""
 
     def __init__(
-        self, module: nn.Module, model: Model, device: Device, files: Files | None, folder: Path | None
+        self,
+        module: nn.Module,
+        model: Model,
+        device: Device,
+        files: Files | None,
+        folder: Path | None,
+        values: dict[str, torch.Tensor],
     ) -> None:
         self.module, self.model, self.device, self.files, self.folder = module, model, device, files, folder
+        self.values = values
         self.origins = {each: each.parameters[0].device for each in model.weights.values()}
 
     def run(
@@ -206,7 +245,7 @@ class _Attaching:
                 some, order, given, speeds, training=train, stored=stored, slots=slots, small=small, states=asked
             )
 
-        names: list[Use | str] = [each.name for each in groups]
+        names: list[Use | str] = [each.name for each in self.model.groups]
         order: list[Use | str] = list(training_order(names)) if training else names
         try:
             made = again(groups, order, training, budgets)
@@ -229,7 +268,9 @@ class _Attaching:
         engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
         try:
-            fill_buffers(self.module, self.files)
+            empty = any(each.type == "meta" for each in self.origins.values())
+            stored = self.values.get if self.files is None else self.files.value
+            fill_buffers(self.module, stored, all_of_them=empty)
             self._from_files()
             hooks.install()
             self._move_rest()
@@ -254,13 +295,16 @@ class _Attaching:
             handle.watch_memory(automatic)
         vars(self.module)[ATTACHED] = True
         hooks.add(lambda: vars(self.module).pop(ATTACHED, None))
+        hooks.refuse_copies()
         return handle
 
     def _check_meta(self) -> None:
         missing = [
             name
             for name, weight in self.model.weights.items()
-            if self.origins[weight].type == "meta" and (self.files is None or name not in self.files.homes)
+            if self.origins[weight].type == "meta"
+            and name not in self.values
+            and (self.files is None or name not in self.files.homes)
         ]
         meta = {
             f"{prefix}.{short}" if prefix else short
@@ -269,6 +313,16 @@ class _Attaching:
             if each is not None and each.device.type == "meta"
         }
         missing += [name for name in self.model.left if name in meta]
+        if missing and self.folder is not None and self.folder.is_dir():
+            others = sorted(
+                each.name for each in self.folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf")
+            )
+            if others and self.files is None:
+                raise WeightsError(
+                    f"{self.folder} has no safetensors files, and this {type(self.module).__name__} has no values.",
+                    looked_at=", ".join(others[:5]),
+                    do="load such a file into a model in memory and attach that; or save it as safetensors once",
+                )
         if missing:
             raise WeightsError(
                 f"{len(missing)} weights of the model have no values, and are not in the files.",
@@ -326,6 +380,10 @@ class _Attaching:
                     state_bytes=2 * train,
                 )
             )
+        fixed = self.model.fixed_bytes(self.module)
+        if fixed:
+            self.model.members[FIXED] = []
+            found.append(Group(FIXED, (Member(FIXED, fixed, "buffer", FIXED),)))
         return found
 
     def _spare(self, budgets: Budgets) -> int:
@@ -340,14 +398,20 @@ class _Attaching:
         return [[one for each in group.members for one in self.model.members[each.key]] for group in self.model.groups]
 
     def _from_files(self) -> None:
-        """Weights on meta are in their files from now on."""
+        """Weights on meta are in their files from now on, or have the values that were read."""
         for name, weight in self.model.weights.items():
             if self.origins[weight].type == "meta":
+                if name in self.values:
+                    for each in weight.parameters:
+                        set_data(each, self.values[name])
+                    weight.version = weight.parameters[0]._version
+                    continue
                 assert self.files is not None
                 weight.home = self.files.homes[name]
                 weight.placeholder = placeholder(weight.like, self.device)
                 for each in weight.parameters:
                     set_data(each, weight.placeholder)
+                weight.withdraw()
 
     def _move_rest(self) -> None:
         """Buffers, and what is no plain weight, go to the device."""
@@ -359,7 +423,7 @@ class _Attaching:
         known = {id(each) for weight in self.model.weights.values() for each in weight.parameters}
         for parameter in self.module.parameters():
             if id(parameter) not in known and parameter.device != there:
-                set_data(parameter, parameter.data.to(there))
+                set_data(parameter, parameter.detach().to(there))
 
     def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
         """Leave the model as it was."""

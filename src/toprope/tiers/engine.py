@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from toprope.device import Device
-from toprope.errors import TierCapacityError
+from toprope.errors import TierAbsentError, TierCapacityError
+from toprope.tiers.absent import present
 from toprope.tiers.groups import Model, Weight
 from toprope.tiers.homes import DiskHome
 from toprope.tiers.memory import Memory
@@ -18,7 +19,7 @@ from toprope.tiers.packing import Packing, Reference
 from toprope.tiers.placing import Placing
 from toprope.tiers.plan_model import Plan, Tier, aligned
 from toprope.tiers.ring import Ring, Slot, Unit
-from toprope.tiers.running import Local, Needs, caller, ended
+from toprope.tiers.running import Local, Needs, Run, caller, ended
 from toprope.tiers.trace import Order, Trace
 from toprope.tiers.transfer import Transfers, forked
 
@@ -48,7 +49,7 @@ class Engine:
         self.ring = self._ring([])
         self.needs: list[Needs] = []
         self.unit_of: dict[Weight, Unit] = {}
-        self.packing = Packing(self._fetched)
+        self.packing = Packing(self._fetched, self._residents)
         self.traces = {False: Order([]), True: Order([])}
         """The order of a step's uses by units, without and with backward."""
         self.step: list[str] = []
@@ -226,75 +227,116 @@ class Engine:
         frame = caller()
         if local.stack or local.holding or local.fetching:  # something may have been interrupted before
             self._forget_ended(local, frame)
-        outermost = not local.stack
-        if outermost:
-            self._begin(needs, local)
-        held: list[Unit] = []
+        if all(each.frame is None for each in local.stack):
+            self._begin(needs)
+        run = Run(needs, [], frame, packs=self._pack())
         try:
             for unit in needs.units:
                 if unit not in local.holding:
                     self._take(unit, local)
-                    held.append(unit)
+                    run.held.append(unit)
         except BaseException:
-            for unit in held:
-                self._give(unit, local)
-            if outermost:
-                self._end(local)
+            self._drop(run, local)
             raise
-        local.stack.append((needs, held, frame))
+        local.stack.append(run)
         if self.tracing and needs.group:
             self.trace.enter(needs.group, torch._C._current_graph_task_id() != -1)
 
     def leave(self, needs: Needs) -> None:
         """A module has run, well or not. One that never began is not known here."""
         local = self._local
-        if not any(each is needs for each, _, _ in local.stack):
+        if not any(each.needs is needs for each in local.stack):
             return
         if self.tracing and needs.group:
             if self.device.capabilities.separate_memory:
                 self.device.synchronize()
             self.trace.leave()
-        while local.stack:
-            held = local.stack[-1][1]
-            if self._drop_last(local) is needs:
+        while True:
+            run = local.stack.pop()
+            self._drop(run, local)
+            if run.needs is needs:
                 break
-        if not local.stack:
-            self._end(local)
-        if held:
+        if run.held:
             self.ring.prefetch()
 
-    def _drop_last(self, local: Local) -> Needs:
-        needs, held, _ = local.stack.pop()
-        for unit in held:
+    def visit(self, needs: Needs) -> None:
+        """Bring weights in without their module's run, until `leave`.
+
+        Raises:
+            TierError: they cannot be brought.
+        """
+        local = self._local
+        self._forget_ended(local, caller())
+        if all(each.frame is None for each in local.stack):
+            self._check(needs)
+        run = Run(needs, [], None, packs=self._pack())
+        try:
+            for unit in needs.units:
+                if unit not in local.holding:
+                    self._take(unit, local, counted=False)
+                    run.held.append(unit)
+        except BaseException:
+            self._drop(run, local)
+            raise
+        local.stack.append(run)
+
+    def _drop(self, run: Run, local: Local) -> None:
+        for unit in run.held:
             self._give(unit, local)
-        return needs
+        if run.packs:
+            run.packs = False
+            torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
         for _ in range(ended(local, frame)):
-            self._drop_last(local)
+            self._drop(local.stack.pop(), local)
         if not local.stack:
             for unit in list(local.holding):
                 self._give(unit, local)
             if local.fetching is not None:
                 self.ring.let_go(local.fetching, local.fetcher)
                 local.fetching = None
-            self._end(local)
 
-    def _begin(self, needs: Needs, local: Local) -> None:
+    def _begin(self, needs: Needs) -> None:
+        self._check(needs)
+        backward = torch._C._current_graph_task_id() != -1
+        if not backward and (needs.root or (not self._rooted and self._again(needs))):
+            self._rooted = self._rooted or needs.root
+            self.begin_step()
+
+    def _check(self, needs: Needs) -> None:
+        """Before the first module of a call runs."""
         if os.getpid() != self._process:
             raise forked(self._process)
-        backward = torch._C._current_graph_task_id() != -1
+        if torch._C._get_tracing_state() is not None:
+            raise TierAbsentError(
+                "a model whose weights come and go cannot be traced: a trace keeps the weights that it sees.",
+                looked_at=f"torch.jit.trace, or an export that uses it, runs {needs.name or 'the model'}",
+                do="detach the model first: handle.detach()",
+            )
         if not self._closed:
             self._go_on()
         if self.stale is not None:
             stale, self.stale = self.stale, None
             stale()
-        if not backward and (needs.root or (not self._rooted and self._again(needs))):
-            self._rooted = self._rooted or needs.root
-            self.begin_step()
-        if torch.is_grad_enabled() and (self.packing.slots or self.packing.otherwise) and not backward:
-            torch._C._autograd._push_saved_tensors_default_hooks(self.packing.pack, self.packing.unpack)
-            local.hooks = True
+
+    def _pack(self) -> bool:
+        """Let autograd save weights as references, unless it does so already."""
+        if not torch.is_grad_enabled() or not (self.packing.slots or self.packing.otherwise):
+            return False
+        hooks = self.packing.hooks(torch._C._autograd._top_saved_tensors_default_hooks(True))
+        if hooks is None:
+            return False
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        return True
+
+    def _residents(self) -> dict[int, Weight]:
+        """Weights that stay on the device, by their storage."""
+        return {
+            each.parameters[0].data.untyped_storage()._cdata: each
+            for each in self.model.weights.values()
+            if each.home is None
+        }
 
     def _go_on(self) -> None:
         """Do what Ctrl-C left half done: weights change their places, or the slots' memory is given back."""
@@ -306,18 +348,14 @@ class Engine:
     def _again(self, needs: Needs) -> bool:
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
 
-    def _end(self, local: Local) -> None:
-        if local.hooks:
-            local.hooks = False
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-
     # Units
 
-    def _take(self, unit: Unit, local: Local) -> Slot:
+    def _take(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
         local.holding[unit] = 1
         try:
             slot = self.ring.hold(unit, local.me)
-            self.step.append(unit.name)
+            if counted:
+                self.step.append(unit.name)
             with self.ring.lock:
                 placed = self._placed[unit]
                 if not placed:
@@ -326,6 +364,7 @@ class Engine:
                         if unit not in users:
                             users.append(unit)
                         for parameter in weight.parameters:
+                            present(parameter)
                             parameter.data = view
                 placed.add(local.me)
         except BaseException:
@@ -342,13 +381,14 @@ class Engine:
                     users = self.active.get(weight, [])
                     if unit in users:
                         users.remove(unit)
-                    data = weight.placeholder
                     if users and users[-1].slot is not None:  # tied: another group that is in use has it too
                         other = users[-1]
                         data = users[-1].slot.view(other)[other.weights.index(weight)]
-                    assert data is not None
-                    for parameter in weight.parameters:
-                        parameter.data = data
+                        for parameter in weight.parameters:
+                            present(parameter)
+                            parameter.data = data
+                    else:
+                        weight.withdraw()
             self.ring.let_go(unit, local.me)
         local.holding.pop(unit, None)
 

@@ -10,15 +10,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from toprope.tiers.absent import Absence, withdraw
 from toprope.tiers.blocks import is_dense
 from toprope.tiers.homes import Home
 from toprope.tiers.plan_model import Group, Kind, Member, aligned
 
-__all__ = ["CLOSED", "Model", "Weight", "is_closed", "read_model"]
+__all__ = ["CLOSED", "FIXED", "Model", "Weight", "is_closed", "read_model"]
+
+FIXED = "(buffers)"
+"""The group of all that never leaves the device and is no weight."""
 
 _EXPERT = re.compile(r"(.*\bexperts\.\d+)\.")
 
@@ -57,6 +63,12 @@ class Weight:
         """Of its values."""
         return self.like.numel() * self.like.dtype.itemsize
 
+    def withdraw(self) -> None:
+        """Let its parameters, which are on the device, have no values: reading and writing them is an error."""
+        assert self.placeholder is not None
+        for each in self.parameters:
+            withdraw(each, self.placeholder, Absence.of(self.name))
+
 
 @dataclass
 class Model:
@@ -79,6 +91,28 @@ class Model:
     left: list[str] = field(default_factory=list)
     members: dict[str, list[Weight]] = field(default_factory=dict)
     """Weights by the key of their member of a group: those that a module uses at the same time are one."""
+
+    def fixed_bytes(self, module: nn.Module) -> int:
+        """Bytes on the device of all that never leaves it and is no weight: buffers, and parameters in `left`."""
+        mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
+        parts: dict[object, int] = {}
+        others = [each for each in module.parameters() if id(each) not in mine]
+        for tensor in (*module.buffers(), *others):
+            for part in _parts(tensor):
+                if part.is_meta or part.layout is not torch.strided:
+                    parts[id(part)] = part.nbytes if part.layout is torch.strided else 0
+                else:
+                    parts[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
+        return sum(parts.values())
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a tensor consists of, such as the codes and the scales of a quantised one."""
+    whole: Any = tensor
+    if not is_traceable_wrapper_subclass(whole):
+        return [tensor]
+    names, _ = whole.__tensor_flatten__()
+    return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
 def _identity(parameter: torch.Tensor) -> tuple[object, ...]:

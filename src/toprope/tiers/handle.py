@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from toprope.device import Device
 from toprope.errors import PlanError, TierCapacityError, UsageError
@@ -24,6 +25,7 @@ from toprope.tiers.homes import MemoryHome
 from toprope.tiers.hooks import Hooks
 from toprope.tiers.host import HostStore
 from toprope.tiers.load import Files
+from toprope.tiers.optimizer import stepping
 from toprope.tiers.packing import Packing
 from toprope.tiers.places import Activated, Placed, Places
 from toprope.tiers.placing import set_data
@@ -33,6 +35,7 @@ from toprope.tiers.stats import Figures, Stats
 from toprope.tiers.timeline import Timeline
 from toprope.tiers.training import Sizes, Training
 from toprope.tiers.uncompiled import uncompiled
+from toprope.tiers.visit import Visit
 
 __all__ = ["Handle"]
 
@@ -76,6 +79,7 @@ class Handle:
         self._times: list[float] = []
         self._began = 0.0
         self._clock()
+        hooks.add(register_optimizer_step_pre_hook(self._stepping).remove)
 
     @property
     def device(self) -> Device:
@@ -93,10 +97,20 @@ class Handle:
         """How autograd's saved weights are kept."""
         return self._engine.packing
 
-    @property
-    def weights(self) -> AwayWeights:
-        """Where the values of parameters are."""
-        return self._weights
+    def weights(self, module: nn.Module) -> Visit:
+        """Bring weights of a module to the device, to read or to change them outside of its run.
+
+        Args:
+            module: the model, or one in it; as much at once as the slots hold.
+
+        Returns:
+            A context manager. What was changed goes to where the weight lies when it ends.
+
+        Raises:
+            UsageError: the module is not of this model.
+            TierCapacityError: its weights do not fit into the slots, when the context begins.
+        """
+        return Visit(self._engine, self.model, module)
 
     def _clock(self) -> None:
         """Take the time of each run of the model."""
@@ -188,6 +202,8 @@ class Handle:
                     group,
                     members=tuple(
                         replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
+                        if members[each.key]
+                        else replace(each, bytes=self._engine.model.fixed_bytes(self.model))
                         for each in group.members
                     ),
                 )
@@ -239,8 +255,23 @@ class Handle:
         }
 
     def optimizer(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
-        """Take an optimizer over. See `Training.optimizer`."""
+        """Take an optimizer over: its step goes tile by tile. See `Training.optimizer`.
+
+        One that is not given here is taken over in its first step.
+        """
         return self.training.optimizer(optimizer, elementwise=elementwise)
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before any optimizer's step: one that updates weights that come and go is taken over."""
+        mine = {id(each) for weight in self._engine.unit_of for each in weight.parameters}
+
+        def take(each: torch.optim.Optimizer) -> bool:
+            self.optimizer(each)
+            return True
+
+        if not any(id(each) in mine for group in optimizer.param_groups for each in group["params"]):
+            return None
+        return stepping(optimizer, args, kwargs, take)
 
     def clip_grad_norm_(
         self,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
+from toprope.errors import TierAbsentError
 from toprope.tiers.engine import Engine
 from toprope.tiers.groups import CLOSED, Model, Weight, is_closed
 from toprope.tiers.running import Needs
@@ -60,15 +61,20 @@ class Hooks:
             enter, leave = self.engine.enter, self.engine.leave
 
             @uncompiled
-            def before(_module: nn.Module, _args: Any) -> None:
+            def before(module: nn.Module, _args: Any) -> None:
                 enter(needs)
+                later: Any = module._forward_hooks  # those of others, which may look at the weights, run before `after`
+                if last in later and next(reversed(later)) != last:
+                    later.move_to_end(last)
 
             @uncompiled
             def after(_module: nn.Module, _args: Any, _output: Any) -> None:
                 leave(needs)
 
             self._undo.append(module.register_forward_pre_hook(before, prepend=True).remove)
-            self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+            added = module.register_forward_hook(after, always_call=True)
+            last = added.id
+            self._undo.append(added.remove)
 
     def _around(self, module: nn.Module, name: str, needs: Needs) -> None:
         """Stand in for what a module calls; it sees no hooks then, and is compiled without what is done here."""
@@ -92,6 +98,19 @@ class Hooks:
                 vars(module).pop(name, None)
 
         self._undo.append(undo)
+
+    def refuse_copies(self) -> None:
+        """A copy of the model, or a pickle, would have no weights: asking for one is an error."""
+
+        def refuse(*_: Any) -> NoReturn:
+            raise TierAbsentError(
+                f"an attached {type(self.module).__name__} cannot be copied or pickled: its weights come and go.",
+                do="copy what state_dict() gives, which has all values; or detach the model first: handle.detach()",
+            )
+
+        for name in ("__deepcopy__", "__reduce_ex__"):
+            vars(self.module)[name] = refuse
+            self._undo.append(functools.partial(vars(self.module).pop, name, None))
 
     def add(self, undo: Callable[[], Any]) -> None:
         """Something else that is taken away with the hooks."""

@@ -139,15 +139,15 @@ class _Nothing:
         self._libc: Any = None
         self._file = -1
 
-    def at_least(self, nbytes: int) -> tuple[int, int]:
-        """Address and size. It stays as long as the process: tensors may point there."""
+    def at_least(self, nbytes: int) -> int:
+        """Its address. It stays as long as the process: tensors may point there."""
         with self._lock:
             for address, size in self._areas:
                 if size >= nbytes:
-                    return address, size
+                    return address
             return self._grow(nbytes)
 
-    def _grow(self, nbytes: int) -> tuple[int, int]:
+    def _grow(self, nbytes: int) -> int:
         if self._libc is None:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._libc.mmap.restype = ctypes.c_void_p
@@ -165,7 +165,7 @@ class _Nothing:
         for start in range(0, size, self._FILE):
             self._map(address + start, self._FILE, mmap.MAP_SHARED | 0x10, self._file)  # MAP_FIXED
         self._areas.append((address, size))
-        return address, size
+        return address
 
     def _map(self, address: int | None, size: int, flags: int, file: int) -> int:
         found = self._libc.mmap(address, size, mmap.PROT_READ, flags, file, 0)
@@ -179,7 +179,10 @@ _nothing = _Nothing()
 
 
 def placeholder(like: torch.Tensor, device: Device) -> torch.Tensor:
-    """A tensor with shape, strides and dtype, and no memory: what it holds cannot be read, or is NaN; not written to.
+    """A tensor with shape, strides and dtype, and no memory, for the parameter of an absent weight.
+
+    Python's calls are refused by the class that such a parameter has (see `toprope.tiers.absent`). For those of C++, a
+    device with memory of its own has no address to read or write; on the CPU writing raises and reading gives NaN.
 
     Args:
         like: shape, strides and dtype; its values are not looked at.
@@ -187,18 +190,13 @@ def placeholder(like: torch.Tensor, device: Device) -> torch.Tensor:
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
     nbytes = extent * like.dtype.itemsize if like.numel() else 0
+    address = 0 if device.capabilities.separate_memory else _nothing.at_least(max(nbytes, 1))
     with torch.inference_mode(False), torch.no_grad():
-        if not device.capabilities.separate_memory or device.capabilities.simulated:
-            address, size = _nothing.at_least(max(nbytes, 1))
-            storage: Any = torch._C._construct_storage_from_data_pointer(address, device.torch_device, size)
-            made = torch.empty(0, dtype=like.dtype, device=device.torch_device)
-            made.set_(storage, 0, like.shape, like.stride())
-            torch._C._set_throw_on_mutable_data_ptr(made)
-            return made
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device.torch_device)
-        forbid = getattr(torch._C, "_set_storage_access_error_msg", None)
+        storage: Any = torch._C._construct_storage_from_data_pointer(address, device.torch_device, nbytes)
+        made = torch.empty(0, dtype=like.dtype, device=device.torch_device)
+        made.set_(storage, 0, like.shape, like.stride())
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        forbid = getattr(torch._C, "_set_storage_access_error_msg", None)  # torch built with CUDA
         if forbid is not None:
-            forbid(made, "these weights are not on the device now: they are there while their module runs")
-        else:
-            made.untyped_storage().resize_(0)
+            forbid(made, "this weight is not on the device now: it is there while its module runs")
         return made

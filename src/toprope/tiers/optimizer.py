@@ -6,6 +6,7 @@ they were made before or after. Its states are `StoredTensor`s in `optimizer.sta
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from toprope.errors import UnsupportedError, UsageError
+from toprope.tiers.absent import is_absent
 from toprope.tiers.blocks import is_dense
 from toprope.tiers.gradients import Place
 from toprope.tiers.stepping import Stepper, Work, is_elementwise
@@ -22,7 +24,7 @@ from toprope.tiers.stored import StoredTensor, store_tensor
 from toprope.tiers.tiles import Tile, tiles
 from toprope.tiers.weights import Weights
 
-__all__ = ["Optimizers", "kind_of"]
+__all__ = ["Optimizers", "kind_of", "stepping"]
 
 Kind = Literal["elementwise", "parameter", "all"]
 """What an update of one element looks at: that element, its parameter, or all parameters."""
@@ -40,6 +42,43 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
         if {"step", "_init_group"} & vars(cls).keys():
             break
     return "all"
+
+
+def stepping(
+    optimizer: torch.optim.Optimizer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    take: Callable[[torch.optim.Optimizer], bool],
+) -> Any:
+    """In a hook before an optimizer's step: take it over, and make this step as all that follow.
+
+    torch goes on to call the step of the class that it had: it gets a copy without parameters, and a closure that only
+    gives the loss.
+
+    Args:
+        optimizer, args, kwargs: of the hook.
+        take: takes it over where that is needed, and says whether it was; called after the closure has run the model,
+            whose weights may come and go only then.
+
+    Returns:
+        What the hook returns.
+    """
+    if hasattr(optimizer, "plain_class"):
+        return None
+    plain, closure = type(optimizer), args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is not None and kind_of(optimizer) != "all":
+        with torch.enable_grad():
+            loss = closure()
+        args, kwargs = (optimizer, lambda: loss), {}
+    if not take(optimizer):
+        return args, kwargs
+    step: Any = type(optimizer).step
+    step.__wrapped__(optimizer)
+    idle = copy.copy(optimizer)
+    idle.__class__ = plain
+    vars(idle).pop("step", None)
+    idle.param_groups = []
+    return (idle, *args[1:]), {}
 
 
 class Optimizers:
@@ -82,7 +121,8 @@ class Optimizers:
 
         Raises:
             UsageError: it was taken already, or its step is to be differentiable.
-            UnsupportedError: it updates all parameters at once, and some of them come and go.
+            UnsupportedError: it updates all parameters at once, and some of them come and go; or weights of another
+                attached model too.
         """
         if hasattr(optimizer, "plain_class"):
             raise UsageError("this optimizer's states are in a store already.", do="take each optimizer once")
@@ -91,6 +131,7 @@ class Optimizers:
                 "gradients through an optimizer's step are not possible where its states are moved out.",
                 do="make the optimizer with differentiable=False",
             )
+        self._check_mine(optimizer)
         kind = kind_of(optimizer) if elementwise is None else "elementwise" if elementwise else "parameter"
         if kind == "all":
             self._check_resident(optimizer)
@@ -137,6 +178,7 @@ class Optimizers:
 
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer that was taken."""
+        self._check_mine(optimizer)
         plain = _unhooked(optimizer.plain_class.step)
         kind = self._kinds[id(optimizer)]
         if kind == "all":
@@ -206,6 +248,16 @@ class Optimizers:
                     elif isinstance(value, torch.Tensor) and value.device.type not in ("cpu", parameter.device.type):
                         state[name] = value.to("cpu" if parameter.is_meta else parameter.device)
         self.taken.clear()
+
+    def _check_mine(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if is_absent(parameter) and self.weights.resident(parameter) is not None:
+                    raise UnsupportedError(
+                        f"{type(optimizer).__name__} updates weights of two attached models, which no step can do.",
+                        looked_at=f"{parameter!r} is of another model",
+                        do="make one optimizer for each model",
+                    )
 
     def _check_resident(self, optimizer: torch.optim.Optimizer) -> None:
         away = [

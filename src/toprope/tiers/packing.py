@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Packing", "Reference"]
 
+Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+"""That pack and unpack what autograd saves."""
+
 
 @dataclass(slots=True)
 class Reference:
@@ -39,14 +42,15 @@ class Packing:
 
     Args:
         fetch: brings a weight to the device, and gives the view that a reference is of.
-        otherwise: packs what is no weight that comes and goes, and its counterpart.
+        residents: weights that stay on the device, by their storage.
     """
 
-    def __init__(self, fetch: Callable[[Reference], torch.Tensor]) -> None:
-        self.fetch = fetch
+    def __init__(self, fetch: Callable[[Reference], torch.Tensor], residents: Callable[[], dict[int, Weight]]) -> None:
+        self.fetch, self.residents = fetch, residents
         self.slots: dict[int, Slot] = {}
         """By their storage."""
-        self.otherwise: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None = None
+        self.otherwise: Hooks | None = None
+        """Packs what is no weight that comes and goes, and its counterpart."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd keeps of a tensor that it saves."""
@@ -90,6 +94,65 @@ class Packing:
             assert isinstance(packed, torch.Tensor)
             return packed
         return self.otherwise[1](packed)
+
+    def hooks(self, outer: Hooks | None) -> Hooks | None:
+        """The hooks to put on; None where the ones that are on are these.
+
+        Args:
+            outer: the hooks that are on, such as those of `torch.utils.checkpoint`.
+        """
+        if outer is None:
+            return self.pack, self.unpack
+        owner = getattr(outer[0], "__self__", None)
+        if owner is self or (isinstance(owner, _Within) and owner.packing is self):
+            return None
+        within = _Within(self, outer)
+        return within.pack, within.unpack
+
+
+class _Within:
+    """The hooks inside of others, such as those of a checkpointed block: weights are kept as references, the rest is
+    theirs.
+
+    Those that stay on the device are references too: a block that is computed again must save as much as it did the
+    first time, also where another plan has come in between.
+
+    Args:
+        packing: whose weights.
+        outer: the other hooks.
+    """
+
+    def __init__(self, packing: Packing, outer: Hooks) -> None:
+        self.packing, self.outer = packing, outer
+        self.residents = packing.residents()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        found = self.packing.reference(tensor) or self._resident(tensor)
+        return _Outer(self.outer[0](tensor)) if found is None else found
+
+    def _resident(self, tensor: torch.Tensor) -> Reference | None:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return None
+        weight = self.residents.get(tensor.untyped_storage()._cdata)
+        if weight is None:
+            return None
+        whole = weight.parameters[0]
+        at = tensor.storage_offset() * tensor.dtype.itemsize - whole.storage_offset() * whole.dtype.itemsize
+        if not 0 <= at < weight.nbytes:
+            return None
+        return Reference(weight, int(at), tensor.dtype, tensor.shape, tensor.stride(), whole._version)
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if type(packed) is _Outer:
+            return self.outer[1](packed.packed)
+        return self.packing.unpack(packed)
+
+
+@dataclass(slots=True)
+class _Outer:
+    """A tensor as other hooks packed it."""
+
+    packed: Any
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from toprope.device import Device
 from toprope.errors import TierCapacityError, UsageError
+from toprope.tiers.absent import present
 from toprope.tiers.chunks import StageChunk, cut
 from toprope.tiers.groups import Weight
 from toprope.tiers.homes import DiskHome, Home, MemoryHome
@@ -24,8 +26,10 @@ __all__ = ["Placing", "set_data"]
 
 def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
     """Let a parameter hold this tensor, wherever it is; the parameter stays the object that it is."""
+    present(parameter)
     with torch.no_grad(), torch.inference_mode(False):
-        if torch._has_compatible_shallow_copy_type(parameter, tensor):
+        plain = not is_traceable_wrapper_subclass(tensor)  # the parts of others do not follow `data`
+        if plain and torch._has_compatible_shallow_copy_type(parameter, tensor):
             parameter.data = tensor
             return
         new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
@@ -194,8 +198,7 @@ class Placing:
         if home is not None:
             if weight.placeholder is None or weight.placeholder.dtype != weight.like.dtype:
                 weight.placeholder = placeholder(weight.like, self.device)
-            for each in weight.parameters:
-                set_data(each, weight.placeholder)
+            self._withdraw(weight)
 
     # Values
 
@@ -224,15 +227,20 @@ class Placing:
 
     def replace(self, weight: Weight, values: torch.Tensor) -> None:
         """New values of a weight, of its shape and of any dtype, for where it lies."""
-        weight.changed = True
         with torch.inference_mode(False), torch.no_grad():
             ordered = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=values.dtype, device="meta")
             if values.stride() != ordered.stride() or values.device.type != "cpu":
                 values = torch.empty_strided(ordered.shape, ordered.stride(), dtype=values.dtype).copy_(values)
             if values.dtype != weight.like.dtype:
                 self._change_dtype(weight, values.dtype)
-            home = weight.home
-            assert home is not None
+        self.rewrite(weight, values)
+
+    def rewrite(self, weight: Weight, values: torch.Tensor) -> None:
+        """New values of a weight, of its shape, strides and dtype and on the host, for where it lies."""
+        weight.changed = True
+        home = weight.home
+        assert home is not None
+        with torch.inference_mode(False), torch.no_grad():
             if isinstance(home, MemoryHome) and home.nbytes == values.nbytes:
                 home.memory.tensor.copy_(Memory.of(values).tensor)
                 return
@@ -257,15 +265,20 @@ class Placing:
         changed = weight.changed
         self.replace(weight, self.values(weight).to(dtype))
         weight.changed = changed
-        for each in weight.parameters:
-            assert weight.placeholder is not None
-            set_data(each, weight.placeholder)
+        self._withdraw(weight)
 
     def _change_dtype(self, weight: Weight, dtype: torch.dtype) -> None:
         weight.like = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=dtype, device="meta")
         weight.placeholder = placeholder(weight.like, self.device)
+        self._withdraw(weight)
+
+    @staticmethod
+    def _withdraw(weight: Weight) -> None:
+        """Its parameters move to the device, without values."""
+        assert weight.placeholder is not None
         for each in weight.parameters:
             set_data(each, weight.placeholder)
+        weight.withdraw()
 
     def close(self) -> None:
         """Delete our own file."""

@@ -23,10 +23,10 @@ from toprope.tiers.memory import Memory
 from toprope.tiers.trace import Order
 from toprope.tiers.transfer import LIMIT, Load, Transfers
 
-__all__ = ["Ring", "Slot", "Unit"]
+__all__ = ["Holder", "Ring", "Slot", "Unit"]
 
 PATIENCE = 5.0
-"""Seconds to wait for somebody to let go of views of a slot's memory."""
+"""Seconds to wait for views of a slot's memory to go, where no thread is known that has them."""
 
 
 @dataclass(eq=False)
@@ -53,6 +53,15 @@ class Unit:
     def loaded(self) -> int:
         """Bytes that a load brings."""
         return sum(each.nbytes for each in self.weights)
+
+
+class Holder:
+    """One who holds units: the modules of a thread, or its hooks of autograd. Made in that thread."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
 
 
 class Slot:
@@ -120,6 +129,8 @@ class Ring:
         self.streams = device.capabilities.separate_memory
         self.units: dict[str, Unit] = {}
         self.lock = threading.RLock()
+        self._waiting: set[int] = set()
+        """Threads that wait for a slot."""
         self.waited = 0.0
         self.loads = self.hits = self.unexpected = 0
         self.watch: Callable[[str, Slot, Unit], None] | None = None
@@ -185,35 +196,45 @@ class Ring:
 
     def _fetch(self, unit: Unit) -> Slot:
         """Begin to load what is needed now."""
-        begin, collected = time.perf_counter(), False
-        while True:
+        begin, collected, me = time.perf_counter(), False, threading.get_ident()
+        try:
+            while True:
+                with self.lock:
+                    if unit.slot is not None:  # another thread was faster
+                        return unit.slot
+                    slot = self._free_slot(None)
+                    if slot is not None:
+                        self.unexpected += 1
+                        self._load(slot, unit, urgent=True)
+                        return slot
+                    loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
+                    held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
+                    self._waiting.add(me)
+                    # Threads that hold slots and do not wait for one themselves will release theirs.
+                    running = {getattr(who, "thread", me) for each in held for who in each.held} - self._waiting
+                waited = time.perf_counter() - begin
+                if loading and len(held) < len(self.slots):
+                    loading[0].settle(self.limit)
+                    continue
+                if not running and len(held) == len(self.slots):
+                    raise self._busy(unit)
+                if not running and not collected:
+                    gc.collect()
+                    collected = True
+                if waited > (self.limit if running else PATIENCE):
+                    raise self._busy(unit)
+                time.sleep(0.0005)
+                self.waited += 0.0005
+        finally:
             with self.lock:
-                if unit.slot is not None:  # another thread was faster
-                    return unit.slot
-                slot = self._free_slot(None)
-                if slot is not None:
-                    self.unexpected += 1
-                    self._load(slot, unit, urgent=True)
-                    return slot
-                loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
-                held = [each for each in self.slots if each.unit is not None and each.unit.held]
-            waited = time.perf_counter() - begin
-            if loading and len(held) < len(self.slots):
-                loading[0].settle(self.limit)
-                continue
-            if not collected and waited > 0.05:
-                gc.collect()
-                collected = True
-            if waited > PATIENCE or (collected and len(held) == len(self.slots) and waited > 1):
-                raise self._busy(unit)
-            time.sleep(0.0005)
-            self.waited += 0.0005
+                self._waiting.discard(me)
 
     def _busy(self, unit: Unit) -> TierBusyError:
         told = []
         for slot in self.slots:
             if slot.unit is not None:
-                why = "in use" if slot.unit.held else f"{slot.kept} views of its weights are kept"
+                kept = f"{slot.kept} views of its weights are kept" if slot.kept else "free by now"
+                why = "in use" if slot.unit.held else kept
                 told.append(f"{slot.unit.name}: {why}")
         return TierBusyError(
             f"no slot becomes free for {unit.name}.",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.tiers.groups import Weight
-from toprope.tiers.ring import Unit
+from toprope.tiers.ring import Holder, Unit
 
-__all__ = ["Local", "Needs", "caller", "ended"]
+__all__ = ["Local", "Needs", "Run", "caller", "ended"]
 
 
 @dataclass(eq=False)
@@ -32,17 +32,33 @@ class Needs:
     units: list[Unit] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class Run:
+    """A module that runs, or whose weights are visited.
+
+    Attributes:
+        needs: what it needs.
+        held: units that were brought for it.
+        frame: that called it; None for a visit, which ends when it says so.
+        packs: autograd's hooks for saved tensors were put on for it.
+    """
+
+    needs: Needs
+    held: list[Unit]
+    frame: Any
+    packs: bool
+
+
 class Local(threading.local):
     """What one thread does."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Needs, list[Unit], Any]] = []
-        """Modules that run: what they need, what was brought for them, and the frame that called them."""
+        self.stack: list[Run] = []
+        """Modules that run."""
         self.holding: dict[Unit, int] = {}
         self.fetching: Unit | None = None
         """What a hook of autograd is bringing."""
-        self.hooks = False
-        self.me, self.fetcher = object(), object()
+        self.me, self.fetcher = Holder(), Holder()
         """Who holds units: this thread's modules, and its hooks of autograd."""
 
 
@@ -52,6 +68,7 @@ _BETWEEN = (
     "toprope.tiers.hooks",
     "toprope.tiers.uncompiled",
     "toprope.tiers.handle",
+    "toprope.tiers.visit",
     "toprope.tiers.modes.switch",
     "torch._dynamo.eval_frame",
 )
@@ -76,8 +93,8 @@ def ended(local: Local, frame: Any) -> int:
         calls.add(id(frame))
         frame = frame.f_back
     count = 0
-    for _, _, each in reversed(local.stack):
-        if id(each) in calls:
+    for each in reversed(local.stack):
+        if each.frame is None or id(each.frame) in calls:
             break
         count += 1
     return count

@@ -117,6 +117,7 @@ class State:
         assert weight.placeholder is not None
         for each in weight.parameters:
             set_data(each, weight.placeholder)
+        weight.withdraw()
         if weight.like.dtype != dtype:
             self.resized()
 

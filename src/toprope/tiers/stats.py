@@ -45,6 +45,10 @@ class Stats:
         changed_orders: steps whose order was not the one expected.
         peak_bytes: the most that was taken, by tier: "device" (what stays, and the slots), "host" (with what is kept
             for the next tensor), "disk" (of our own files).
+        device_peak_bytes: the most that was allocated on a device with memory of its own, by all, since its peak was
+            last reset; None for others.
+        outside_bytes: the part of it that is beyond `peak_bytes["device"]`: computing, gradients, what the allocator
+            rounds up, other tensors.
         budget_bytes: by tier; for a budget of "auto", what was free.
         training: figures of gradients, activations and optimizer states; empty where nothing trains.
         links: the speeds that the plan reckons with, in bytes a second, each with where it comes from.
@@ -67,6 +71,8 @@ class Stats:
     unexpected: int
     changed_orders: int
     peak_bytes: dict[str, int]
+    device_peak_bytes: int | None
+    outside_bytes: int | None
     budget_bytes: dict[str, int]
     training: dict[str, int]
     links: dict[str, dict[str, Any]]
@@ -130,6 +136,7 @@ class Figures:
         before, busy = base.get("moved", {}), base.get("busy", {})
         step = times[-1] if times else None
         moving, waited = since["moving"], since["waited"]
+        peak = engine.device.max_memory_allocated() if engine.device.capabilities.separate_memory else None
         own_files = engine.placing.spilled_peak + (0 if places is None or places.disk is None else places.disk.peak)
         return Stats(
             steps=since["steps"],
@@ -147,6 +154,8 @@ class Figures:
             unexpected=since["unexpected"],
             changed_orders=since["missed"],
             peak_bytes={"device": self._device_peak, "host": self._host.peak, "disk": own_files},
+            device_peak_bytes=peak,
+            outside_bytes=None if peak is None else max(0, peak - self._device_peak),
             budget_bytes={"device": budgets.device, "host": budgets.host, "disk": budgets.disk or 0},
             training={} if training is None else training.stats(),
             links={name: asdict(link) for name, link in _links(plan).items()},

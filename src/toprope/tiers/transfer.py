@@ -165,7 +165,7 @@ class Load:
             if self.left:
                 return
             self.end = time.perf_counter()
-            calls = self._then
+            calls, self._then = self._then, []  # they may refer to the slot, which refers to this
             self._done.open()
         for each in calls:
             each(self)
@@ -267,6 +267,7 @@ class _Queue:
         self.workers: list[Worker] = []
 
     def next(self) -> tuple[Load, Chunk] | None:
+        load: Load | None
         with self.ready:
             while True:
                 for loads in (self.urgent, self.ahead):
@@ -277,6 +278,7 @@ class _Queue:
                         loads.popleft()
                 if self.closed:
                     return None
+                load = None  # it would keep the memory of its slot as long as there is nothing to do
                 self.ready.wait()
 
     def work(self) -> None:

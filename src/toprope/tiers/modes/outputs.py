@@ -1,14 +1,13 @@
-"""What goes back to a program: results in the dtype that it knows, and the result of a step that was made otherwise."""
+"""What goes back to a program: results in the dtype that it knows."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["as_dtype_of", "instead_of_step", "transforming"]
+__all__ = ["as_dtype_of", "transforming"]
 
 
 def transforming() -> bool:
@@ -36,19 +35,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_cast(each, dtype) for each in value)
     return value
-
-
-def instead_of_step(
-    optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], args: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Make the step of an optimizer that was taken over in the hook before it.
-
-    torch goes on to call the step of the class that it had: it gets a copy without parameters, and the same closure.
-    """
-    step: Any = type(optimizer).step
-    step.__wrapped__(optimizer)
-    idle = copy.copy(optimizer)
-    idle.__class__ = plain
-    vars(idle).pop("step", None)
-    idle.param_groups = []
-    return (idle, *args[1:]), {}

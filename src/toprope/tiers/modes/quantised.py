@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from toprope.device import Device
 from toprope.tiers import pages
+from toprope.tiers.absent import Absence, is_absent, withdraw
 from toprope.tiers.memory import placeholder
 from toprope.tiers.modes.outputs import transforming
 from toprope.tiers.pages.native import kernels
@@ -203,7 +204,7 @@ def candidates(model: nn.Module) -> list[nn.Linear]:
     users: Counter[int] = Counter()
     for module in model.modules():
         for parameter in module._parameters.values():
-            if parameter is not None and parameter.device.type != "meta":
+            if parameter is not None and parameter.device.type != "meta" and not is_absent(parameter):
                 users[parameter.untyped_storage()._cdata] += 1
     return [
         module
@@ -213,6 +214,7 @@ def candidates(model: nn.Module) -> list[nn.Linear]:
         and type(weight.data) is torch.Tensor
         and weight.dtype in _DTYPES
         and weight.device.type != "meta"
+        and not is_absent(weight)
         and weight.numel() >= _SMALLEST
         and module.in_features % 2 == 0
         and weight.is_contiguous()
@@ -242,10 +244,20 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     error = float(difference.norm() / weight.detach().float().norm().clamp_min(1e-30))
     origin = origins.keep(weight)
     set_data(weight, origin.like)
+    withdraw(weight, origin.like, _absence(page))
     layer.__class__ = QuantisedInPlace
     made: Any = layer
     vars(made)["_kept"] = _Kept(page, origin, error, weight)
     return made  # type: ignore[no-any-return]
+
+
+def _absence(page: pages.Page) -> Absence:
+    def linear(input: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """torch has looked `forward` up before the hook in which the layer it calls was quantised."""
+        return multiply(input, page, bias)
+
+    remedy = "toprope.tiers.modes.disable(); or use its state_dict()"
+    return Absence("of a quantised layer", "a mode keeps it in few bits", remedy, linear)
 
 
 _restored = 0

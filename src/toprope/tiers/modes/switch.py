@@ -27,7 +27,7 @@ from toprope.tiers.modes.measured import Verdict, verdict
 from toprope.tiers.modes.models import Managed, Mode, overlapping, target_of
 from toprope.tiers.modes.names import Effects, effects_of
 from toprope.tiers.modes.quantised import Origins
-from toprope.tiers.optimizer import kind_of
+from toprope.tiers.optimizer import stepping
 from toprope.tiers.placing import set_data
 from toprope.tiers.stack_disk import free_on_disk
 from toprope.tiers.tier import free_memory
@@ -378,12 +378,10 @@ def _moved(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse:
 def _stepping(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Before a step: an optimizer whose states would not fit is taken over, and makes this step so."""
     running = _state
-    if running is None or hasattr(optimizer, "plain_class"):
+    if running is None:
         return None
-    plain, closure = type(optimizer), args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is not None and kind_of(optimizer) != "all":  # it runs the model, which may only then come and go
-        with torch.enable_grad():
-            loss = closure()
-        args, kwargs = (optimizer, lambda: loss), {}
-    taken = [each for each in list(running.managed.values()) if each.optimizer(optimizer)]
-    return outputs.instead_of_step(optimizer, plain, args) if taken else (args, kwargs)
+
+    def take(each: torch.optim.Optimizer) -> bool:  # by then a closure has run, which may have attached a model
+        return any([one.optimizer(each) for one in list(running.managed.values())])  # noqa: C419 - all of them
+
+    return stepping(optimizer, args, kwargs, take)

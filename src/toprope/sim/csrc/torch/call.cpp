@@ -18,10 +18,15 @@ namespace {
 // Storages that torch makes itself (torch.load, UntypedStorage) are not ours and have no shadow to keep.
 c10::Storage shadow_of(c10::StorageImpl* storage) {
   if (typeid(*storage) == typeid(NpuStorage)) [[likely]] return static_cast<NpuStorage*>(storage)->shadow();
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+  c10::Storage made(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
       c10::DataPtr(const_cast<void*>(storage->data()), c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
       /*resizable=*/true));
+  if (storage->data() == nullptr && storage->nbytes() > 0) {  // the card would read or write at address 0
+    made.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "this tensor has no memory on npu: it stands for values that are elsewhere.");
+  }
+  return made;
 }
 
 void copy_shape(c10::TensorImpl* to, c10::TensorImpl* from) {

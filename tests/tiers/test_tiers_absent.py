@@ -1,0 +1,412 @@
+"""Weights outside of their modules: metadata works, a visit and an optimizer work, all else raises and names them."""
+
+import copy
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toprope import device as devices
+from toprope.errors import TierAbsentError, TierCapacityError, UnsupportedError, UsageError
+from toprope.tiers import attach
+from toprope.tiers.memory import placeholder
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
+WIDTH = 64
+
+
+def net(layers=8):
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+
+
+def attached(model, folder=None, device=50_000, **options):
+    return attach(model, device, "10MB" if folder is None else 1, folder, on="cpu", small=1000, **options)
+
+
+def away(handle):
+    """The name of a weight that comes and goes, and its module."""
+    names = {one.name for unit in handle._engine._units for one in unit.weights}
+    name = sorted(names)[len(names) // 2]
+    return name, handle.model.get_submodule(name.rpartition(".")[0])
+
+
+OTHER = torch.ones(WIDTH, WIDTH)
+USES = {
+    "sum": lambda w: w.sum(),
+    "add": lambda w: OTHER + w,
+    "linear": lambda w: functional.linear(OTHER, w),
+    "index": lambda w: w[0],
+    "item": lambda w: w.detach()[0, 0].item(),
+    "numpy": lambda w: w.detach().numpy(),
+    "numpy_force": lambda w: w.numpy(force=True),
+    "to": lambda w: w.to(torch.bfloat16),
+    "cpu": lambda w: w.cpu(),
+    "view": lambda w: w.view(-1),
+    "transpose": lambda w: w.t(),
+    "cat": lambda w: torch.cat([OTHER, w]),
+    "copy from": lambda w: OTHER.clone().copy_(w),
+    "copy from data": lambda w: OTHER.clone().copy_(w.data),
+    "clone": lambda w: w.detach().clone(),
+    "equal": lambda w: torch.equal(w, OTHER),
+    "data_ptr": lambda w: w.data_ptr(),
+    "foreach": lambda w: torch._foreach_norm([w]),
+    "vector": lambda w: nn.utils.parameters_to_vector([w]),
+    "list": lambda w: w.tolist(),
+    "deepcopy": lambda w: copy.deepcopy(w),
+    "save": lambda w: torch.save(w, io.BytesIO()),
+    "where": lambda w: torch.where(OTHER > 0, w, OTHER),
+    "einsum": lambda w: torch.einsum("ij,jk", OTHER, w),
+    "init": lambda w: nn.init.normal_(w),
+    "copy": lambda w: w.copy_(OTHER),
+    "data mul": lambda w: w.data.mul_(2),
+    "data set": lambda w: setattr(w, "data", OTHER),
+    "detach fill": lambda w: w.detach().fill_(1),
+    "foreach mul": lambda w: torch._foreach_mul_([w.data], 2),
+    "sub": lambda w: w.sub_(1),
+    "out": lambda w: torch.add(OTHER, 1, out=w.data),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_absent_weight_is_an_error_that_names_it(use):
+    model = net()
+    with attached(model) as handle:
+        name, module = away(handle)
+        with torch.no_grad(), pytest.raises(TierAbsentError) as caught:
+            USES[use](module.weight)
+        text = str(caught.value)
+        assert f"the weight {name} is not on the device" in text
+        assert repr(name.rpartition(".")[0]) in text
+        assert all(each in text for each in ("handle.optimizer", "handle.weights", "handle.detach()"))
+
+
+def test_an_absent_weight_has_its_metadata():
+    model = net()
+    with attached(model) as handle:
+        _, module = away(handle)
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        assert (weight.shape, weight.dtype, weight.numel(), weight.nbytes) == ((64, 64), torch.float32, 4096, 16384)
+        assert (weight.device.type, weight.requires_grad, weight.is_leaf, len(weight)) == ("cpu", True, True, 64)
+        assert weight.grad is None
+        assert weight in [weight]
+        assert {weight: 1}[weight] == 1
+        assert weight.data.shape == weight.detach().shape == (64, 64)
+        assert "absent" in repr(weight)
+        assert "absent" in repr(weight.data)
+        weight.grad = torch.zeros_like(weight)
+        weight.requires_grad_(False)
+        assert not weight.requires_grad
+    assert type(weight) is nn.Parameter
+    assert weight.grad is not None
+
+
+def test_the_memory_of_an_absent_weight_cannot_be_written_from_cpp():
+    model = net()
+    with attached(model) as handle:
+        name, _ = away(handle)
+        empty = handle._engine.model.weights[name].placeholder
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            empty.add_(1)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "save": lambda model: torch.save(model, io.BytesIO()),
+    "average": torch.optim.swa_utils.AveragedModel,
+    "trace": lambda model: torch.jit.trace(model, torch.ones(1, WIDTH)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("use", COPIES)
+def test_a_copy_of_an_attached_model_is_an_error(use):
+    model = net()
+    want = model(OTHER).detach()
+    with attached(model) as handle:
+        with pytest.raises(TierAbsentError, match=r"handle\.detach"):
+            COPIES[use](model)
+        assert torch.equal(model(OTHER), want)
+        assert torch.equal(net().load_state_dict(model.state_dict()) and model(OTHER), want)
+        del handle
+    assert torch.equal(copy.deepcopy(model)(OTHER), want)
+
+
+def test_an_outer_module_of_an_attached_one_is_refused():
+    model = net()
+    outer = nn.Sequential(model)
+    with attached(model), pytest.raises(UsageError, match="0 of this model is attached already"):
+        attached(outer)
+
+
+class Shared(nn.Module):
+    """A module that gives a weight of another module to a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = net()
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return functional.linear(self.layers(x), self.last.weight)
+
+
+def test_a_weight_given_to_a_function_outside_of_its_module_is_no_nan():
+    model = Shared()
+    with attached(model, device=50_000), torch.no_grad(), pytest.raises(TierAbsentError, match=r"last\.weight"):
+        model(OTHER)
+
+
+def test_a_users_forward_hook_sees_the_weights_of_its_module():
+    """Calibrators and pruning read them there: it was NaN."""
+    model = net()
+    seen = []
+    model[5].register_forward_hook(lambda module, args, output: seen.append(module.weight.sum().item()))
+    want = [each.weight.sum().item() for each in model]
+    with attached(model):
+        for layer in model:
+            layer.register_forward_hook(lambda module, args, output: seen.append(module.weight.sum().item()))
+        with torch.no_grad():
+            model(OTHER)
+    assert seen == [*want[:5], want[5], want[5], *want[6:]]
+
+
+# Visits
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_weights_can_be_read_and_changed_in_a_visit(place, tmp_path):
+    model, same = net(), net()
+    with attached(model, tmp_path if place == "disk" else None) as handle, torch.no_grad():
+        for number, layer in enumerate(model):
+            with handle.weights(layer):
+                assert torch.equal(layer.weight, same[number].weight)
+                layer.weight.mul_(1 + number)
+            same[number].weight.mul_(1 + number)
+            with handle.weights(layer):
+                layer.weight.data.add_(1)  # has no version of its own
+            same[number].weight.add_(1)
+        assert torch.equal(model(OTHER), same(OTHER))
+        with pytest.raises(RuntimeError, match="must match"), handle.weights(model[4]):
+            model[4].weight.zero_().add_(torch.ones(3, 3))
+        same[4].weight.zero_()
+        with handle.weights(model[3]):
+            assert torch.equal(model(OTHER), same(OTHER))  # the model runs meanwhile
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_a_visit_that_changes_nothing_writes_nothing(tmp_path):
+    model = net()
+    with attached(model, tmp_path) as handle, torch.no_grad():
+        written = handle._engine.placing.written
+        for layer in model:
+            with handle.weights(layer):
+                layer.weight.sum()
+        assert handle._engine.placing.written == written
+
+
+def test_a_visit_has_gradients():
+    model, same = Shared(), Shared()
+    same.load_state_dict(model.state_dict())
+    with attached(model, device=70_000) as handle:
+        with handle.weights(model.last):
+            model(OTHER).sum().backward()
+        same(OTHER).sum().backward()
+        for one, other in zip(model.parameters(), same.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad) if other.grad is not None else one.grad is None
+
+
+def test_a_visit_in_an_exit_stack_lasts_as_long_as_the_stack():
+    """The frame that entered it has ended by then."""
+    from contextlib import ExitStack
+
+    model = net()
+    with attached(model) as handle, torch.no_grad(), ExitStack() as stack:
+        _, module = away(handle)
+        stack.enter_context(handle.weights(module))
+        model(OTHER)
+        assert not module.weight.sum().isnan()
+
+
+def test_a_visit_of_more_than_the_slots_hold_is_refused():
+    model = net()
+    with attached(model) as handle:
+        with pytest.raises(TierCapacityError, match="slots"), handle.weights(model):
+            pass
+        with pytest.raises(UsageError, match="no module of the attached model"):
+            handle.weights(nn.Linear(1, 1))
+        model(OTHER)
+
+
+# Optimizers
+
+
+def train(model, optimizer, closure=False):
+    for step in range(3):
+        x = torch.full((4, WIDTH), 0.1 * step)
+
+        def loss_of(x=x):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            return loss
+
+        if closure:
+            assert optimizer.step(loss_of) is not None
+        else:
+            loss_of()
+            optimizer.step()
+    return [each.detach().clone() for each in model.state_dict().values()]
+
+
+MAKES = {
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.01, momentum=0.9),
+    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
+    "foreach": lambda model: torch.optim.RMSprop(model.parameters(), foreach=True),
+}
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("closure", [False, True], ids=["step", "closure"])
+@pytest.mark.parametrize("name", MAKES)
+def test_an_ordinary_optimizer_trains_an_attached_model(name, closure, early):
+    """One that was not given to the handle was a segmentation fault on the simulated card."""
+    want = train(plain := net(), MAKES[name](plain), closure)
+    model = net()
+    optimizer = MAKES[name](model) if early else None
+    with attached(model, device=70_000, training=True):
+        optimizer = optimizer or MAKES[name](model)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        found = train(model, optimizer, closure)
+        scheduler.step()
+        assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+
+
+def test_an_optimizer_that_cannot_go_by_tiles_says_so_and_changes_nothing():
+    model = net()
+    with attached(model, device=70_000, training=True):
+        before = model.state_dict()
+        optimizer = torch.optim.LBFGS(model.parameters())
+        model(OTHER).sum().backward()
+        with pytest.raises(UnsupportedError, match="LBFGS"):
+            optimizer.step(lambda: model(OTHER).sum())
+        after = model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_one_optimizer_of_two_attached_models_is_refused_before_it_changes_anything():
+    one, other = net(), net()
+    with attached(one, device=70_000, training=True), attached(other, device=70_000, training=True):
+        optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], 0.1)
+        (one(OTHER).sum() + other(OTHER).sum()).backward()
+        before = one.state_dict()
+        with pytest.raises(UnsupportedError, match="two attached models"):
+            optimizer.step()
+        after = one.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_hand_written_update_works_module_by_module():
+    model, same = net(), net()
+    same(OTHER).sum().backward()
+    with attached(model, device=70_000, training=True) as handle:
+        model(OTHER).sum().backward()
+        with pytest.raises(TierAbsentError), torch.no_grad():
+            away(handle)[1].weight.sub_(away(handle)[1].weight.grad)
+        for layer in model:
+            with handle.weights(layer), torch.no_grad():
+                for each in layer.parameters():
+                    each -= 0.1 * each.grad
+    with torch.no_grad():
+        for each in same.parameters():
+            each -= 0.1 * each.grad
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), same.parameters(), strict=True))
+
+
+# On the simulated card
+
+
+CARD = """
+import sys, torch
+from torch import nn
+from toprope.errors import TierAbsentError
+from toprope.tiers import attach
+from tests_absent import USES
+import tests_absent
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+
+tests_absent.OTHER = tests_absent.OTHER.to("npu")
+model, same = net(), net().to("npu")
+x = torch.ones(2, 64, device="npu")
+handle = attach(model, 70_000, "10MB", on="npu", small=1000, training=True)
+names = {one.name for unit in handle._engine._units for one in unit.weights}
+name = sorted(names)[len(names) // 2]
+weight = model.get_parameter(name)
+for use, call in USES.items():
+    try:
+        with torch.no_grad():
+            call(weight)
+    except TierAbsentError as error:
+        assert name in str(error), error
+    else:
+        raise AssertionError(use)
+empty = handle._engine.model.weights[name].placeholder
+CPP = {
+    "sum": lambda: empty.sum(), "add_": lambda: empty.add_(1), "to cpu": lambda: empty.cpu(),
+    "from": lambda: torch.ones(64, 64).copy_(empty), "into": lambda: empty.copy_(torch.ones(64, 64)),
+    "card": lambda: empty.copy_(x.new_ones(64, 64)), "fill": lambda: empty.fill_(1), "mm": lambda: x @ empty,
+    "normal": lambda: empty.normal_(), "clone": lambda: empty.clone(),
+}
+for use, call in CPP.items():
+    try:
+        with torch.no_grad():
+            call()
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError(use)
+for each in (model, same):
+    optimizer = torch.optim.AdamW(each.parameters(), 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        each(x).square().sum().backward()
+        optimizer.step()
+with torch.no_grad(), handle.weights(model[5]):
+    model[5].weight.mul_(2)
+    same[5].weight.mul_(2)
+assert all(torch.equal(one.cpu(), other.cpu())
+           for one, other in zip(model.state_dict().values(), same.state_dict().values(), strict=True))
+assert torch.equal(model(x), same(x))
+print("ended")
+"""
+
+
+@pytest.mark.native
+def test_no_use_of_an_absent_weight_ends_a_program_on_the_simulated_card(tmp_path):
+    """Each was exit status 139: an optimizer, `p -= lr * p.grad`, nn.init, copy_, weight.data.mul_."""
+    (tmp_path / "tests_absent.py").symlink_to(__file__)
+    environment = os.environ | {"TOPROPE_SIM": "910B3", "PYTHONPATH": os.fspath(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CARD], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("ended\n")
+
+
+def test_a_placeholder_has_a_shape_and_no_memory():
+    like = torch.empty_strided((2**14, 2**14), (1, 2**14), device="meta")
+    made = placeholder(like, devices.get("cpu"))
+    assert (made.shape, made.stride(), made.device.type) == (like.shape, like.stride(), "cpu")
+    with pytest.raises(RuntimeError):
+        made.add_(1)
+    assert placeholder(torch.empty(0, 3), devices.get("cpu")).shape == (0, 3)
