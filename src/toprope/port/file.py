@@ -31,6 +31,7 @@ class File:
     Attributes:
         source, walk, runtime, own_methods: as given.
         findings: what the rules reported so far.
+        places: the same, each with the node that it is about.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
     """
@@ -43,6 +44,7 @@ class File:
         self.runtime = runtime
         self.own_methods = own_methods
         self.findings: list[Finding] = []
+        self.places: list[tuple[Finding, ast.AST]] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
         self.alias, self.imports_runtime = self._find_alias()
@@ -164,6 +166,7 @@ class File:
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
         )
         self.findings.append(finding)
+        self.places.append((finding, node))
         return finding
 
     def stands_there(self, node: ast.AST) -> bool:
