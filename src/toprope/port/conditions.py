@@ -59,7 +59,9 @@ def hold_back(file: File, findings: Sequence[Finding], deselected: Iterable[Find
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
     if not asked:
         return
-    stays = [(f, n) for f, n in nodes if (id(f) in left or (id(f) in wanted and not f.converted)) and _fails(file, f, n)]
+    stays = [
+        (f, n) for f, n in nodes if (id(f) in left or (id(f) in wanted and not f.converted)) and _fails(file, f, n)
+    ]
     stays = [(f, n) for f, n in stays if not _behind_cuda(file, n)]
     if not stays:
         return
@@ -157,7 +159,7 @@ def _behind_cuda(file: File, node: ast.AST) -> bool:
             if inner is outer.body and _needs_cuda(file, outer.test):
                 return True
         elif isinstance(outer, ast.BoolOp) and isinstance(outer.op, ast.And) and inner in outer.values:
-            before = outer.values[: outer.values.index(inner)]  # type: ignore[arg-type]
+            before = outer.values[: outer.values.index(inner)]
             if any(_needs_cuda(file, each) for each in before):
                 return True
         inner = outer
@@ -179,9 +181,9 @@ def _needs_cuda(file: File, test: ast.expr) -> bool:
             return isinstance(asked, ast.Call) and _named(file, asked.func, "torch.cuda", "get_device_capability")
         return False
     if isinstance(test, ast.Call):
-        return _named(file, test.func, "", "version") or file.is_builtin(test.func, "bool") and bool(
-            test.args and _needs_cuda(file, test.args[0])
-        )
+        if file.is_builtin(test.func, "bool") and test.args:
+            return _needs_cuda(file, test.args[0])
+        return _named(file, test.func, "", "version")
     return file.dotted(test) == "torch.version.cuda"
 
 
@@ -260,9 +262,7 @@ class _Opened:
     def _keeps_its_answer(self, call: ast.Call) -> bool:
         return any(self.file.is_builtin(call.func, name) for name in ("bool", "int", "any", "all"))
 
-    def _in_statement(
-        self, inner: ast.AST, outer: ast.AST, positive: bool | None
-    ) -> Iterator[tuple[ast.AST, ast.AST]]:
+    def _in_statement(self, inner: ast.AST, outer: ast.AST, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         match outer:
             case ast.If(test=test) | ast.While(test=test) if inner is test:
                 if positive is not False:
@@ -296,15 +296,13 @@ class _Opened:
                 return block[block.index(statement) + 1 :]
         return []
 
-    def _handed_on(
-        self, inner: ast.AST, outer: ast.AST, positive: bool | None
-    ) -> Iterator[tuple[ast.AST, ast.AST]]:
+    def _handed_on(self, inner: ast.AST, outer: ast.AST, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """An argument: of a decorator, or the default of an option of the command line."""
         call = self.file.parent(outer) if isinstance(outer, ast.keyword) else outer
         if not isinstance(call, ast.Call):
             return
         around = self.file.parent(call)
-        if isinstance(around, _FUNCTIONS + (ast.ClassDef,)) and call in around.decorator_list:
+        if isinstance(around, (*_FUNCTIONS, ast.ClassDef)) and call in around.decorator_list:
             yield from ((each, call) for each in around.body)
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
@@ -327,18 +325,25 @@ class _Opened:
         elif isinstance(target, ast.Attribute):
             yield from self._attribute(target.attr, positive)
         elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            same = ast.dump(target.slice)
             for node in list(self.file.walk.parents):
-                if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                    if node.slice.value == target.slice.value and isinstance(node.ctx, ast.Load):
-                        yield from self.by(node, positive)
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.dump(node.slice) == same:
+                    yield from self.by(node, positive)
 
     def _imported(self, alias: ast.alias, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Where a name is read that an import binds."""
-        statement, bound = self.file.parent(alias), alias.asname or alias.name
+        statement = self.file.parent(alias)
+        if statement is not None:
+            yield from self._read(alias.asname or alias.name, [statement], positive)
+
+    def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Where a name is read that one of these nodes binds."""
         for node, scope in list(self.file.walk.scopes.items()):
-            if isinstance(node, ast.Name) and node.id == bound and isinstance(node.ctx, ast.Load):
-                if any(each.node is statement for each in scope.find(bound)):
-                    yield from self.by(node, positive)
+            if (
+                isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+                and any(each.node in bound_by for each in scope.find(name))
+            ):  # fmt: skip
+                yield from self.by(node, positive)
 
     def _attribute(self, name: str, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         for node in list(self.file.walk.scopes):
@@ -348,28 +353,20 @@ class _Opened:
     def _called(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where the answer of a function is used: its calls in this file, or its name where it is a property."""
-        for node, scope in list(self.file.walk.scopes.items()):
-            if isinstance(node, ast.Name) and node.id == function.name:
-                if any(each.node is function for each in scope.find(node.id)):
-                    yield from self.by(node, positive)
-            elif isinstance(node, ast.Attribute) and node.attr == function.name and isinstance(node.ctx, ast.Load):
-                if isinstance(self.file.parent(function), ast.ClassDef):
-                    yield from self.by(node, positive)
+        """Where the answer of a function is used: its name in this file, or the attribute where it is a method."""
+        yield from self._read(function.name, [function], positive)
+        if isinstance(self.file.parent(function), ast.ClassDef):
+            yield from self._attribute(function.name, positive)
 
     def _default(
         self, arguments: ast.arguments, default: ast.AST, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Where a parameter is read whose default is the answer."""
-        names = _parameters(arguments, default)
-        function = self.file.parent(arguments)
-        for node, scope in list(self.file.walk.scopes.items()):
-            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
-                if any(each.node in names[node.id] for each in scope.find(node.id)) and function is not None:
-                    yield from self.by(node, positive)
+        for name, parameters in _parameters(arguments, default).items():
+            yield from self._read(name, parameters, positive)
 
 
-def _parameters(arguments: ast.arguments, default: ast.AST) -> dict[str, list[ast.arg]]:
+def _parameters(arguments: ast.arguments, default: ast.AST) -> dict[str, list[ast.AST]]:
     """The parameter that a default belongs to, by its name."""
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs: list[tuple[ast.arg, ast.expr | None]] = list(

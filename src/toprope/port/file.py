@@ -64,6 +64,12 @@ class File:
         """
         return None if node is None else self.walk.dotted(node)
 
+    def calls_runtime(self, node: ast.AST | None, *names: str) -> bool:
+        """Whether a node is a call of one of these functions of the runtime module, wherever that module is."""
+        full = (self.dotted(node.func) or "") if isinstance(node, ast.Call) else ""
+        module, _, name = full.rpartition(".")
+        return name in names and (module == self.runtime or module.endswith("portable"))
+
     def is_builtin(self, node: ast.AST, name: str) -> bool:
         """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
         return isinstance(node, ast.Name) and node.id == name and not self.scope(node).find(name)

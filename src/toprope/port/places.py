@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from toprope.port.file import File
 
-__all__ = ["Said", "Use", "device_name", "index_name", "said", "use"]
+__all__ = ["Said", "Use", "device_name", "index_name", "is_text", "names_default", "said", "use"]
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
 _DEVICE_NAME = re.compile(r"(?:^|_)(?:device|devices|dev|map_location|torch_device)(?:$|_|\d)", re.IGNORECASE)
@@ -104,6 +104,16 @@ def _kept(file: File, inner: ast.expr) -> str | ast.expr:
 def device_name(name: str) -> bool:
     """Whether something of this name is a device by all likelihood: `device`, `self.train_device`, `dev0`."""
     return bool(_DEVICE_NAME.search(name)) and not _NO_DEVICE.search(name)
+
+
+def is_text(node: ast.expr, text: str) -> bool:
+    """Whether a node is exactly this text."""
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+def names_default(name: str, value: ast.expr) -> bool:
+    """Whether something of this name is a device by all likelihood, or a backend where its value is "nccl"."""
+    return name.lower().endswith("backend") if is_text(value, "nccl") else device_name(name)
 
 
 def index_name(file: File, node: ast.expr) -> bool:

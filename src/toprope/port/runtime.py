@@ -64,6 +64,18 @@ def name(spec=None):
     """The same as a text: "cuda", "npu:1", "cpu"."""
     return str(device(spec))
 
+def resolve(what):
+    """The name of the device in use for "cuda:1", its backend for "nccl"; anything else as it is. On CUDA all is."""
+    if isinstance(what, (str, torch.device)) and str(what).partition(":")[0] == "cuda":
+        return name(what) if isinstance(what, str) else device(what)
+    return dist_backend() if isinstance(what, str) and what == "nccl" else what
+
+class attribute:
+    """An attribute of a class that is a device, resolved when it is read."""
+
+    def __init__(self, what): self._what = what
+    def __get__(self, instance, owner=None): return resolve(self._what)
+
 def _index(spec):
     return None if spec is None else device(spec).index
 
