@@ -131,7 +131,7 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
     if node.level or module.partition(".")[0] != "torch":
         return False
     drop_ins = table().drop_ins
-    swapped = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
+    swapped = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins and _fits(file, node, alias)]
     gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
     if swapped and len(swapped) == len(node.names):
         for number, alias in enumerate(swapped):
@@ -149,6 +149,14 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
             private = alias.name.startswith("_")
             file.report(PRIVATE if private else UNKNOWN, alias, "the import stays; see what is said where it is used")
     return True
+
+
+def _fits(file: File, node: ast.ImportFrom, alias: ast.alias) -> bool:
+    """Whether the runtime's thing can take the place of an imported name: no function that of a class."""
+    if f"{node.module}.{alias.name}" not in table().functions:
+        return True
+    parents = [(use, file.parent(use)) for use in _uses(file, node, alias)]
+    return all(isinstance(parent, ast.Call) and parent.func is use for use, parent in parents)
 
 
 def _whole_swap(file: File, node: ast.ImportFrom) -> tuple[Edit, ...]:

@@ -35,10 +35,19 @@ EVENT = FAMILY.rule(
             start.record()
             """,
         ),
+        Example(
+            """
+            import torch
+            from torch.cuda import Event
+
+            def run(event: torch.cuda.Event | None = None, other: Event | None = None):
+                return isinstance(event, Event)
+            """
+        ),
     ],
 )
-FAMILY.drop_in(EVENT, ["Event"])
-FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams")
+FAMILY.drop_in(EVENT, ["Event"], function=True)
+FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams", function=True)
 
 STREAM = FAMILY.rule(
     "TR047",
@@ -73,26 +82,9 @@ STREAM = FAMILY.rule(
         ),
     ],
 )
-_STREAM = "torch.cuda.Stream", "torch.cuda.streams.Stream"
-
-
-@FAMILY.reference(*_STREAM, "torch.cuda.Event", "torch.cuda.streams.Event")
-def _as_class(file: File, node: ast.expr) -> bool:
-    """The runtime's are functions, no classes: where a class is needed, CUDA's stays and is reported."""
-    parent = file.parent(node)
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return False
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return False
-    is_event = (file.dotted(node) or "").endswith("Event")
-    file.report(
-        EVENT if is_event else STREAM, node, "it stands as a class here; torch.Stream and torch.Event are any device's"
-    )
-    return True
-
-
-FAMILY.drop_in(STREAM, ("Stream", "current_stream", "default_stream"))
-FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams")
+FAMILY.drop_in(STREAM, ("current_stream", "default_stream"))
+FAMILY.drop_in(STREAM, ["Stream"], function=True)
+FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams", function=True)
 
 BLOCK = FAMILY.rule(
     "TR048",
