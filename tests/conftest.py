@@ -186,6 +186,8 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         return
     if any(config.getoption(name) for name in ("keyword", "markexpr", "collectonly", "lf", "failedfirst")):
         return
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):  # a run that was interrupted is not whole
+        return
     import torch
 
     counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}

@@ -188,6 +188,9 @@ _KNOWN = {
     "cann": _Known("TOPROPE_CANN", _read_version),
 }
 
+_TABLES = {"port"}
+"""Tables in [tool.toprope] that a command reads by itself."""
+
 
 def _default_cache_dir(environment: Mapping[str, str]) -> tuple[Path, str]:
     """The cache folder that nobody chose, with its origin."""
@@ -258,7 +261,7 @@ def _table_of(file: Path) -> Mapping[str, object] | None:
         return None
     if not isinstance(table, dict):
         raise _malformed(table, f"tool.toprope in {file}", "a table")
-    unknown = sorted(set(table) - set(_KNOWN))
+    unknown = sorted(set(table) - set(_KNOWN) - _TABLES)
     if unknown:
         raise SettingError(
             f"[tool.toprope] has no setting {', '.join(map(repr, unknown))}.",

@@ -79,7 +79,7 @@ def test_it_runs_on_the_simulated_card_and_all_but_times_is_compared(toprope, me
     status, out, err = toprope("--read", measured)
     assert (status, err) == (0, "")
     assert "a simulated card: its times are this machine's, so everything but times is compared" in out
-    assert out.endswith("nothing differs\n")
+    assert out.endswith("nothing differs of what was measured\n")
     facts = json.loads(toprope("--read", measured, "--json")[1])
     parts = {each["part"] for each in facts["findings"]}
     assert parts == {"memory", "operator", "dtype", "error text"}
@@ -147,6 +147,44 @@ def test_a_wrong_refusal_is_found(toprope, measured, monkeypatch):
     assert all(each["ours"] == "runs" and each["measured"].startswith("refuses: ") for each in found.values())
 
 
+def test_the_program_was_overwritten_without_a_question(toprope, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("# my own\n")
+    status, _, err = toprope(path)
+    assert status == 2
+    assert "is there already" in err
+    assert "--overwrite" in err
+    assert path.read_text() == "# my own\n"
+    assert toprope(path, "--overwrite")[0] == 0
+    assert "TABLES" in path.read_text()
+    assert toprope("--read", tmp_path / "x.json", "--overwrite")[0] == 2
+
+
+def test_the_measurements_were_overwritten_and_unknown_parts_passed_over(program, tmp_path):
+    def run(*words):
+        command = [sys.executable, str(program), *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    (tmp_path / "verify_card.json").write_text("{}")
+    done = run()
+    assert (done.returncode, (tmp_path / "verify_card.json").read_text()) == (2, "{}")
+    assert "verify_card.json is there already; do: name another with --output, or add --overwrite" in done.stderr
+    done = run("--only", "memory,copy", "--output", "other.json")
+    assert done.returncode == 2
+    assert "there is no part copy; do: choose from identity, memory" in done.stderr
+
+
+def test_parts_that_were_not_measured_are_named(toprope, measured):
+    left_out = {"vector", "launch 2", "launch 0"}
+    status, out, _ = toprope("--read", measured)
+    assert status == 0
+    for part in left_out:
+        assert f"part {part}: not begun: not among those of --only" in " ".join(out.split())
+    assert "nothing differs of what was measured" in out
+    facts = json.loads(toprope("--read", measured, "--json")[1])
+    assert set(facts["missing_parts"]) == left_out
+
+
 def test_ctrl_c_writes_what_there_is(program):
     output = program.with_name("stopped.json")
     command = run_on_the_simulated_card(program, "--output", output.name)
@@ -162,6 +200,9 @@ def test_ctrl_c_writes_what_there_is(program):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     facts = json.loads(output.read_text())
+    ended = {each["part"]: each["ended"] for each in facts["parts"]}
+    assert ended["memory"] == "ok"
+    assert ended["bad index"] == "not begun: stopped early"
     assert facts["stopped"] == "stopped by the user"
     assert any(each["what"] == "total_memory" for each in facts["results"])
     assert main(["verify", "--read", str(output)]) == 0

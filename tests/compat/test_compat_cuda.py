@@ -175,8 +175,8 @@ import json
 import pathlib
 import torch
 from toprope.compat import cuda, cuda_sites
-from toprope.device import portable
-portable._names()["_chosen"] = lambda: torch.device("cuda")
+from toprope.device import _portable_runtime
+_portable_runtime._device = torch.device("cuda")
 undo = cuda.install(pathlib.Path("."))
 torch.cuda.memory_allocated()
 for act in (torch.cuda.Stream, torch.ones(1).cuda, lambda: torch.ones(1, device="cuda")):

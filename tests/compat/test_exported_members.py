@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.xdist_group("ex
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "toprope"
 # They mirror names of torch_npu and others, documented there.
 FOREIGN = ("toprope.sim.npu", "toprope.compat")
-# Not part of the program but a text for others' programs, which toprope reads and never imports.
-TEXTS = ("toprope.port.runtime",)
 
 
 def public_modules():
@@ -25,7 +23,7 @@ def public_modules():
         if any(not (PACKAGE / folder / "__init__.py").exists() for folder in folders):
             continue  # not a package, for example a folder that is put on PYTHONPATH
         name = ".".join(parts).removesuffix(".__init__")
-        if name in TEXTS or any(part.startswith("_") for part in parts if part != "__init__"):
+        if any(part.startswith("_") for part in parts if part != "__init__"):
             continue
         if not any(name == foreign or name.startswith(foreign + ".") for foreign in FOREIGN):
             yield name

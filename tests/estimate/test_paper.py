@@ -127,7 +127,7 @@ def test_a_value_that_is_read_is_refused_but_for_what_can_be_assumed():
 @pytest.mark.parametrize(("how", "products"), [("loop", 8), ("grouped", 1)])
 def test_experts_are_a_loop_or_one_kernel(folder, how, products):
     (component,) = load(folder(MOE, num_hidden_layers=1))
-    one = record(component, Work("prefill", length=64, experts=how))
+    one = record(component, Work("prefill", length=64, experts=how), chips.get("910B3"))
     grouped = [each for each in one.events if each.call and each.call.name == "npu::npu_grouped_matmul"]
     looped = [each for each in one.events if each.call and each.times == 8]
     assert (len(grouped), len(looped)) == ((0, 2) if how == "loop" else (2, 0))
@@ -140,7 +140,7 @@ def test_experts_are_a_loop_or_one_kernel(folder, how, products):
 
 def test_one_token_takes_as_many_experts_as_it_is_sent_to(folder):
     (component,) = load(folder(MOE, num_hidden_layers=1))
-    one = record(component, Work("decode", length=8, experts="loop"))
+    one = record(component, Work("decode", length=8, experts="loop"), chips.get("910B3"))
     assert [each.times for each in one.events if each.call and each.times > 1] == [2, 2]
 
 
@@ -346,10 +346,8 @@ def test_configurations_that_say_nothing(tmp_path, text, said):
         load(str(tmp_path))
 
 
-def test_quantised_weights_are_named_and_arguments_of_a_configuration_refused(folder):
-    model = folder(LLAMA, quantization_config={"quant_method": "fp8"})
-    one = estimate(model, CHIP, Work("decode", length=8))
-    assert any("quantised" in note for note in one.notes)
+def test_arguments_of_a_configuration_are_refused(folder):
+    model = folder(LLAMA)
     with pytest.raises(UsageError, match="arguments of a class"):
         load(model, arguments={"layers": 3})
 
@@ -382,6 +380,136 @@ def test_a_folder_without_a_configuration_and_a_name_of_nothing(tmp_path):
         load(str(tmp_path))
     with pytest.raises(UsageError, match="there is no model 'nothing'"):
         load("nothing")
+
+
+# ---- quantised weights
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+W8A8 = {
+    "quant_method": "compressed-tensors", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        (GPTQ, 4 + 20 / 128),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4 + 20 / 64),
+        ({"load_in_8bit": True}, 8),
+        ({"load_in_4bit": True}, 4 + 20 / 64),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4 + 20 / 32),
+        (W8A8, 8),
+    ],
+    ids=lambda value: value.get("quant_method", "bitsandbytes") if isinstance(value, dict) else "",
+)
+def test_quantised_weights_were_counted_in_the_dtype_asked_for(folder, config, bits):
+    plain = estimate(folder(LLAMA), CHIP, Work("decode", length=64))
+    one = estimate(folder(LLAMA, quantization_config=config), CHIP, Work("decode", length=64))
+    layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512  # attention with half the heads for keys, MLP
+    assert one.parameters == plain.parameters
+    saved = round(4 * layer * (2 - bits / 8))
+    assert plain.parts[0].weight_bytes - one.parts[0].weight_bytes == saved
+    assert plain.memory.held["weights"] - one.memory.held["weights"] == pytest.approx(saved, abs=4 * 7 * 512)
+    assert any("stored by" in note for note in one.notes)
+    assert not any("stored by" in note for note in plain.notes)
+
+
+def test_a_product_of_quantised_weights_reads_their_bytes_and_of_8_bits_runs_in_them(folder):
+    def products(config):
+        component = load(folder(LLAMA, **config))[0]
+        events = record(component, Work("prefill", length=64), CHIP).events
+        return [each.call for each in events if each.call is not None and each.call.base in ("mm", "npu_dynamic_quant")]
+
+    plain, gptq = products({}), products({"quantization_config": GPTQ})
+    assert [each.base for each in gptq] == [each.base for each in plain]
+    for before, after in list(zip(plain, gptq, strict=True))[:-1]:
+        assert after.tensors[1].bytes == pytest.approx(before.tensors[1].bytes * (4 + 20 / 128) / 16, abs=1)
+        assert cost_of(after).dtype == "bfloat16"
+    both = products({"quantization_config": W8A8})
+    assert [each.base for each in both].count("npu_dynamic_quant") == len(plain) - 1
+    in_8_bits = [cost_of(each) for each in both if each.base == "mm"]
+    assert {each.dtype for each in in_8_bits[:-1]} == {"int8"}
+    assert in_8_bits[-1].dtype == "bfloat16"  # the head
+
+
+def test_experts_are_quantised_too(folder):
+    config = {"quant_method": "mxfp4"}
+    for how, name in (("loop", "mm"), ("grouped", "npu_grouped_matmul")):
+        component = load(folder(MOE, quantization_config=config))[0]
+        events = record(component, Work("prefill", length=64, experts=how), CHIP).events
+        calls = [each.call for each in events if each.call is not None and each.call.base == name]
+        experts = [
+            each.tensors[1] for each in calls if each.tensors[1].sizes[-2:] in ((64, 128), (128, 64), (128, 128))
+        ]
+        assert experts
+        assert all(each.bytes == round(each.elements * (4 + 20 / 32) / 8) for each in experts)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "gptq", "bits": "many"}, "quantization_config of the method 'gptq' cannot be read"),
+        ({"quant_method": "awq"}, "quantization_config of the method 'awq' cannot be read"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "cannot be read"),
+        ({**W8A8, "ignore": ["re:("]}, "cannot be read"),
+    ],
+)
+def test_a_broken_quantization_config_is_one_error(folder, config, said):
+    with pytest.raises(UsageError, match=said):
+        load(folder(LLAMA, quantization_config=config))
+
+
+def test_an_unknown_method_is_named_and_quantised_weights_are_not_trained(folder):
+    one = estimate(folder(LLAMA, quantization_config={"quant_method": "new"}), CHIP, Work("decode", length=8))
+    assert any("a method not known here (new)" in note for note in one.notes)
+    with pytest.raises(UsageError, match="such weights are not trained"):
+        estimate(folder(LLAMA, quantization_config=GPTQ), CHIP, Work("train", length=8))
+
+
+def test_temporaries_of_adamw_were_activations_here_and_the_optimizers_in_a_run(folder):
+    peaks = {}
+    for optimizer in ("adamw", "adamw-fused"):
+        one = estimate(folder(LLAMA), CHIP, Work("train", length=1, optimizer=optimizer))
+        peaks[optimizer] = one.memory.held
+    states = 2 * 2 * one.parameters
+    for held in peaks.values():
+        assert held["optimizer states"] == pytest.approx(states, rel=0.01)
+    assert peaks["adamw"]["optimizer temporaries"] > 0
+    assert "optimizer temporaries" not in peaks["adamw-fused"]
+
+
+# ---- positions
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode", "train"])
+def test_a_text_longer_than_the_model_takes_was_estimated_in_silence(folder, mode):
+    most = 4096 - (mode == "decode")
+    fits = estimate(folder(LLAMA, num_hidden_layers=1), CHIP, Work(mode, length=most))
+    longer = estimate(folder(LLAMA, num_hidden_layers=1), CHIP, Work(mode, length=most + 1))
+    assert not any("4,096 positions" in note for note in fits.notes)
+    assert any("4,097 tokens are more than the 4,096 positions" in note for note in longer.notes)
+    gpt2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_layer": 1,
+            "n_positions": 64, "vocab_size": 128}  # fmt: skip
+    estimate(folder(gpt2), CHIP, Work(mode, length=64 - (mode == "decode")))
+    with pytest.raises(UsageError, match="65 tokens are more than the 64 positions"):
+        estimate(folder(gpt2), CHIP, Work(mode, length=65 - (mode == "decode")))
+
+
+# ---- cold reads
+
+
+def test_weights_of_a_second_pass_are_cold_where_more_than_the_cache_lies_between():
+    with Recorder(cache=2**20) as recorder:
+        first, other = torch.empty(2**16, device="meta"), torch.empty(2**19, device="meta")
+        result = first + 1
+        first + 1
+        other + 1
+        first + 1
+        result + 1
+    cold = [[each.cold for each in event.call.tensors if each.role == "read"] for event in recorder.events]
+    assert cold == [[True], [False], [True], [True], [True]]
 
 
 # ---- the command
@@ -421,11 +549,11 @@ def test_the_command_as_json(folder, capfd):
         (["--chip", "910X"], "there is no chip '910X'"),
         (["--mode", "sleep"], "there is no mode 'sleep'"),
         (["--dtype", "int3"], "no dtype of weights"),
-        (["--experts", "some"], "there are loop and grouped"),
+        (["--experts", "some"], "--experts loop or grouped"),
         (["--kwargs", "{"], "--kwargs is no JSON"),
         (["--input", "3,x"], "is no shape"),
         (["--size", "big"], "no size of a picture"),
-        (["--checkpointing"], "belong to --mode train"),
+        (["--checkpointing"], "add --mode train"),
         (["--tp", "5"], "cannot be divided by 5"),
     ],
 )

@@ -1,7 +1,5 @@
 """Rates of a user's own card: where they are, what they change, and what is no such file."""
 
-import logging
-
 import pytest
 
 from toprope import chips
@@ -11,6 +9,8 @@ from toprope.estimate.costs import cost_of
 from toprope.estimate.rates import rates_of, shipped_rates
 from toprope.estimate.stored import StoredRates, forget, place, read, stored_for, write
 from toprope.settings import config_dir
+from toprope.sim.records import Trace
+from toprope.sim.timing import timing_of
 
 CHIP = chips.get("910B3")
 RATES = StoredRates(
@@ -80,15 +80,18 @@ def test_a_file_says_the_same_when_it_is_read_again(tmp_path):
         'chip = "910B3"\ndate = "x"\norigin = "x"\nfigures = 3\n',
     ],
 )
-def test_a_broken_file_is_one_error_and_estimates_go_on_without_it(text, caplog):
+def test_a_broken_file_is_one_error_and_estimates_go_on_without_it_and_say_so(text):
     path = place("910B3")
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="holds no rates of a card"):
         read(path, shipped_rates(CHIP).table)
-    with caplog.at_level(logging.WARNING, "toprope"):
-        assert stored_for("910B3", shipped_rates(CHIP).table) is None
-    assert "holds no rates" in caplog.text
+    stored, not_used = stored_for("910B3", shipped_rates(CHIP).table)
+    assert stored is None
+    assert str(path) in not_used
+    assert "toprope calibrate --forget --chip 910B3" in not_used
+    assert rates_of(CHIP).table == shipped_rates(CHIP).table
+    assert not_used in timing_of(Trace(1, 0, 0, (), 0, "910B3")).basis
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -95,42 +94,6 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     for up in ups:
         up.terminate()
     settled("late listening")
-
-
-def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypatch):
-    """The news of its exit was awaited, and the thread that would have heard it was gone."""
-    yr.init(yr.Config(num_cpus=4))
-    try:
-        yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().processes
-        worker = next(each for each in processes._all.values() if each.pid)
-        monkeypatch.setattr("toprope.functions.local.processes.EXIT_NEWS", 60)
-        monkeypatch.setattr(processes, "_ended", lambda process: None)
-        os.kill(worker.pid, signal.SIGKILL)
-        within(60, lambda: worker.closed, "the end of the socket was not seen")
-        assert worker.channel.socket.fileno() != -1
-    finally:
-        yr.finalize()
-    assert worker.channel.socket.fileno() == -1
-
-
-def test_the_socket_of_a_worker_whose_end_could_not_be_dealt_with_was_left_open(monkeypatch):
-    """The zygote removes the session's folder while the listening thread looks for files of an ended worker in it."""
-    yr.init(yr.Config(num_cpus=4))
-    try:
-        yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().processes
-        workers = list(processes._all.values())
-
-        def removed(number):
-            if threading.current_thread() is processes._pump:
-                raise FileNotFoundError(number)
-
-        monkeypatch.setattr(processes, "_sweep", removed)
-    finally:
-        yr.finalize()
-    assert workers
-    assert [worker.channel.socket.fileno() for worker in workers] == [-1] * len(workers)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 import toprope
 from toprope.cli import main
-from toprope.port.scan import find, own_methods, port_files
+from toprope.port.scan import find, port_files, project_in
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ def test_nothing_is_written_unless_asked(tree, capsys):
     assert main(["port", str(tree)]) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert lines[0] == f"{tree}: 2 files, 1 with CUDA in them, 3 sites"
+    assert lines[0] == f"{tree}: 2 files, 1 with sites, 3 sites"
     assert [line.split()[:3] for line in lines[1:4]] == [
         ["converted", "1", "keep"],
         ["to", "review", "1"],
@@ -160,7 +160,7 @@ def test_several_processes_say_the_same(tmp_path):
     (tmp_path / "own.py").write_text("class Graph:\n    def cuda(self):\n        return self\n")
     (tmp_path / "use.py").write_text("from own import Graph\n\nGraph().cuda()\n")
     files = find([tmp_path])
-    assert own_methods(files) == {"Graph"}
+    assert project_in(files).owners("cuda") == ["Graph"]
     seen = []
     one = list(port_files(files, progress=seen.append))
     two = list(port_files(files, jobs=2))

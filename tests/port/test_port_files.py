@@ -9,8 +9,9 @@ from toprope.port.files import FileKind, kind_of, port_text, text_rules
 from toprope.port.scan import find, port_files
 
 NAMES = {
-    "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR107": "Dockerfile", "TR108": "run.sh",
-    "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
+    "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR106c": "requirements.txt", "TR107": "Dockerfile",
+    "TR108": "run.sh", "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
+    "TR120": "ops.cu", "TR120a": "ops.cpp",
 }  # fmt: skip
 CASES = [
     pytest.param(rule, example, id=f"{code}-{number}")
@@ -49,7 +50,10 @@ def test_names():
         "docker-compose.yaml": FileKind.IMAGE, ".github/workflows/test.yml": FileKind.WORKFLOW,
         "scripts/run.sh": FileKind.SHELL, "README.md": FileKind.DOCUMENT,
     }  # fmt: skip
-    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "ops.cu", "main.cpp")] == [None] * 4
+    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "main.rs")] == [None] * 3
+    assert [kind_of(name) for name in ("ops.cu", "ops.cuh", "main.cpp", "a.h")] == [FileKind.CUDA] * 2 + [
+        FileKind.CPP
+    ] * 2
 
 
 ENVIRONMENT = """name: edit
@@ -136,3 +140,38 @@ def test_any_text_is_left_alone_or_settled_after_one_pass(text, kind):
     twice = port_text(once.after, "x", kind)
     assert twice.after == once.after
     assert once.after.count(b"\n") == data.count(b"\n")
+
+
+PINS = {
+    "requirements.txt": {
+        "torch==1.13.1": True, "torch==1.12.1+cpu": True, "torch>=1.7": True, "torch~=1.11": True, "torch<2": True,
+        "torch<=1.13": True, "torch >= 1.8, <2.3": True, "torch==2.0.1": False, "torch": False, "torch<3": False,
+        "torch>=2.1,!=1.9": False, "torchvision==0.14": False, "# torch==1.13.1": False, "torch==1.*": True,
+    },
+    "environment.yml": {"  - pytorch=1.12.1": True, "  - pytorch==1.7.1=py3.8_cuda11": True, "  - pytorch>=2.2": False},
+    "pyproject.toml": {
+        'torch = "^1.13"': True, 'torch = {version = "1.13.1", optional = true}': True, '    "torch>=1.10",': True,
+        'torch = "^2.1"': False,
+    },
+    "setup.cfg": {"    torch>=1.4": True, "    torch>=2.4": False},
+    "install.sh": {"pip install torch==1.8.1 numpy": True, "echo torch==1.8.1": False},
+    "README.md": {"```\nconda install pytorch==1.7.1 -c pytorch\n```": True, "It needs torch==1.7.1": False},
+}  # fmt: skip
+LINES = [(name, line, want) for name, lines in PINS.items() for line, want in lines.items()]
+
+
+@pytest.mark.parametrize(("name", "line", "want"), LINES)
+def test_a_release_of_torch_that_is_too_old_is_reported(name, line, want):
+    """The ported program's first import failed, and nothing had said why."""
+    found = [each for each in ported(line + "\n", name).findings if each.rule.code == "TR106c"]
+    assert bool(found) == want
+    assert all("torch" in each.before and each.line == line.count("\n") // 2 + 1 for each in found)
+
+
+def test_an_old_release_in_a_setup_py_is_reported_with_its_line(tmp_path):
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\n\nsetup(\n    install_requires=[\n        'numpy',\n        'torch>=1.7',\n"
+        "        'torch>=2.1',\n    ],\n)\n"
+    )
+    (found,) = port_files(find([tmp_path]))
+    assert [(each.rule.code, each.line) for each in found.findings] == [("TR106c", 6)]

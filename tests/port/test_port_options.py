@@ -1,12 +1,17 @@
 """`toprope port` for CI and beyond: SARIF and HTML, baselines, the vendored file, traces of a run."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from device_stand_ins import run
 from toprope.cli import main
-from toprope.port.vendor import text, where
+from toprope.port.placement import Place
+from toprope.port.scan import find
+from toprope.port.vendor import plan, text
 
 pytestmark = pytest.mark.process
 
@@ -104,11 +109,132 @@ def test_where_the_vendored_file_goes(tree):
     (tree / "src" / "pack" / "inner").mkdir(parents=True)
     for folder in ("pack", "pack/inner"):
         (tree / "src" / folder / "__init__.py").touch()
-    assert where([tree]).module == "toprope_portable"
-    assert where([tree / "src" / "pack"]).module == "pack.toprope_portable"
-    found = where([tree], str(tree / "src" / "pack" / "inner"))
-    assert (found.module, found.path.parent) == ("pack.inner.toprope_portable", tree / "src" / "pack" / "inner")
-    assert where([tree / "a.py", tree / "src"]).path == tree / "toprope_portable.py"
+    (tree / "src" / "pack" / "inner" / "m.py").write_text("from . import other\n")
+
+    def found(paths, folder=""):
+        files = find(paths)
+        return {path.name: place for path, place in plan(paths, files, folder).places.items()}
+
+    assert found([tree])["a.py"] == Place("toprope_portable", (tree,))
+    assert found([tree])["m.py"] == Place("pack.toprope_portable", (tree / "src" / "pack",))
+    inner = tree / "src" / "pack" / "inner"
+    assert set(found([tree], str(inner)).values()) == {Place("pack.inner.toprope_portable", (inner,))}
+    assert found([tree / "a.py", tree / "src"])["a.py"].folders == (tree,)
+
+
+# A repository with all kinds of files. PROGRAM prints what a run must print.
+LINE = "import torch\nprint(NAME, torch.ones(2, device='cuda').sum().item())\n"
+REPOSITORY = {
+    "train.py": LINE + "import models.net\n",
+    "models/net.py": LINE,  # no __init__.py
+    "scripts/run.py": LINE,
+    "scripts/deep/more.py": LINE + "if __name__ == '__main__':\n    import near\n",
+    "scripts/deep/near.py": LINE,
+    "tools/__init__.py": "",
+    "tools/guarded.py": LINE + "if __name__ == '__main__':\n    print('main')\n",
+    "lib/__init__.py": "from .core import f\n",
+    "lib/core.py": "import torch\ndef f():\n    return torch.ones(1, device='cuda')\n",
+    "uses_lib.py": "import lib\nprint('lib', lib.f().item())\n",
+    "book/a.ipynb": json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": [
+            "import torch\n", "print(torch.ones(2, device='cuda').sum())"]},
+    ]}),
+}  # fmt: skip
+WAYS = [  # from this folder, with these words
+    (".", ["train.py"]), (".", ["scripts/run.py"]), ("scripts", ["run.py"]), ("/", ["{}/scripts/run.py"]),
+    (".", ["scripts/deep/more.py"]), (".", ["tools/guarded.py"]), (".", ["-m", "tools.guarded"]),
+    ("tools", ["guarded.py"]), (".", ["uses_lib.py"]), (".", ["-m", "models.net"]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for name, program in REPOSITORY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(program.replace("NAME", repr(name)))
+    return tmp_path
+
+
+def start(folder, words):
+    environment = {each: value for each, value in os.environ.items() if each != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=250,
+        env=environment | {"TOPROPE_DEVICE": "cpu"},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_script_still_starts_wherever_it_is(repository, capsys):
+    """One file at the root, imported by its bare name: scripts in other folders did not start any more."""
+    assert status(repository, "--vendor", "--write") == 0
+    for folder, words in WAYS:
+        done = start(repository / folder, [each.format(repository) for each in words])
+        assert done.returncode == 0, (folder, words, done.stderr)
+        assert done.stdout.strip()
+    assert (repository / "book" / "toprope_portable.py").exists()
+    assert (repository / "lib" / "core.py").read_text().startswith("import torch\nfrom lib import toprope_portable")
+    before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+    for words in (["--vendor"], [], [f"--vendor={repository / 'lib'}"]):  # the second run changes nothing
+        assert status(repository, "--write", *words) == 0
+        after = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+        assert {path: data for path, data in after.items() if "__pycache__" not in path.parts} == {
+            path: data for path, data in before.items() if "__pycache__" not in path.parts
+        }
+
+
+def test_an_installed_package_gets_the_file_inside(tmp_path):
+    """A copy at the root is in no wheel."""
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'pack'\n")
+    (tmp_path / "src" / "pack").mkdir(parents=True)
+    (tmp_path / "src" / "pack" / "__init__.py").touch()
+    program = "import torch\nx = torch.ones(1).cuda()\nif __name__ == '__main__':\n    print(x)\n"
+    (tmp_path / "src" / "pack" / "cli.py").write_text(program)
+    assert status(tmp_path, "--vendor", "--write") == 0
+    assert "from pack import toprope_portable as portable\n" in (tmp_path / "src" / "pack" / "cli.py").read_text()
+    assert [path.parent.name for path in tmp_path.rglob("toprope_portable.py")] == ["pack"]
+
+
+def test_a_file_that_may_not_find_the_wanted_folder_is_named(repository, capsys):
+    assert status(repository, f"--vendor={repository / 'lib'}") == 0
+    said = capsys.readouterr().out
+    assert f"{repository / 'scripts' / 'run.py'} may not find the file in" in said
+    assert "core.py may not find" not in said
+
+
+def test_another_file_of_that_name_is_not_taken_for_the_vendored_one(tree, capsys):
+    (tree / "toprope_portable.py").write_text("mine = 1\n")
+    assert status(tree, "--vendor", "--write") == 2
+    assert "is not the file of --vendor" in capsys.readouterr().err
+    assert (tree / "a.py").read_text() == PROGRAM
+
+
+DISTRIBUTED = """import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def wrap(model, r):
+    return DDP(model.cuda(), device_ids=[r], output_device=r)
+"""
+
+
+@pytest.mark.parametrize("mode", ["plain", "vendored", "package", "relative"])
+def test_what_is_ported_is_known_in_every_spelling(tmp_path, mode):
+    """`device_ids=portable.device_ids(...)` was wrapped again by each run, with --vendor."""
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    path = tmp_path / "pack" / "a.py"
+    path.write_text(DISTRIBUTED)
+    words = {"plain": [], "package": [f"--vendor={tmp_path / 'pack'}"]}.get(mode, ["--vendor"])
+    assert status(tmp_path, "--write", *words) == 0
+    once = path.read_text()
+    assert once.count("device_ids(") == 2
+    if mode == "relative":  # as a user may write it
+        once = once.replace("from pack import toprope_portable", "from . import toprope_portable")
+        assert "from . import toprope_portable" in once
+        path.write_text(once)
+    for again in (words, []):
+        assert status(tmp_path, "--write", *again) == 0
+        assert path.read_text() == once
+        assert status(tmp_path, "--check", "--select", "TR06", *again) == 0
 
 
 TRACED = """import torch

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from toprope.port.engine import port
 
-TEXT = pathlib.Path(__file__).resolve().parents[2] / "src" / "toprope" / "port" / "runtime.py"
+TEXT = pathlib.Path(__file__).resolve().parents[2] / "src" / "toprope" / "device" / "_portable_runtime.py"
 NAME = "portable_under_test"
 
 

@@ -7,7 +7,7 @@ from toprope import port
 from toprope.port.finding import Ported
 from toprope.port.registry import all_rules
 from toprope.port.report_html import html
-from toprope.port.report_sarif import sarif
+from toprope.port.report_sarif import root_of, sarif
 
 PROGRAM = '''"""<script>alert(1)</script> & more"""
 import torch
@@ -74,3 +74,27 @@ def test_the_page_is_whole_and_shows_what_the_file_says():
     assert "x = x.to(portable.device())" in shown
     assert ("td", {"class": "code old"}) in reader.tags
     assert not any(name in attributes for _, attributes in reader.tags for name in ("src", "href"))
+
+
+def test_sarif_names_files_from_the_projects_folder_wherever_it_is_run(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src" / "a b").mkdir(parents=True)
+    file = tmp_path / "src" / "a b" / "model.py"
+    file.write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path / "src")
+    ported = [port.port(PROGRAM.encode(), "a b/model.py"), Ported("a b/old.py", skipped="it is Python 2")]
+    (run,) = sarif(ported, "1.0", all_rules().values(), root_of(each.path for each in ported))["runs"]
+    assert run["originalUriBaseIds"]["SRCROOT"]["uri"] == f"{tmp_path.as_uri()}/"
+    places = [each["locations"][0]["physicalLocation"]["artifactLocation"] for each in run["results"]]
+    assert {(each["uri"], each["uriBaseId"]) for each in places} == {("src/a%20b/model.py", "SRCROOT")}
+    notes = run["invocations"][0]["toolExecutionNotifications"]
+    assert notes[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "src/a%20b/old.py"
+
+
+def test_sarif_says_where_a_rule_is_explained():
+    asked = port.port(b"import torch\n\nprint(torch.cuda.is_available())\n", "asked.py")
+    (run,) = sarif([*files(), asked], "1.0", all_rules().values())["runs"]
+    told = {each["id"]: each for each in run["tool"]["driver"]["rules"]}
+    assert all(f"toprope explain {code}" in each["help"]["text"] for code, each in told.items())
+    assert told["TR001"]["helpUri"] == "https://docs.pytorch.org/docs/stable/cuda.html"
+    assert "helpUri" not in told["TR006"]

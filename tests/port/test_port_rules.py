@@ -34,7 +34,7 @@ def test_example(rule, example):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_rule_says_what_it_is(rule):
-    assert re.fullmatch(r"TR(00[1-9]|0[1-9]\d|10\d|110)[a-z]?", rule.code)
+    assert re.fullmatch(r"TR(00[1-9]|0[1-9]\d|1[0-2]\d)[a-z]?", rule.code)
     assert rule.title
     assert len(rule.why) > 40
     assert rule.why.endswith(".")

@@ -20,6 +20,7 @@ _SHAPE = re.compile(r"(?:(\w+)=)?(\d+(?:,\d+)*)?(?::(\w+))?")
 
 @app.command(context_settings=HELP)
 def estimate(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -94,7 +95,7 @@ def estimate(
     arguments = _arguments(kwargs)
     shapes = dict(_input(number, text) for number, text in enumerate(inputs or ()))
     if experts not in ("", "loop", "grouped"):
-        raise UsageError(f"--experts {experts}: there are loop and grouped.")
+        raise UsageError(f"there is no way {experts!r} to run experts.", do="write --experts loop or grouped")
 
     from toprope.estimate import model_estimate  # imports torch: after all that can be wrong without it
     from toprope.estimate.model_text import text_of
@@ -116,11 +117,18 @@ def estimate(
         steps=steps,
         arguments=arguments,
         queue=queue,
+        given=_given(context),
     )
     if as_json:
         say(json.dumps(model_estimate.as_dict(one), ensure_ascii=False, indent=2) + "\n")
     else:
         show(text_of(one))
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Names of the parameters that the user wrote."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.port.finding import Ported
+    from toprope.port.folders import Pattern
 
 __all__ = ["app"]
 
@@ -81,6 +82,24 @@ def port(
     allow_dirty: Annotated[
         bool, typer.Option("--allow-dirty", help="Write although git has changes that are not committed.")
     ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOBS", help="Files and folders that are left alone, such as 'old/**,gen_*.py'."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOBS", help="Vendored folders, submodules and records of runs to look at all the same."),
+    ] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(metavar="CHIP", help="The chip that operators are looked up for.  [default: 910B3]"),
+    ] = None,
+    torch_npu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Release of torch_npu that they are looked up for.  [default: the newest]"
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Number of processes.")] = 1,
 ) -> None:
     """Find what only runs on CUDA, rewrite it for NPU, CUDA and CPU, and say what needs a person.
@@ -89,10 +108,10 @@ def port(
     a wrong call; 3 where a file could not be read, parsed or written (the others are done). More: toprope explain port.
     """  # fmt: skip
     from toprope.port import baseline as baselines
-    from toprope.port import trace
+    from toprope.port import config, trace
     from toprope.port import vendor as vendoring
-    from toprope.port.file import RUNTIME
-    from toprope.port.scan import Choice, find, port_files
+    from toprope.port.context import target
+    from toprope.port.scan import Choice, port_files, survey
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
     from toprope.progress import Progress
@@ -104,17 +123,28 @@ def port(
         raise UsageError("--baseline and --write-baseline exclude each other.", do="give one of them")
     begun = time.perf_counter()
     name = ", ".join(map(str, paths))
-    choice = Choice(_codes(select), _codes(ignore))
+    told = config.read(paths)
+    choice = Choice(_codes(select) or told.select, _codes(ignore) or told.ignore)
+    card = target(chip or told.chip, torch_npu or told.torch_npu)
+    vendor = told.vendor if vendor is None else vendor
+    excluded, included = _patterns(exclude, told.exclude, told.folder), _patterns(include, told.include, told.folder)
     sites = None if with_trace is None else trace.read(with_trace)
     if baseline is not None:
         baselines.read(baseline)  # before the work: it may be no baseline
-    files = find(paths)
-    file = vendoring.where(paths, vendor) if vendor is not None else vendoring.present(files)
-    runtime = RUNTIME if file is None else file.module
+    found = survey(paths, excluded, included)
+    files = found.files
+    vendored = vendoring.plan(paths, files, vendor)
+    runtime = None if vendored is None else vendored.module
     with Display(name) as display:
         progress = Progress(display.step, total=len(files), unit="file", after=1.0)
-        done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, progress=progress.step))
-    notes = []
+        done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, card=card, progress=progress.step))
+    notes = [f"  the pattern {each.text!r} matches nothing" for each in (*excluded, *included) if not each.used]
+    if vendored is not None and vendor:
+        notes += [
+            f"  {each.path} may not find the file in {vendor}: put that on its path, or leave the folder out (--vendor)"
+            for each in done
+            if each.changed and vendoring.uses(each) and Path(each.path) in vendored.lost
+        ]
     if sites is not None:
         elsewhere = trace.mark(done, sites, choice.leaves)
         notes += [f"  elsewhere  {elsewhere:5}   sites of the trace lie in no file of these"] if elsewhere else []
@@ -127,16 +157,21 @@ def port(
         changed = [each for each in done if each.changed]
         if not allow_dirty:
             check_clean(Path(each.path) for each in changed)
-        if vendor is not None and file is not None and changed and file.put():
-            notes.append(f"{file.path} written: what ported code calls, and the program's own from now on")
+        if vendored is not None:
+            using = [Path(each.path) for each in changed if vendoring.uses(each)]
+            notes += [
+                f"{path} written: what ported code calls, and the program's own from now on"
+                for path in vendored.put(using)
+            ]
         for each in done:
             write_file(each, backup=backup)
-    _say(_report(form, name, done, diff, write, notes, time.perf_counter() - begun), output)
+    facts: dict[str, Any] = {"written": write, "left_alone": found.left_alone, "card": card}
+    _say(_report(form, name, done, diff, notes, facts, time.perf_counter() - begun), output)
     raise typer.Exit(_status(done, check))
 
 
 def _report(
-    form: Format, name: str, done: list[Ported], diff: bool, written: bool, notes: list[str], seconds: float
+    form: Format, name: str, done: list[Ported], diff: bool, notes: list[str], facts: dict[str, Any], seconds: float
 ) -> str:
     import toprope
     from toprope.port import all_rules, report
@@ -147,13 +182,22 @@ def _report(
         return html(done, name)
     if form is Format.TEXT:
         said = "".join(report.diff(each) for each in done) if diff else ""
-        return said + report.text(name, done, written=written, notes=notes)
-    facts = report.as_dict(name, done, written=written) | {"seconds": round(seconds, 3)}
+        return said + report.text(name, done, notes=notes, **facts)
+    written = report.as_dict(name, done, **facts) | {"seconds": round(seconds, 3)}
     if form is Format.SARIF:
-        from toprope.port.report_sarif import sarif
+        from toprope.port.report_sarif import root_of, sarif
 
-        facts = sarif(done, toprope.__version__, all_rules().values())
-    return json.dumps(facts, ensure_ascii=False, indent=2) + "\n"
+        root = root_of(each.path for each in done) if done else None
+        written = sarif(done, toprope.__version__, all_rules().values(), root)
+    return json.dumps(written, ensure_ascii=False, indent=2) + "\n"
+
+
+def _patterns(given: list[str] | None, configured: tuple[str, ...], folder: Path) -> list[Pattern]:
+    """The globs of the command, from the working directory, and those of the table, from its folder."""
+    from toprope.port.folders import Pattern
+
+    asked = [each.strip() for text in given or () for each in text.split(",") if each.strip()]
+    return [*(Pattern(each, Path()) for each in asked), *(Pattern(each, folder) for each in configured)]
 
 
 def _codes(given: list[str] | None) -> tuple[str, ...]:

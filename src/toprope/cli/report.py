@@ -16,7 +16,7 @@ from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
 from toprope.estimate.span import seconds_text
 from toprope.sim.counters import Counters, Lack
-from toprope.sim.module_numbers import Deviation
+from toprope.sim.module_numbers import BadModule, Deviation
 from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
 from toprope.sim.rehearsal_record import Record
 from toprope.sim.timing import Timing
@@ -47,6 +47,7 @@ class Outcome:
         records: the records of its processes' rehearsals, by process; none where none was recorded.
         timings: how long the card would take, by chip.
         deviations: of modules from float32.
+        bad_modules: of the first bad numbers.
     """
 
     choice: Choice
@@ -62,13 +63,21 @@ class Outcome:
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
     timings: Mapping[str, Timing] = dataclass_field(default_factory=dict)
     deviations: tuple[Deviation, ...] = ()
+    bad_modules: tuple[BadModule, ...] = ()
 
     @cached_property
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
         stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
         return facts_of_run(
-            self.processes, self.records, self.choice.spec, self.mask, stopped, self.timings, self.deviations
+            self.processes,
+            self.records,
+            self.choice.spec,
+            self.mask,
+            stopped,
+            self.timings,
+            self.deviations,
+            self.bad_modules,
         )
 
 
@@ -257,6 +266,11 @@ def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
     yield f"{step}{timing.total.text} in all, bound by {BOUNDS[timing.bound]} (estimate{basis})"
     if timing.own > _MUCH_OF_IT * timing.total.likely:
         yield f"and the program's own code between operators: {seconds_text(timing.own)} here (measured on this host)"
+    if timing.generated:
+        yield (
+            f"{timing.generated} calls of graphs that Inductor compiled: of their generated kernels one pass over "
+            "inputs and results counts, so the card may take longer"
+        )
     kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]
     if kinds:
         yield f"of the card: {', '.join(kinds)}"
@@ -270,6 +284,7 @@ def numbers_text(rehearsal: Rehearsal, folder: str) -> list[str]:
     names = {"nan": "NaN", "overflow": "overflow"}
     found = [
         f"first {names[kind]}: {operator}, {place_text(line.file, line.line, folder)}"
+        + (f", in {module}" if (module := rehearsal.module_of(kind)) else "")
         for kind, (operator, line) in rehearsal.bad_numbers.items()
     ]
     ordered = sorted(rehearsal.deviations, key=lambda one: -one.largest)

@@ -266,7 +266,7 @@ def _run(
             choice, seconds, status, processes, written, told,
             environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
             read_records(Path(folder), {one.pid: one.sampled for one in processes}), times_of_run(Path(folder)),
-            tuple(read_deviations(Path(folder))),
+            *read_deviations(Path(folder)),
         )  # fmt: skip
     finally:
         # a process that outlives the program keeps its mapping and loses nothing

@@ -49,6 +49,7 @@ def verify(
             metavar="VERSION", show_default=False, help="Release of torch_npu whose fallbacks are tried. [the newest]"
         ),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write FILE.py where there is one already.")] = False,
     keep: Annotated[
         bool, typer.Option("--store", help="With --read: fit the rates of estimates to the times, and store them.")
     ] = False,
@@ -64,21 +65,26 @@ def verify(
     if read is None:
         if keep or as_json:
             raise UsageError("--store and --json go with --read.", do="toprope verify --read FILE.json")
-        _write(output or NAME, chips.get(chip or "910B3"), torch_npu)
+        _write(output or NAME, chips.get(chip or "910B3"), torch_npu, overwrite=overwrite)
         return
-    if output is not None or torch_npu is not None:
-        raise UsageError("--read reads, and writes no program.", do="leave FILE.py and --torch-npu out")
+    if output is not None or torch_npu is not None or overwrite:
+        raise UsageError("--read reads, and writes no program.", do="leave FILE.py, --torch-npu and --overwrite out")
     raise typer.Exit(_read(read, chip, keep=keep, as_json=as_json))
 
 
-def _write(path: Path, chip: Chip, torch_npu: str | None) -> None:
+def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) -> None:
     from toprope.estimate.verification import program
     from toprope.support.operators_on_card import find_release
     from toprope.terminal import say
 
     release = find_release(torch_npu)
     try:
-        path.write_text(program(chip, release), encoding="utf-8")
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(program(chip, release))
+    except FileExistsError:
+        raise UsageError(
+            f"{path} is there already.", do="name another file: toprope verify FILE.py; or add --overwrite"
+        ) from None
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
@@ -101,7 +107,8 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
     if not chip and not seen:
         raise UsageError(f"{path} does not say which chip was measured.", do="name it: --chip 910B3")
     known = chips.get(chip or seen)
-    findings = compare(measured, known, rates_of(known))
+    rates_here = rates_of(known)
+    findings = compare(measured, known, rates_here)
     wrong = differing(findings)
     rates = any(each.part in ("time", "launch", "copy") for each in wrong)
     made = fitted(measured, shipped_rates(known)) if keep else None
@@ -115,13 +122,14 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
             "simulated": measured.simulated,
             "stopped": measured.stopped,
             "failed_parts": dict(measured.parts),
+            "missing_parts": dict(measured.missing),
             "findings": [asdict(each) for each in findings],
             "differs": len(wrong),
             "stored": where,
         }
         say(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
         return int(bool(wrong))
-    show(*_report(path, known, measured, findings))
+    show(*_report(path, known, measured, findings), *filter(None, [rates_here.not_used]))
     if made is not None:
         show("", figures_table(made), f"stored in {where}" if stored is not None else "nothing was stored")
     elif rates:
@@ -140,7 +148,8 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
         items.append("a simulated card: its times are this machine's, so everything but times is compared")
     if measured.stopped:
         items.append(f"it was {measured.stopped}: the rest is missing")
-    items += [f"part {part}: {why}" for part, why in measured.parts.items()]
+    not_compared = {**measured.parts, **measured.missing}
+    items += [f"part {part}: {why}" for part, why in not_compared.items()]
     counts: Counter[tuple[str, str]] = Counter((each.part, each.verdict) for each in findings)
     parts = list(dict.fromkeys(each.part for each in findings))
     verdicts = ("agrees", "differs", "not compared")
@@ -153,5 +162,6 @@ def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Findi
         items += ["", table(rows, ("differs", "toprope", "measured", "where"), wrapped={1, 2, 3})]
     items.append("")
     items.append(f"{sum(each.verdict == 'agrees' for each in findings)} entries agree")
-    items.append(f"{len(wrong)} entries of toprope's tables differ from this card" if wrong else "nothing differs")
+    nothing = "nothing differs" if not not_compared else "nothing differs of what was measured"
+    items.append(f"{len(wrong)} entries of toprope's tables differ from this card" if wrong else nothing)
     return items

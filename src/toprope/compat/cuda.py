@@ -169,7 +169,7 @@ def _redefine_cuda(patches: Patches, log: Log | None, kind: str) -> None:
         if kind == "cuda":
             new = own
         elif name in ("Event", "Stream"):
-            new = getattr(portable, f"_{name}") if kind == "cpu" else getattr(getattr(torch, kind), name)
+            new = getattr(portable, name).own()
         else:
             new = getattr(portable, name)
         patches.put(owner, last, _noted(new, full, log))

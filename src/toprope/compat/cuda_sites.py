@@ -108,4 +108,4 @@ def _program(frame: FrameType | None, direct: bool) -> Iterator[tuple[str, int, 
 
 def is_ours(frame: FrameType) -> bool:
     """Whether torch or toprope itself is at work in a frame."""
-    return frame.f_code.co_filename.startswith(_ours()) or frame.f_code.co_filename.endswith("port/runtime.py")
+    return frame.f_code.co_filename.startswith(_ours())

@@ -1,4 +1,4 @@
-"""What programs that `toprope port` rewrote call: torch.cuda's names, for the device in use on this machine.
+"""Runtime of programs that `toprope port` rewrote: torch.cuda's names, for the device in use on this machine.
 
     from toprope.device import portable
 
@@ -7,42 +7,54 @@
         ...
     portable.synchronize()
 
-It is the very text that `toprope port --vendor` puts into a project (toprope/port/runtime.py), except that the device
-is chosen by `toprope.device`, once: its settings hold, and where a device that was asked for is missing its errors say
-why. The text is run at the first question, so that importing this imports no torch.
+The functions are in `_portable_runtime.py`, the very file that `toprope port --vendor` puts into a project, except that
+the device is chosen by `toprope.device`: its settings hold, and where a device that was asked for is missing its errors
+say why. That file is imported at the first question, so that importing this one imports no torch.
 """
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from toprope.device._portable_runtime import *  # noqa: F403
+
 __all__: list[str] = []
 
-_TEXT = Path(__file__).parent.parent / "port" / "runtime.py"
+if not TYPE_CHECKING:  # a type checker and an editor see the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _bind()
+        try:
+            return globals()[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+    def __dir__() -> list[str]:
+        _bind()
+        return sorted(globals())
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__") or name not in _names():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, _names()[name])
+def _bind() -> None:
+    """Take the names of the runtime for this module's own, and have it ask toprope for the device."""
+    from toprope.device import _portable_runtime
+
+    _portable_runtime._choose = _choose
+    globals().update({
+        name: value
+        for name, value in vars(_portable_runtime).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", "") not in ("typing", "__future__")
+    })  # fmt: skip
 
 
-@functools.cache
-def _names() -> dict[str, Any]:
-    """Everything that the text defines, with toprope's choice of the device in the place of its own."""
-    names: dict[str, Any] = {"__name__": __name__}
-    exec(compile(_TEXT.read_text(encoding="utf-8"), _TEXT, "exec"), names)
-    names["_chosen"] = _of_toprope
-    return names
-
-
-@functools.cache
-def _of_toprope() -> torch.device:
+def _choose() -> torch.device:
     """The device that toprope chooses: with an index where one was asked for, so that "the current one" stays so."""
     import torch
 

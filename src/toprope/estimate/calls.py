@@ -36,6 +36,7 @@ class TensorShape:
         role: "read", "written" (also where it is read first), or "result" for a new one.
         bytes: what it takes in memory; fewer than the shape says where it is expanded.
         strided: whether its elements do not lie one after the other, as after a transpose.
+        cold: whether it is read, and was not touched for so long that the level-2 cache does not hold it any more.
     """
 
     dtype: str
@@ -43,6 +44,7 @@ class TensorShape:
     role: Role = "read"
     bytes: int = -1
     strided: bool = False
+    cold: bool = False
 
     def __post_init__(self) -> None:
         if self.bytes < 0:

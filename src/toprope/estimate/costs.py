@@ -37,6 +37,7 @@ class Cost:
         operations: multiplications and additions of the cube cores; 0 for an operator of the vector cores.
         dtype: of the factors of a product, else of the largest tensor.
         bytes: read from and written to the device's memory.
+        cold: of those, bytes that the level-2 cache does not hold: nothing touched them for too long.
         elements: results of the vector cores.
         rows, columns, depth: of one product of matrices; 0 where it is none.
         products: how many such products.
@@ -61,6 +62,7 @@ class Cost:
     operator: str = ""
     rearranged: int = 0
     row_bytes: int = 0
+    cold: float = 0
 
 
 class _Table:
@@ -92,7 +94,9 @@ def cost_of(call: OperatorCall) -> Cost:
     if name in table.first_factor:
         return _product(call, table.first_factor[name])
     by_part: Kind = next((kind for part, kind in table.parts if part in name), "other")
-    kind = table.kinds.get(name) or table.kinds.get(name.removeprefix("_foreach_")) or by_part
+    plain = name.removeprefix("_foreach_")
+    gradient_of = plain.removesuffix("_backward").removesuffix("_grad")
+    kind = table.kinds.get(name) or table.kinds.get(plain) or table.kinds.get(gradient_of) or by_part
     if kind == "attention":
         query = call.tensors[0].sizes if call.tensors else ()
         cost = _of_bytes(call, kind)
@@ -132,7 +136,9 @@ def _of_bytes(call: OperatorCall, kind: Kind) -> Cost:
         elements = made
     elif call.base in _table().puts and not call.of("result"):
         elements = max((each.elements for each in call.of("read")), default=0)
-    cost = Cost(kind, call.operations, dtype, _moved(call, kind), elements, operator=call.base)
+    moved = _moved(call, kind)
+    cold = min(moved, _cold(call, kind))
+    cost = Cost(kind, call.operations, dtype, moved, elements, operator=call.base, cold=cold)
     return cost if kind in ("convolution", "attention") else _with_layout(cost, call)
 
 
@@ -145,6 +151,20 @@ def _with_layout(cost: Cost, call: OperatorCall) -> Cost:
         return cost
     last = min((each.sizes[-1] if each.sizes else 1) * item_bits(each.dtype) // 8 for each in moving)
     return replace(cost, rearranged=sum(each.elements for each in moving), row_bytes=last)
+
+
+def _cold(call: OperatorCall, kind: Kind) -> float:
+    """Bytes that are read and that the level-2 cache does not hold; what is overwritten whole is not read."""
+    table, name = _table(), call.base
+    if name in table.writes:
+        return 0.0
+    overwrites = kind == "copy" or name in table.puts
+    read = call.of("read") if overwrites else call.of("read", "written")
+    if name in table.takes:  # of the table what is taken
+        taken = sum(each.bytes for each in call.of("written", "result"))
+        return float(sum(min(taken, each.bytes) if not place else each.bytes
+                         for place, each in enumerate(read) if each.cold))  # fmt: skip
+    return float(sum(each.bytes for each in read if each.cold))
 
 
 def _moved(call: OperatorCall, kind: Kind) -> float:

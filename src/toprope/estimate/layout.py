@@ -44,7 +44,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "ep", "micro_batches"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}, and is at least 1.")
+                raise UsageError(f"{name} is {getattr(self, name)}, and is at least 1.", do="write 1 or more")
         if self.zero not in range(4):
             raise UsageError(f"zero is {self.zero}.", do="write 0, 1, 2 or 3")
         if self.zero and self.dp == 1:
@@ -73,9 +73,13 @@ class Layout:
         return (self.pp - 1) / (self.micro_batches + self.pp - 1)
 
 
-def _of(value: int, parts: int, what: str) -> int:
+def _of(value: int, parts: int, what: str, option: str = "--tp") -> int:
     if value % parts:
-        raise UsageError(f"{value} {what} cannot be divided by {parts}.", do="choose a degree that divides them")
+        possible = ", ".join(str(each) for each in range(2, min(value, 64) + 1) if value % each == 0)
+        raise UsageError(
+            f"{value} {what} cannot be divided by {parts}.",
+            do=f"choose a degree that divides them: {option} {possible}" if possible else f"leave {option} out",
+        )
     return value // parts
 
 
@@ -110,7 +114,10 @@ def _divide_tensors(text: Any, parts: int) -> None:
     if getattr(text, "head_dim", None) is None:
         text.head_dim = text.hidden_size // heads
     if shared % parts and parts % shared:
-        raise UsageError(f"{shared} heads of keys and values cannot be divided by {parts}.")
+        raise UsageError(
+            f"{shared} heads of keys and values cannot be divided by {parts}.",
+            do=f"choose a --tp that divides {shared}, or a multiple of it",
+        )
     setattr(text, _HEADS, _of(heads, parts, "attention heads"))
     if hasattr(text, "num_key_value_heads"):
         text.num_key_value_heads = max(shared // parts, 1)
@@ -126,7 +133,7 @@ def _divide_layers(text: Any, parts: int) -> None:
     layers = getattr(text, _LAYERS, None)
     if layers is None:
         raise UsageError(f"--pp divides {_LAYERS}, which the configuration does not have.", do="leave it out")
-    kept = _of(layers, parts, "layers")
+    kept = _of(layers, parts, "layers", "--pp")
     setattr(text, _LAYERS, kept)
     if getattr(text, "layer_types", None):
         text.layer_types = list(text.layer_types)[:kept]

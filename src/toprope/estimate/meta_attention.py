@@ -8,33 +8,36 @@ of each row of the softmax in float32, eight times. Anything else is composed of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 
-from toprope.estimate.calls import OperatorCall, Role, TensorShape
+from toprope.estimate.calls import Role
 
-__all__ = ["FusedAttention", "fused_attention"]
+__all__ = ["FusedAttention", "Note", "fused_attention"]
+
+
+class Note(Protocol):
+    """Takes the launch of a kernel: its name, its tensors with their roles, and operations that shapes do not say."""
+
+    def __call__(self, name: str, tensors: Iterable[tuple[torch.Tensor, Role]], operations: int = 0) -> None:
+        """Take it."""
+
 
 _CAUSAL_MASK, _MOST_HEADS, _MOST_HEAD, _SUMS = 2048, 2048, 512, 8
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def _of(tensor: torch.Tensor, role: Role = "read") -> TensorShape:
-    size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-    return TensorShape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), role, size)
 
 
 class FusedAttention:
     """The kernel, forward and backward.
 
     Args:
-        emit: takes the calls.
+        note: takes the launches.
     """
 
-    def __init__(self, emit: Callable[[OperatorCall], None]) -> None:
-        self._emit = emit
+    def __init__(self, note: Note) -> None:
+        self._note = note
 
     def __call__(
         self,
@@ -60,7 +63,7 @@ class FusedAttention:
             del ones
         elif mask is not None:
             hidden = mask.logical_not()
-        return _Attention.apply(query, key, value, hidden, is_causal, self._emit)  # type: ignore[no-untyped-call]
+        return _Attention.apply(query, key, value, hidden, is_causal, self._note)  # type: ignore[no-untyped-call]
 
 
 def _has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
@@ -80,7 +83,7 @@ class _Attention(torch.autograd.Function):
         value: torch.Tensor,
         hidden: torch.Tensor | None,
         is_causal: bool,
-        emit: Callable[[OperatorCall], None],
+        note: Note,
     ) -> torch.Tensor:
         result = query.new_empty((*query.shape[:3], value.shape[3]))
         largest = query.new_empty((*query.shape[:3], _SUMS), dtype=torch.float32)
@@ -88,26 +91,27 @@ class _Attention(torch.autograd.Function):
         # two products; what a causal mask hides is not computed
         operations = 2 * query.numel() * key.shape[2] + 2 * result.numel() * key.shape[2]
         operations = operations // 2 if is_causal else operations
-        read = [_of(each) for each in (query, key, value, hidden) if each is not None]
-        made = [_of(each, "result") for each in (result, largest, total)]
-        emit(OperatorCall("npu::npu_fusion_attention", (*read, *made), operations))
+        read = (query, key, value, hidden)
+        note("npu::npu_fusion_attention", _with_roles(read, (result, largest, total)), operations)
         context.save_for_backward(query, key, value, hidden, result, largest, total)
-        context.operations, context.emit = operations, emit
+        context.operations, context.note = operations, note
         return result
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         saved = context.saved_tensors
         made = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in saved[:3]]
-        read = [_of(each) for each in (*saved[:3], gradients[0], *saved[3:]) if each is not None]
+        read = (*saved[:3], gradients[0], *saved[3:])
         # five products, one of them again
-        call = OperatorCall(
-            "npu::npu_fusion_attention_grad",
-            (*read, *(_of(each, "result") for each in made)),
-            context.operations // 2 * 5,
-        )
-        context.emit(call)
+        context.note("npu::npu_fusion_attention_grad", _with_roles(read, made), context.operations // 2 * 5)
         return (*made, None, None, None)
+
+
+def _with_roles(
+    read: Iterable[torch.Tensor | None], made: Iterable[torch.Tensor]
+) -> Iterable[tuple[torch.Tensor, Role]]:
+    yield from ((each, "read") for each in read if each is not None)
+    yield from ((each, "result") for each in made)
 
 
 def fused_attention(attention: FusedAttention) -> torch.library.Library:

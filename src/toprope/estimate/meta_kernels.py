@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from toprope.estimate.calls import OperatorCall, Role, TensorShape
+from toprope.estimate.calls import Role
+from toprope.estimate.meta_attention import Note
 
 __all__ = ["kernels_of_torch_npu"]
 
-Emit = Callable[[OperatorCall], None]
 
-
-def _of(tensor: torch.Tensor, role: Role = "read") -> TensorShape:
-    return TensorShape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), role)
+def _with_role(tensors: Iterable[torch.Tensor], role: Role) -> list[tuple[torch.Tensor, Role]]:
+    return [(each, role) for each in tensors]
 
 
 class _Kernel(torch.autograd.Function):
@@ -29,28 +28,28 @@ class _Kernel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, name: str, emit: Emit, columns: int, statistic: int, source: torch.Tensor, *weights: torch.Tensor
+        context: Any, name: str, note: Note, columns: int, statistic: int, source: torch.Tensor, *weights: torch.Tensor
     ) -> torch.Tensor:
         result = source.new_empty((*source.shape[:-1], columns))
         kept = source.new_empty(
             (*source.shape[:-1], statistic), dtype=torch.float32 if statistic == 1 else source.dtype
         )
-        emit(OperatorCall(f"npu::{name}", (*map(_of, (source, *weights)), _of(result, "result"), _of(kept, "result"))))
+        note(f"npu::{name}", _with_role((source, *weights), "read") + _with_role((result, kept), "result"), 0)
         context.save_for_backward(source, kept, *weights)
-        context.name, context.emit = name, emit
+        context.name, context.note = name, note
         return result
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         source, kept, *weights = context.saved_tensors
         made = [torch.empty_like(each) for each in (source, *weights)]
-        read = map(_of, (gradients[0], source, kept, *weights))
-        context.emit(OperatorCall(f"npu::{context.name}_backward", (*read, *(_of(each, "result") for each in made))))
+        tensors = _with_role((gradients[0], source, kept, *weights), "read") + _with_role(made, "result")
+        context.note(f"npu::{context.name}_backward", tensors, 0)
         return (None, None, None, None, *made)
 
 
 @contextlib.contextmanager
-def kernels_of_torch_npu(emit: Emit) -> Iterator[None]:
+def kernels_of_torch_npu(note: Note) -> Iterator[None]:
     """Let diffusers' layers call these kernels on the meta device; nothing is changed where diffusers is not loaded."""
     normalization = sys.modules.get("diffusers.models.normalization")
     activations = sys.modules.get("diffusers.models.activations")
@@ -61,7 +60,7 @@ def kernels_of_torch_npu(emit: Emit) -> Iterator[None]:
             return old_norm(self, hidden_states)  # type: ignore[no-any-return]
         if self.weight.dtype in (torch.float16, torch.bfloat16):
             hidden_states = hidden_states.to(self.weight.dtype)
-        result = _Kernel.apply("npu_rms_norm", emit, hidden_states.shape[-1], 1, hidden_states, self.weight)  # type: ignore[no-untyped-call]
+        result = _Kernel.apply("npu_rms_norm", note, hidden_states.shape[-1], 1, hidden_states, self.weight)  # type: ignore[no-untyped-call]
         return result if self.bias is None else result + self.bias  # type: ignore[no-any-return]
 
     def geglu(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -69,7 +68,7 @@ def kernels_of_torch_npu(emit: Emit) -> Iterator[None]:
             return old_geglu(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
         both = self.proj(hidden_states)
         half = both.shape[-1] // 2
-        return _Kernel.apply("npu_geglu", emit, half, half, both)  # type: ignore[no-any-return, no-untyped-call]
+        return _Kernel.apply("npu_geglu", note, half, half, both)  # type: ignore[no-any-return, no-untyped-call]
 
     if normalization is not None:
         old_norm = normalization.RMSNorm.forward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, Literal
@@ -16,17 +16,20 @@ from toprope.estimate.calls import OperatorCall
 from toprope.estimate.costs import cost_of
 from toprope.estimate.layout import BUFFER_BYTES, Layout, collective, divided, exposed, gradient_time, send
 from toprope.estimate.models import Component, load
+from toprope.estimate.options import Asked, refuse_without_effect
 from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.recorder import Event
 from toprope.estimate.span import NOTHING, Span, total_of
-from toprope.estimate.timeline import Act, Timeline
-from toprope.estimate.workloads import Mode, Recording, Stage, Work, record
+from toprope.estimate.timeline import Act, Timeline, bound_by
+from toprope.estimate.workloads import SIZED, Mode, Recording, Stage, Work, has_fused_attention, record, tokens_of
 
 __all__ = ["COMMUNICATION", "Estimate", "Memory", "Part", "Time", "as_dict", "estimate"]
 
 COMMUNICATION = "communication"
 _NEAR = 0.9
 """Share of the usable memory above which kernels' workspaces, which no source gives, may not fit any more."""
+
+_DENOISERS = ("unet", "transformer")
 
 Fit = Literal["fits", "may not fit", "does not fit", "unknown"]
 
@@ -84,8 +87,9 @@ class Time:
 
     Attributes:
         total: of the step.
-        host, card: how long each is busy.
-        bound: "host" or "card".
+        host: how long the host is busy with launching.
+        aside: how long the host is busy with going on after waits.
+        card: how long the card is busy.
         kinds: time of the card by kind of operator, with the number of launches, the longest first.
         outside: collectives that may run next to the computation, each with the part that is waited for.
         tokens_per_second: of all cards; nothing where a step makes no tokens.
@@ -94,12 +98,17 @@ class Time:
 
     total: Span
     host: Span
+    aside: Span
     card: Span
-    bound: str
     kinds: tuple[tuple[str, int, Span], ...]
     outside: tuple[tuple[str, Span], ...] = ()
     tokens_per_second: Span = NOTHING
     waits: int = 0
+
+    @property
+    def bound(self) -> str:
+        """Return the longest: "launches" or "copies" of the host, or the "card"."""
+        return bound_by(self.host, self.aside, self.card)
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,7 @@ def as_dict(one: Estimate) -> dict[str, Any]:
         time = {
             "total": _ends(one.time.total),
             "host": _ends(one.time.host),
+            "copies_and_waits": _ends(one.time.aside),
             "card": _ends(one.time.card),
             "bound": one.time.bound,
             "kinds": [
@@ -188,6 +198,7 @@ def estimate(
     steps: int = 1,
     arguments: dict[str, Any] | None = None,
     queue: int = 1,
+    given: Collection[str] = (),
 ) -> Estimate:
     """Estimate what a model needs on a chip, without weights and without a card.
 
@@ -199,25 +210,27 @@ def estimate(
         steps: passes of the denoiser of a pipeline for one picture.
         arguments: of the class, for a class of the user.
         queue: TASK_QUEUE_ENABLE of torch_npu.
+        given: names of the options that the user wrote: each that has no effect on this model and mode is refused.
 
     Raises:
-        UsageError: the model cannot be made, does not do this, or cannot be divided so.
+        UsageError: the model cannot be made, does not do this, or cannot be divided so; an option has no effect.
         PackageError: the library of the model is not installed.
     """
     layout = layout or Layout()
     components = load(model, work.dtype, arguments=arguments)
     parts = [_part(each) for each in components]
     usual: Mode = "prefill" if len(components) == 1 and components[0].is_language_model else "forward"
-    work = _with_sharding(replace(work, mode=work.mode or usual), layout)
-    fused = chip.core_structure != "unified"
-    notes: list[str] = (
-        [] if fused else ["attention is composed of products and a softmax: this chip has no fused kernel"]
-    )
+    work = replace(work, mode=work.mode or usual)
+    refuse_without_effect(given, _asked(components, work))
+    work = _with_sharding(work, layout)
+    notes = [note] if (note := rates_of(chip).not_used) else []
+    if not has_fused_attention(chip):
+        notes.append("attention is composed of products and a softmax: this chip has no fused kernel")
     if len(components) > 1:
-        return _pipeline(model, chip, work, layout, components, parts, steps, queue, fused, notes)
+        return _pipeline(model, chip, work, layout, components, parts, steps, queue, notes)
     component = components[0]
     _check_mode(component, work.mode)
-    runs = _runs(model, component, work, layout, fused, arguments)
+    runs = _runs(model, component, work, layout, chip)
     notes += [note for _, one in runs for note in one.notes]
     notes += [*component.notes, *_experts_notes(component, work)]
     memory = _memory(chip, layout, work, runs)
@@ -231,13 +244,33 @@ def estimate(
     return Estimate(model, chip, work, layout, tuple(parts), memory, time, why, _notes(notes, layout, work))
 
 
+def _asked(components: Sequence[Component], work: Work) -> Asked:
+    """Facts about what is estimated that options depend on."""
+    first = components[0]
+    kind = first.library or "class"
+    if len(components) > 1:
+        kind = "pipeline"
+    elif first.is_language_model:
+        kind = "language model"
+    elif kind == "transformers":
+        kind = "pictures" if getattr(first.module, "main_input_name", "") == "pixel_values" else "text"
+    elif first.module.__class__.__name__ not in SIZED and kind == "diffusers":
+        kind = "class"
+    return Asked(
+        work.mode or "forward",
+        work.graph,
+        kind,
+        len(components) == 1 and any(True for _ in _experts(first.module)),
+        any(each.name in _DENOISERS for each in components),
+        bool(work.inputs),
+    )
+
+
 def _with_sharding(work: Work, layout: Layout) -> Work:
     if work.mode != "train":
-        if layout.zero or layout.micro_batches > 1 or work.checkpointing or work.master:
-            raise UsageError(
-                "--zero, --micro-batches, --checkpointing and --master-weights belong to --mode train.",
-                do="leave them out, or add --mode train",
-            )
+        given = {"zero": layout.zero, "micro_batches": layout.micro_batches > 1,
+                 "checkpointing": work.checkpointing, "master": work.master}  # fmt: skip
+        refuse_without_effect([name for name, value in given.items() if value], Asked(work.mode, work.graph, ""))
         return work
     return replace(
         work,
@@ -280,7 +313,6 @@ def _experts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def _part(component: Component) -> Part:
     module = component.module
     total = sum(each.numel() for each in module.parameters())
-    weights = sum(each.numel() * each.element_size() for each in module.parameters())
     chosen = getattr(component.config, "num_experts_per_tok", None) if component.library == "transformers" else None
     idle = 0
     if chosen:
@@ -288,7 +320,7 @@ def _part(component: Component) -> Part:
             held = sum(each.numel() for each in part.parameters(recurse=False))
             count: Any = part.num_experts
             idle += held * max(count - chosen, 0) // count
-    return Part(component.name, type(module).__name__, total, total - idle, weights)
+    return Part(component.name, type(module).__name__, total, total - idle, component.weight_bytes())
 
 
 def _experts_notes(component: Component, work: Work) -> list[str]:
@@ -302,13 +334,11 @@ def _experts_notes(component: Component, work: Work) -> list[str]:
 # ---- the part of one card
 
 
-def _runs(
-    model: str, component: Component, work: Work, layout: Layout, fused: bool, arguments: dict[str, Any] | None
-) -> list[tuple[Stage, Recording]]:
+def _runs(model: str, component: Component, work: Work, layout: Layout, chip: Chip) -> list[tuple[Stage, Recording]]:
     """The stages that differ: the first and the last one of a pipeline, or the whole."""
     if layout.tp == layout.pp == layout.ep == 1:
         whole = Stage(component.module, list(component.module.parameters()), _expert_ids(component.module))
-        return [(whole, record(component, work, whole, fused=fused))]
+        return [(whole, record(component, work, chip, whole))]
     if component.library != "transformers" or not component.is_language_model:
         raise UsageError(
             f"--tp, --pp and --ep divide language models of transformers, and {component.name} is none.",
@@ -323,7 +353,7 @@ def _runs(
         stages = [Stage(mine.module, list(mine.module.parameters()), _expert_ids(mine.module))]
     else:
         stages = _stages(mine.module)
-    return [(stage, record(mine, work, stage, fused=fused)) for stage in stages]
+    return [(stage, record(mine, work, chip, stage)) for stage in stages]
 
 
 def _stages(module: Any) -> list[Stage]:
@@ -474,31 +504,30 @@ def _time(
 
 def _together(timelines: Iterable[tuple[Timeline, int]], total: Span) -> Time:
     """The time of timelines that each run several times; `total` may be more than their sum."""
-    host = NOTHING
+    host = aside = NOTHING
     busy: dict[str, Span] = {}
     launches: Counter[str] = Counter()
     for line, times in timelines:
-        host = host.plus(line.host.times(times))
+        host, aside = host.plus(line.host.times(times)), aside.plus(line.aside.times(times))
         for kind, span in line.busy.items():
             busy[kind] = busy.get(kind, NOTHING).plus(span.times(times))
             launches[kind] += line.calls[kind] * times
     card = total_of(busy.values())
     kinds = sorted(((kind, launches[kind], span) for kind, span in busy.items()), key=lambda each: -each[2].likely)
-    return Time(total, host, card, "host" if host.likely > card.likely else "card", tuple(kinds))
+    return Time(total, host, aside, card, tuple(kinds))
 
 
 def _speed(work: Work, layout: Layout, total: Span) -> Span:
     if work.mode == "forward" or not total.likely:
         return NOTHING
-    tokens = work.batch * layout.dp * (1 if work.mode == "decode" else work.length)
+    tokens = tokens_of(work) * layout.dp
     tokens *= layout.micro_batches if work.mode == "train" else 1
     return Span(tokens / total.high, tokens / total.likely, tokens / total.low)
 
 
 def _hidden_bytes(component: Component, work: Work) -> int:
     text = component.config.get_text_config()
-    tokens = work.batch * (1 if work.mode == "decode" else work.length)
-    return int(tokens * text.hidden_size * (4 if work.dtype == "float32" else 2))
+    return int(tokens_of(work) * text.hidden_size * (4 if work.dtype == "float32" else 2))
 
 
 def _with_collectives(
@@ -556,7 +585,6 @@ def _pipeline(
     parts: Sequence[Part],
     steps: int,
     queue: int,
-    fused: bool,
     notes: list[str],
 ) -> Estimate:
     """All components are on the card, and run one after the other: encoders, denoiser, decoder."""
@@ -573,12 +601,12 @@ def _pipeline(
     largest: dict[str, int] = {}
     peak = 0
     for component, part in zip(components, parts, strict=True):
-        denoises = component.name in ("unet", "transformer")
+        denoises = component.name in _DENOISERS
         doubled = component.name == "unet"
         own = replace(work, batch=work.batch * 2 if doubled else work.batch, length=512)
         if doubled:
             notes.append("the UNet runs on a doubled batch: with and without the text (classifier-free guidance)")
-        one = record(component, own, fused=fused)
+        one = record(component, own, chip)
         notes += [*component.notes, *one.notes]
         others = weights - part.weight_bytes
         if one.memory.peak + others > peak:

@@ -94,12 +94,13 @@ def _time(one: Estimate) -> list[RenderableType]:
     if time is None:
         return terminal.field("time", f"unknown: {one.why_no_time}", label_width=12)
     bound = {
-        "host": "the host needs longer to launch than the card to compute",
-        "card": "the card computes longer than the host launches",
+        "launches": "host-bound: the host needs longer to launch than the card to compute",
+        "copies": "host-bound: the host needs longer to go on after its waits than to launch, and than the card",
+        "card": "card-bound: the card computes longer than the host launches",
     }[time.bound]
-    lines = [f"{span_text(time.total)} a step (estimate); {time.bound}-bound: {bound}"]
+    lines = [f"{span_text(time.total)} a step (estimate); {bound}"]
     if len(one.parts) > 1:
-        lines = [f"{span_text(time.total)} for one picture (estimate); {time.bound}-bound: {bound}"]
+        lines = [f"{span_text(time.total)} for one picture (estimate); {bound}"]
     lines.append(f"card busy {span_text(time.card)}, host busy {span_text(time.host)}")
     if time.waits:
         times = "once" if time.waits == 1 else f"{time.waits} times"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from toprope.errors import PackageError, UsageError
+from toprope.estimate.quantised import Quantised, quantised_of
 from toprope.extras import advice
 
 __all__ = ["DTYPES", "Component", "dtype_of", "load", "quiet"]
@@ -35,6 +36,7 @@ class Component:
         library: "transformers", "diffusers", or "" for a class of the user.
         config: transformers' configuration; what diffusers' config.json says.
         notes: what was left out of it.
+        quantised: how its weights are stored; None for the dtype that was asked for.
     """
 
     name: str
@@ -42,6 +44,29 @@ class Component:
     library: str
     config: Any = None
     notes: tuple[str, ...] = ()
+    quantised: Quantised | None = None
+
+    def quantised_weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights that are stored as `quantised` says: of linear layers and of experts."""
+        if self.quantised is None:
+            return
+        for name, module in self.module.named_modules():
+            if self.quantised.covers(name):
+                of_experts = isinstance(getattr(module, "num_experts", None), int)
+                for parameter in module.parameters(recurse=False):
+                    if (isinstance(module, torch.nn.Linear) and parameter.dim() == 2) or (
+                        of_experts and parameter.dim() == 3
+                    ):
+                        yield parameter
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, as they are stored."""
+        stored = {id(each) for each in self.quantised_weights()}
+        bits = 0.0 if self.quantised is None else self.quantised.bits_in_memory
+        total = 0.0
+        for each in self.module.parameters():
+            total += each.numel() * (bits / 8 if id(each) in stored else each.element_size())
+        return round(total)
 
     @property
     def is_language_model(self) -> bool:
@@ -136,9 +161,15 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(
+            f"{path} cannot be read.",
+            looked_at=f"{type(error).__name__}: {error}",
+            do="give the file as the library wrote it: text in JSON",
+        ) from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path} is no configuration: it has no names.")
+        raise UsageError(
+            f"{path} is no configuration: it has no names.", do="name the config.json of a model, or its folder"
+        )
     return data
 
 
@@ -178,7 +209,9 @@ def _pipeline(path: Path, dtype: torch.dtype) -> list[Component]:
         elif isinstance(entry, list) and any(entry):
             left_out.append(f"{name} ({entry[-1]}) is not counted: its class is in neither transformers nor diffusers")
     if not made:
-        raise UsageError(f"{path} names no component with weights.")
+        raise UsageError(
+            f"{path} names no component with weights.", do="name the model_index.json of a pipeline of diffusers"
+        )
     made[0].notes += tuple(left_out)
     return made
 
@@ -190,13 +223,18 @@ def _without_weights(name: str) -> bool:
 def _of_config(path: Path, dtype: torch.dtype, *, name: str = "", cls: str = "", change: Any = None) -> Component:
     data = _read(path)
     notes: tuple[str, ...] = ()
-    if data.pop("quantization_config", None):
-        notes = ("the configuration has quantised weights, and they are taken to be of the dtype that is asked for",)
+    quantised = quantised_of(data)
+    if quantised is not None:
+        notes = (f"weights of linear layers are stored by {quantised.text}; activations are of the dtype asked for",)
+    elif unknown := data.get("quantization_config"):
+        method = unknown.get("quant_method") if isinstance(unknown, dict) else None
+        notes = (f"weights are quantised by a method not known here ({method}): counted in the dtype asked for",)
+    data.pop("quantization_config", None)
     if "_class_name" in data:
         cls = cls or str(data["_class_name"])
         kind = _class_of("diffusers", cls, path)
         module = _build(lambda: kind.from_config(data), dtype, path)
-        return Component(name or cls, module, "diffusers", data, notes)
+        return Component(name or cls, module, "diffusers", data, notes, quantised)
     if "model_type" not in data:
         raise UsageError(
             f"{path} has neither model_type (of transformers) nor _class_name (of diffusers).",
@@ -223,7 +261,7 @@ def _of_config(path: Path, dtype: torch.dtype, *, name: str = "", cls: str = "",
     else:
         auto = transformers.AutoModelForCausalLM
         module = _build(lambda: auto.from_config(config, dtype=dtype), dtype, path)
-    return Component(name or type(module).__name__, module, "transformers", config, notes)
+    return Component(name or type(module).__name__, module, "transformers", config, notes, quantised)
 
 
 def _build(make: Any, dtype: torch.dtype, path: Path) -> Any:
@@ -254,7 +292,10 @@ def _of_class(module: str, name: str, dtype: torch.dtype, arguments: dict[str, A
             do="give its arguments with --kwargs; weights must not be read when it is made",
         ) from error
     if not isinstance(made, torch.nn.Module):
-        raise UsageError(f"{module}:{name} gives {type(made).__name__}, which is no torch.nn.Module.")
+        raise UsageError(
+            f"{module}:{name} gives {type(made).__name__}, which is no torch.nn.Module.",
+            do="name a class of modules, or a function that returns one",
+        )
     if any(each.device.type != "meta" for each in made.parameters()):
         made = made.to("meta")
     return Component(name, made, "")
@@ -267,7 +308,7 @@ def _module(name: str) -> Any:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
     if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
+        raise UsageError(f"there is no file {path}.", do="name a file of Python that has the class: FILE.py:Class")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None  # a file that ends with .py has one

@@ -18,6 +18,11 @@ from toprope.estimate.stored import StoredRates, stored_for
 __all__ = ["OWN_LAUNCH", "Rates", "UnknownRateError", "rates_of", "shipped_rates"]
 
 _MICRO = 1e-6
+_MEANING = {
+    "memory_gb_per_s": "the bandwidth of the memory (memory_gb_per_s)",
+    "cube_cores": "the number of cube cores",
+    "cube_mhz": "the clock",
+}
 OWN_LAUNCH = ("matmul", "softmax", "normalisation", "attention")
 """Kinds of operators whose launch takes longer than others."""
 
@@ -39,11 +44,13 @@ class Rates:
         chip: the chip.
         table: what is attained of the chip's figures, as rates.toml has it.
         stored: figures of the user's own card that are in the table; None where there are none.
+        not_used: why stored figures are not in the table; "" where they are, or where there are none.
     """
 
     chip: Chip
     table: dict[str, Any]
     stored: StoredRates | None = None
+    not_used: str = ""
 
     def seconds(self, cost: Cost) -> Span:
         """Return the time of an operator on the card, from the first core that begins to the last that ends."""
@@ -110,7 +117,9 @@ class Rates:
     def _known(self, name: str) -> float:
         value = getattr(self.chip, name)
         if value is None:
-            raise UnknownRateError(f"no source gives {name} of the {self.chip.name}")
+            raise UnknownRateError(
+                f"no public source gives {_MEANING[name]} of the {self.chip.name}, which times rest on"
+            )
         return float(value)
 
     def _peak(self, dtype: str) -> float:
@@ -132,7 +141,7 @@ class Rates:
         return float(self._known("memory_gb_per_s") * 1e9 * self.table["memory"]["attained"])
 
     def _moved(self, cost: Cost) -> float:
-        """Bytes at the rate of the level-2 cache where they fit into it, at the memory's where they do not."""
+        """Time of bytes at the rate of the level-2 cache where it holds them, else at the memory's."""
         figures = self.table["memory"]
         memory = self._memory_rate()
         if self.chip.l2_mib is None or self.chip.cube_mhz is None:
@@ -141,7 +150,8 @@ class Rates:
         filled = cost.bytes / (self.chip.l2_mib * 2**20)
         share = float((filled - figures["l2_full"]) / (figures["l2_none"] - figures["l2_full"]))
         share = min(max(share, 0.0), 1.0)
-        return float(cost.bytes * (share / memory + (1 - share) / cache))
+        warm = cost.bytes - cost.cold
+        return float(cost.cold / memory + warm * (share / memory + (1 - share) / cache))
 
     def _elements_per_second(self, cost: Cost) -> float:
         figures = self.table["vector"]
@@ -221,8 +231,8 @@ _SECTIONS = {"matmul": "products", "convolution": "convolution", "attention": "a
 
 def rates_of(chip: Chip) -> Rates:
     """The rates of a chip: those of the user's own card where some are stored (`toprope calibrate`)."""
-    stored = stored_for(chip.name, _table())
-    return Rates(chip, _table() if stored is None else stored.into(_table()), stored)
+    stored, not_used = stored_for(chip.name, _table())
+    return Rates(chip, _table() if stored is None else stored.into(_table()), stored, not_used)
 
 
 def shipped_rates(chip: Chip) -> Rates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -13,9 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toprope.errors import UsageError
-from toprope.estimate.calls import OperatorCall, Role, TensorShape
+from toprope.estimate.calls import OperatorCall, Role, TensorShape, item_bits
 from toprope.estimate.ledger import Block, Ledger
 from toprope.estimate.meta_attention import FusedAttention, fused_attention
+from toprope.estimate.quantised import Quantised
 
 __all__ = ["Event", "Experts", "Recorder", "tensors_in"]
 
@@ -23,6 +24,7 @@ Experts = str
 """How a product of many experts runs: "loop", one product after the other, or "grouped", one kernel."""
 
 _WITHOUT_KERNEL = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh", "aten::alias")
+_HALVES = ("bfloat16", "float16")
 _VALUE = "aten::_local_scalar_dense"
 _NEEDS_VALUES = (_VALUE, "aten::item", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
 _ASSUMED = {"all": True, "any": False}
@@ -85,6 +87,31 @@ def tensors_in(value: Any, *, _seen: set[int] | None = None) -> Iterator[torch.T
         yield from tensors_in(part, _seen=seen)
 
 
+class _Cache:
+    """Blocks of memory that the level-2 cache may hold, by the rule of csrc/core/signatures.cpp.
+
+    Args:
+        size: bytes that it holds; 0 where that is not known, and then nothing is called cold.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._touched = 0
+        self._blocks: dict[int, int] = {}
+
+    def touch(self, block: int, size: int) -> bool:
+        """Note that an operator touches a block; return True if it is not in the cache any more."""
+        before = self._blocks.get(block)
+        is_cold = self._size > 0 and (before is None or self._touched - before > self._size)
+        self._touched += size
+        self._blocks[block] = self._touched
+        return is_cold
+
+    def forget(self, block: int) -> None:
+        """Forget a block that was released."""
+        self._blocks.pop(block, None)
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each kernel that a card would launch, and each block of its memory. Nothing is computed.
 
@@ -94,6 +121,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         fused: whether the chip has the kernel of fused attention (910B and newer).
         experts: "loop" or "grouped".
+        cache: bytes of the level-2 cache; 0 where they are not known.
 
     Attributes:
         events: what the host did, in order.
@@ -101,14 +129,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase: name of the phase that events belong to.
     """
 
-    def __init__(self, *, fused: bool = True, experts: Experts = "loop") -> None:
+    def __init__(self, *, fused: bool = True, experts: Experts = "loop", cache: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.memory = Ledger()
         self.phase = "forward"
         self._experts = experts
+        self._cache = _Cache(cache)
+        self._stored: dict[int, Quantised] = {}
         self._blocks: dict[int, tuple[Any, Block]] = {}
-        self._attention = FusedAttention(self.emit) if fused else None
+        self._attention = FusedAttention(self.note) if fused else None
         self._library: torch.library.Library | None = None
 
     def __enter__(self) -> Self:
@@ -128,6 +158,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def emit(self, call: OperatorCall, times: int = 1) -> None:
         """Note a launch."""
         self.events.append(Event(call, times, self.phase))
+
+    def note(self, name: str, tensors: Iterable[tuple[torch.Tensor, Role]], operations: int = 0) -> None:
+        """Note a launch of a kernel with these tensors."""
+        self.emit(OperatorCall(name, tuple(self._shape(each, role) for each, role in tensors), operations))
+
+    def store(self, weights: Iterable[torch.Tensor], how: Quantised) -> None:
+        """Count weights as stored in fewer bits than their dtype has, before they are held."""
+        for each in weights:
+            self._stored[each.untyped_storage()._cdata] = how
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str, label: str = "") -> None:
         """Count the memory of tensors as of this kind, whether it was seen before or not."""
@@ -153,11 +192,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if new:
             name = schema.name.rpartition("::")[2]
             for each in new:
-                self._see(each, "activations", f"{name} {_dtype(each)} {list(each.shape)}")
+                kind = "optimizer temporaries" if self.phase == "optimizer" else "activations"
+                self._see(each, kind, f"{name} {_dtype(each)} {list(each.shape)}")
         if (not new and not (schema.writes and read)) or schema.name.startswith(_WITHOUT_KERNEL):
             return result
-        tensors = [_shape(each, "written" if written else "read") for each, written in read]
-        tensors += [_shape(each, "result") for each in new]
+        tensors = [self._shape(each, "written" if written else "read") for each, written in read]
+        tensors += [self._shape(each, "result") for each in new]
+        self._quantise_factor(tensors)
         if schema.name == "aten::_grouped_mm":
             self._grouped(tensors)
         else:
@@ -181,13 +222,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._blocks:
             return
-        block = self.memory.allocate(storage.nbytes(), kind, label)
+        block = self.memory.allocate(round(storage.nbytes() * self._share(tensor)), kind, label)
         reference = weakref.ref(storage, lambda _: self._forget(key, block))
         self._blocks[key] = reference, block
 
     def _forget(self, key: int, block: Block) -> None:
         self.memory.release(block)
         self._blocks.pop(key, None)
+        self._cache.forget(key)
+
+    def _share(self, tensor: torch.Tensor) -> float:
+        """Share of the bytes of its dtype that a tensor takes."""
+        how = self._stored.get(tensor.untyped_storage()._cdata)
+        return 1.0 if how is None else how.bits_in_memory / (8 * tensor.element_size())
+
+    def _shape(self, tensor: torch.Tensor, role: Role) -> TensorShape:
+        size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+        size = round(size * self._share(tensor))
+        key = tensor.untyped_storage()._cdata
+        cold = self._cache.touch(key, size) and role != "result"
+        dtype = self._stored[key].products if key in self._stored else ""
+        return TensorShape(dtype or _dtype(tensor), tuple(tensor.shape), role, size, not tensor.is_contiguous(), cold)
+
+    def _quantise_factor(self, tensors: list[TensorShape]) -> None:
+        """Quantise the activations of a product in 8 bits, by a kernel of its own."""
+        products = next((each.products for each in self._stored.values() if each.products), "")
+        if not products or not any(each.dtype == products for each in tensors):
+            return
+        for place, each in enumerate(tensors):
+            if each.role == "read" and each.dtype in _HALVES and len(each.sizes) > 1:
+                narrow = TensorShape(products, each.sizes, "result")
+                scales = TensorShape("float32", each.sizes[:-1], "result")
+                self.emit(OperatorCall("npu::npu_dynamic_quant", (each, narrow, scales)))
+                tensors[place] = replace(narrow, role="read")
+                return
 
     def _grouped(self, tensors: list[TensorShape]) -> None:
         """A product of the tokens of each expert; tokens are taken to be distributed evenly.
@@ -211,11 +279,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append(Event(None, 1, self.phase))
             roles: tuple[Role, ...] = ("read", "read", "written")
             each = tuple(map(TensorShape, dtypes, one, roles))
-            self.emit(OperatorCall("aten::mm", each), busy)
+            self.emit(OperatorCall("aten::mm", _as_stored(each, right)), busy)
             return
         operations = 2 * one[0][0] * one[0][1] * one[1][1] * busy
         used = TensorShape(right.dtype, (busy, *one[1]))
-        self.emit(OperatorCall("npu::npu_grouped_matmul", (left, used, result), operations))
+        self.emit(OperatorCall("npu::npu_grouped_matmul", _as_stored((left, used, result), right), operations))
 
 
 def _operands(schema: _Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -227,13 +295,15 @@ def _operands(schema: _Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             yield from ((each, written) for each in value if isinstance(each, torch.Tensor))
 
 
+def _as_stored(tensors: tuple[TensorShape, ...], weights: TensorShape) -> tuple[TensorShape, ...]:
+    """The tensors of a product whose second factor is a part of these weights, with the bytes that they take."""
+    share = 8 * weights.bytes / max(weights.elements * item_bits(weights.dtype), 1)
+    left, right, *others = tensors
+    return left, replace(right, bytes=round(right.bytes * min(share, 1.0))), *others
+
+
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _shape(tensor: torch.Tensor, role: Role) -> TensorShape:
-    size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-    return TensorShape(_dtype(tensor), tuple(tensor.shape), role, size, not tensor.is_contiguous())
 
 
 def _operations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tomllib
 from contextlib import suppress
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toprope.errors import SettingError, TopropeError, UsageError
+from toprope.errors import SettingError, UsageError
 from toprope.settings import config_dir
 
 __all__ = ["Figures", "StoredRates", "forget", "place", "read", "stored_for", "write"]
@@ -134,19 +133,20 @@ def _checked(name: str, value: Any, tables: dict[str, Any]) -> float | list[floa
     return made if isinstance(value, list) else made[0]
 
 
-def stored_for(chip: str, tables: dict[str, Any]) -> StoredRates | None:
-    """The stored rates of a chip; None where there are none, or none that can be read: the log then has a warning."""
+def stored_for(chip: str, tables: dict[str, Any]) -> tuple[StoredRates | None, str]:
+    """The stored rates of a chip, and why those that are there are not used; None and "" where none are stored."""
     try:
         path = place(chip)
         if not path.is_file():
-            return None
+            return None, ""
         found = read(path, tables)
     except SettingError:
-        return None  # no home folder, so nothing is stored
-    except TopropeError as error:
-        logging.getLogger("toprope").warning("%s", error)
-        return None
-    return found if found.chip == chip else None
+        return None, ""  # no home folder, so nothing is stored
+    except UsageError as error:
+        return None, f"{path} is damaged ({error.looked_at}); remove it: toprope calibrate --forget --chip {chip}"
+    if found.chip != chip:
+        return None, f"{path} has the rates of the {found.chip}; remove it: toprope calibrate --forget --chip {chip}"
+    return found, ""
 
 
 def write(rates: StoredRates, path: Path | None = None) -> Path:

@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from statistics import StatisticsError, median
@@ -86,6 +86,7 @@ class Measured:
         release: the release of torch_npu that the file's operators were chosen for.
         stopped: why it was stopped early; "" where it was not.
         parts: parts that failed, with the reason.
+        missing: parts that were not begun, with the reason.
     """
 
     facts: Mapping[str, Any]
@@ -93,6 +94,7 @@ class Measured:
     release: str
     stopped: str
     parts: Mapping[str, str]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def simulated(self) -> bool:
@@ -170,7 +172,9 @@ def read_measured(path: Path) -> Measured:
         results = tuple({"what": each["what"], **each} for each in data["results"])
         facts = {str(each["what"]): each["value"] for each in results if "value" in each}
         parts = {str(each["part"]): str(each["ended"]) for each in data["parts"] if each["ended"] != "ok"}
-        return Measured(facts, results, str(data["release"]), str(data["stopped"]), parts)
+        missing = {part: why for part, why in parts.items() if why.startswith("not begun")}
+        failed = {part: why for part, why in parts.items() if part not in missing}
+        return Measured(facts, results, str(data["release"]), str(data["stopped"]), failed, missing)
     except (OSError, UnicodeDecodeError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no file of `toprope verify`.",

@@ -2,7 +2,7 @@
 
 A file of its own: Python 3.8 or newer, torch and torch_npu; nothing else is imported. Run it where the card is:
 
-    python verify_card.py [--quick] [--only PART,...] [--device N] [--output verify_card.json]
+    python verify_card.py [--quick] [--only PART,...] [--device N] [--output verify_card.json] [--overwrite]
 
 It takes about five minutes and writes a JSON file without names of users, machines or folders, which can be attached
 to an issue. Each part runs in a process of its own with a limit of time; what fails is noted and the others go on.
@@ -510,6 +510,9 @@ class Parent:
                     self.part(name, seconds, environment, folder)
         except (KeyboardInterrupt, Interrupted) as error:
             stopped = str(error) or "stopped by the user"
+        begun = [each["part"] for each in self.ended]
+        why = "not begun: stopped early" if stopped else "not begun: not among those of --only"
+        self.ended += [{"part": each[0], "ended": why} for each in PARTS if each[0] not in begun]
         facts = {
             "format": FORMAT,
             "toprope": TABLES["toprope"],
@@ -593,12 +596,19 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions: a test of this file")
     parser.add_argument("--device", type=int, default=0, help="number of the card [0]")
     parser.add_argument("--output", default="verify_card.json", help="the file to write [verify_card.json]")
+    parser.add_argument("--overwrite", action="store_true", help="write the file where there is one already")
     parser.add_argument("--only", default="", help="parts, such as memory,operators: " + ", ".join(each[0] for each in PARTS))
     for name in ("--part", "--state"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.part:
+        known = [each[0] for each in PARTS]
+        unknown = [name for name in options.only.split(",") if name and name not in known]
+        if unknown:
+            parser.error("there is no part %s; do: choose from %s" % (", ".join(unknown), ", ".join(known)))
+        if os.path.exists(options.output) and not options.overwrite:
+            parser.error("%s is there already; do: name another with --output, or add --overwrite" % options.output)
         return Parent(options).run()
     import torch  # noqa: F401 - without torch_npu there is no torch.npu
     import torch_npu  # noqa: F401

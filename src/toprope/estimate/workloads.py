@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from toprope.chips import Chip
 from toprope.errors import UsageError
 from toprope.estimate.calls import OperatorCall, TensorShape
 from toprope.estimate.ledger import Ledger
@@ -16,10 +18,12 @@ from toprope.estimate.meta_kernels import kernels_of_torch_npu
 from toprope.estimate.models import Component, dtype_of, quiet
 from toprope.estimate.recorder import Event, Experts, Recorder, tensors_in
 
-__all__ = ["MODES", "OPTIMIZERS", "Recording", "Stage", "Work", "record"]
+__all__ = ["MODES", "OPTIMIZERS", "SIZED", "Recording", "Stage", "Work", "has_fused_attention", "record", "tokens_of"]
 
 Mode = Literal["forward", "prefill", "decode", "train"]
 MODES: tuple[Mode, ...] = ("forward", "prefill", "decode", "train")
+SIZED = ("UNet2DConditionModel", "FluxTransformer2DModel", "AutoencoderKL")
+"""Classes of diffusers whose inputs are known here, by the size of a picture."""
 OPTIMIZERS = ("adamw", "adamw-fused", "sgd")
 
 
@@ -106,14 +110,14 @@ class Stage:
     to_loss: bool = True
 
 
-def record(component: Component, work: Work, stage: Stage | None = None, *, fused: bool = True) -> Recording:
+def record(component: Component, work: Work, chip: Chip, stage: Stage | None = None) -> Recording:
     """Run a model, or a stage of it, on the meta device.
 
     Args:
         component: the model.
         work: what it does.
+        chip: whose kernels it calls.
         stage: the part of it that a card has; the whole by default.
-        fused: whether the chip has the kernel of fused attention.
 
     Raises:
         UsageError: the model cannot do this, or its inputs are not known.
@@ -121,9 +125,10 @@ def record(component: Component, work: Work, stage: Stage | None = None, *, fuse
     whole = Stage(component.module, list(component.module.parameters()))
     part = stage or whole
     experts: Experts = work.experts or ("grouped" if work.graph else "loop")
-    recorder = Recorder(fused=fused, experts=experts)
+    cache = (chip.l2_mib or 0) * 2**20
+    recorder = Recorder(fused=has_fused_attention(chip), experts=experts, cache=cache)
     run = _Run(component, work, part, recorder)
-    with quiet(), kernels_of_torch_npu(recorder.emit):
+    with quiet(), kernels_of_torch_npu(recorder.note):
         try:
             run.train() if work.mode == "train" else run.infer()
         except UsageError:
@@ -145,6 +150,19 @@ def record(component: Component, work: Work, stage: Stage | None = None, *, fuse
         (counts[0] * wide, counts[1] * wide),
         run.notes,
     )
+
+
+def tokens_of(work: Work) -> int:
+    """Tokens of a step on one card: those of the first input of two dimensions or more, where inputs are given."""
+    for shape, _ in work.inputs.values():
+        if len(shape) > 1:
+            return shape[0] * shape[1]
+    return work.batch * (1 if work.mode == "decode" else work.length)
+
+
+def has_fused_attention(chip: Chip) -> bool:
+    """Return True if the chip has the kernel of fused attention: 910B and newer."""
+    return chip.core_structure != "unified"
 
 
 def _counts(parameters: Iterable[torch.Tensor], experts: frozenset[int]) -> tuple[int, int]:
@@ -194,6 +212,12 @@ class _Run:
 
     def train(self) -> None:
         recorder, module, work = self.recorder, self.stage.module, self.work
+        if self.component.quantised is not None:
+            raise UsageError(
+                f"the weights of {self.component.name} are quantised, and such weights are not trained.",
+                looked_at=f"quantization_config: {self.component.quantised.text}",
+                do="use --mode prefill, or take the configuration of the model before it was quantised",
+            )
         module.train()
         self._checkpoint()
         optimizer = _Optimizer(self.stage, work, recorder)
@@ -219,6 +243,8 @@ class _Run:
                 recorder.memory.allocate(size * self.dtype.itemsize, "weights", "part of this card")
             recorder.memory.allocate(2 * _largest_layer(module), "weights of two layers, gathered")
             return
+        if self.component.quantised is not None:
+            recorder.store(self.component.quantised_weights(), self.component.quantised)
         recorder.hold(self.stage.parameters, "weights")
 
     def _checkpoint(self) -> None:
@@ -257,7 +283,10 @@ class _Run:
             return loss
         first = next(tensors_in(result), None)
         if first is None:
-            raise UsageError(f"{type(self.stage.module).__name__} gives no tensor, so there is nothing to train.")
+            raise UsageError(
+                f"{type(self.stage.module).__name__} gives no tensor, so there is nothing to train.",
+                do="let forward() return a tensor, or an object with the attribute `loss`",
+            )
         if not self.stage.to_loss:
             return first.sum()  # its gradient comes from the next card
         self.notes.append("the loss is the mean of the squares of the first result")
@@ -293,7 +322,10 @@ class _Run:
         names = [name for name in inspect.signature(self.stage.module.forward).parameters if name != "self"]
         unnamed = [name for name in found if name.isdigit()]
         if len(unnamed) > len(names):
-            raise UsageError(f"forward() takes {', '.join(names) or 'nothing'}, and {len(unnamed)} inputs are given.")
+            raise UsageError(
+                f"forward() takes {', '.join(names) or 'nothing'}, and {len(unnamed)} inputs are given.",
+                do="leave some out, or name each: --input NAME=1,3,224,224:float32",
+            )
         places = dict(zip(unnamed, names, strict=False))
         return {places.get(name, name): value for name, value in found.items()}
 
@@ -312,6 +344,8 @@ class _Run:
         if not self.component.is_language_model and most and tokens > most:
             tokens = most
             self.notes.append(f"{most} tokens, the most that it takes")
+        elif most:
+            self._check_positions(most)
         found: dict[str, Any] = {}
         if self.stage.from_ids:
             found["input_ids"] = self._empty(work.batch, tokens, dtype=torch.int64)
@@ -328,6 +362,30 @@ class _Run:
         elif "logits_to_keep" in taken and work.mode != "forward":
             found["logits_to_keep"] = 1
         return found
+
+    def _check_positions(self, most: int) -> None:
+        """Compare the tokens with the positions that a language model has.
+
+        Raises:
+            UsageError: positions are rows of a table, and it has fewer.
+        """
+        work = self.work
+        tokens = work.length + (work.mode == "decode")
+        if tokens <= most:
+            return
+        table = next(
+            (
+                name
+                for name, part in self.stage.module.named_modules()
+                if isinstance(part, torch.nn.Embedding) and most <= part.num_embeddings <= most + 8
+                and re.search(r"pos|wpe", name.rpartition(".")[2])
+            ),
+            None,
+        )  # fmt: skip
+        fact = f"{tokens:,} tokens are more than the {most:,} positions of the model (max_position_embeddings)"
+        if table is not None:
+            raise UsageError(f"{fact}.", looked_at=f"the table {table}", do=f"use --length {most - 1} or less")
+        self.notes.append(f"{fact}: it was not made for so long a text")
 
     def _of_diffusers(self) -> dict[str, Any]:
         module: Any = self.stage.module
@@ -369,7 +427,7 @@ class _Run:
             return {"z": self._empty(batch, config["latent_channels"], work.height // scale, work.width // scale)}
         raise UsageError(
             f"the inputs of {kind} are not known here.",
-            looked_at="known are UNet2DConditionModel, FluxTransformer2DModel, AutoencoderKL",
+            looked_at=f"known are {', '.join(SIZED)}",
             do="give each with --input: name=1,4096,64:bfloat16",
         )
 
@@ -435,7 +493,9 @@ class _Optimizer:
         self._work, self._recorder = work, recorder
         self._parameters = [each for each in stage.parameters if each.requires_grad]
         if not self._parameters:
-            raise UsageError(f"{type(stage.module).__name__} has no parameters that are trained.")
+            raise UsageError(
+                f"{type(stage.module).__name__} has no parameters that are trained.", do="use --mode forward"
+            )
         self._sizes = _parts(self._parameters, stage, work)
         self._sums: dict[int, torch.Tensor] = {}
         dtype = torch.float32 if work.master else dtype_of(work.dtype)

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.rule import Kind
@@ -116,7 +117,10 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     code = finding.rule.code
     if code in RUNS or code in QUESTIONS:  # an unconverted question is answered with no
         return False
-    if finding.held_back.endswith("of its own"):  # a method of the project, whose own code is ported
+    if finding.held_back == AS_CLASS:  # nothing is an instance of CUDA's class there
+        return False
+    own = finding.held_back.endswith("of its own") and "not known" not in finding.held_back
+    if own:  # a method of the project, whose own code is ported
         return False
     if isinstance(node, ast.Import | ast.ImportFrom) and finding.rule.kind is not Kind.PRESERVING:
         return not _is_tried(file, node)
@@ -315,13 +319,7 @@ class _Opened:
     def _kept(self, target: ast.expr, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Where what is assigned to a name, an attribute or a key is read."""
         if isinstance(target, ast.Name):
-            bindings = self.file.bindings(target)
-            for node, scope in self.file.walk.scopes.items():
-                if (
-                    isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
-                    and scope.find(node.id) is bindings
-                ):  # fmt: skip
-                    yield from self.by(node, positive)
+            yield from self._read(target.id, [each.node for each in self.file.bindings(target)], positive)
         elif isinstance(target, ast.Attribute):
             yield from self._attribute(target.attr, positive)
         elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
@@ -337,13 +335,9 @@ class _Opened:
             yield from self._read(alias.asname or alias.name, [statement], positive)
 
     def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where a name is read that one of these nodes binds."""
-        for node, scope in list(self.file.walk.scopes.items()):
-            if (
-                isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-                and any(each.node in bound_by for each in scope.find(name))
-            ):  # fmt: skip
-                yield from self.by(node, positive)
+        """What the answer opens where a name is read that one of these nodes binds."""
+        for each in self.file.reads(name, *bound_by):
+            yield from self.by(each, positive)
 
     def _attribute(self, name: str, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         for node in list(self.file.walk.scopes):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from toprope.port import conditions
+from toprope.port.context import Context
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -18,11 +19,12 @@ from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.no_import import why_no_import
+from toprope.port.project import WORDS, Project, facts_of, project_of
 from toprope.port.registry import Table, table
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["MOST_BYTES", "own_methods_of", "port"]
+__all__ = ["MOST_BYTES", "port"]
 
 MOST_BYTES = 2_000_000
 """Files larger than this are taken for generated ones, and skipped."""
@@ -33,10 +35,11 @@ def port(
     path: str = "",
     *,
     runtime: str = RUNTIME,
-    own_methods: frozenset[str] = frozenset(),
+    project: Project | None = None,
     leave: Callable[[Finding], bool] | None = None,
     assumed: dict[str, str] | None = None,
     rules: Table | None = None,
+    context: Context | None = None,
 ) -> Ported:
     """The port of one Python file.
 
@@ -44,10 +47,11 @@ def port(
         data: its bytes.
         path: its name, for the report.
         runtime: the module that ported code calls.
-        own_methods: names of the project's classes that have a method `cuda` of their own.
+        project: what is known of all the files that are ported; left out, what this one says.
         leave: says of a finding that it is not wanted: it is neither reported nor rewritten, only counted.
         assumed: names that mean something although the file does not import them.
         rules: the rules; all of them where left out.
+        context: what is known of the project and of the card.
 
     Returns:
         The file afterwards. One that cannot be read or parsed says so in `skipped` and stays as it is.
@@ -58,16 +62,17 @@ def port(
         ported.skipped = f"it has {len(data) / 1e6:.1f} MB: taken for a generated file"
         return ported
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not rules.words.search(data):
+    if not rules.words.search(data) and not (context is not None and context.mentions_extension(data)):
         return ported
     try:
         source = Source(data)
-        file = _look(source, rules, runtime, own_methods, assumed or {})
+        file = _look(source, rules, runtime, project, assumed or {}, context)
         ignored = ignored_lines(source)
         looked_at = [finding for finding in file.findings if not is_ignored(finding, ignored)]
         wanted = [finding for finding in looked_at if leave is None or not leave(finding)]
         deselected = [finding for finding in looked_at if leave is not None and leave(finding)]
         ported.ignored = len(file.findings) - len(wanted)
+        ported.operators = file.operators
         _settle(file, wanted)
         conditions.hold_back(file, wanted, deselected)
         text = _written(file, wanted, deselected)
@@ -79,14 +84,23 @@ def port(
     return ported
 
 
-def _look(source: Source, rules: Table, runtime: str, own: frozenset[str], assumed: dict[str, str]) -> File:
+def _look(
+    source: Source,
+    rules: Table,
+    runtime: str,
+    project: Project | None,
+    assumed: dict[str, str],
+    context: Context | None,
+) -> File:
     """The file with what the rules say about it."""
     tree = source.parse()
     try:
         walk = Walk(tree, rules.types, assumed)
     except RecursionError:
         raise UnreadableError("it is nested too deeply") from None
-    file = File(source, walk, runtime, own | own_methods_of(tree) if "def cuda(" in source.text else own)
+    if project is None and WORDS.search(source.data):
+        project = project_of([facts_of(tree)])
+    file = File(source, walk, runtime, project, context)
     index = 0
     while index < len(walk.nodes):
         node, end = walk.nodes[index]
@@ -96,16 +110,6 @@ def _look(source: Source, rules: Table, runtime: str, own: frozenset[str], assum
         if file.is_done(node) or any(handler(file, node) for handler in _asked(file, rules, node)):
             index = end
     return file
-
-
-def own_methods_of(tree: ast.Module) -> frozenset[str]:
-    """The names of the classes in a file that have a method `cuda` of their own."""
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    return frozenset(
-        each.name
-        for each in classes
-        if any(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name == "cuda" for item in each.body)
-    )
 
 
 def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.stand_ins import refused
 
 __all__ = ["Family"]
 
@@ -103,11 +104,14 @@ class Family:
 
         def handler(file: File, node: ast.expr) -> bool:
             parent = file.parent(node)
-            if function and not (isinstance(parent, ast.Call) and parent.func is node):
+            called = parent if isinstance(parent, ast.Call) and parent.func is node else None
+            name = table[file.dotted(node) or ""]
+            if function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
-                    file.report(rule, node, AS_CLASS)
+                    file.report(rule, node, held_back=AS_CLASS)
             elif not isinstance(node, ast.Name):
-                file.report(rule, node, edits=file.replace(node, file.portable(table[file.dotted(node) or ""])))
+                held = refused(name, called) if called is not None else ""
+                file.report(rule, node, edits=file.replace(node, file.portable(name)), held_back=held)
             return True
 
         self._register("reference", table)(handler)

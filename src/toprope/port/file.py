@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from toprope.port.context import Context
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
+from toprope.port.project import Project
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
+from toprope.port.scripted import scripted_functions
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "File"]
+__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
 
+VENDORED = "toprope_portable"
+"""The name of the one file of `--vendor`, without its suffix."""
+
 _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
+
+
+def is_runtime(module: str) -> bool:
+    """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
+    return module == RUNTIME or module.rpartition(".")[2] == VENDORED
 
 
 class File:
@@ -26,34 +38,58 @@ class File:
         source: its text.
         walk: the pass over its tree.
         runtime: the module that ported code calls.
-        own_methods: names of classes anywhere in the project that have a method `cuda` of their own.
+        project: what is known of all the files that are ported.
+        context: what is known of the project's folder and of the card.
 
     Attributes:
-        source, walk, runtime, own_methods: as given.
+        source, walk, runtime, project, context: as given.
         findings: what the rules reported so far.
         places: the same, each with the node that it is about.
+        operators: number of calls of torch's operators, as `Ported` has them.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
     """
 
     def __init__(
-        self, source: Source, walk: Walk, runtime: str = RUNTIME, own_methods: frozenset[str] = frozenset()
+        self,
+        source: Source,
+        walk: Walk,
+        runtime: str = RUNTIME,
+        project: Project | None = None,
+        context: Context | None = None,
     ) -> None:
         self.source = source
         self.walk = walk
         self.runtime = runtime
-        self.own_methods = own_methods
+        self.project = project or Project()
+        self.context = Context() if context is None else context
+        self.operators: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self.places: list[tuple[Finding, ast.AST]] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
+        self._scripted = self._find_scripted()
         self.alias, self.imports_runtime = self._find_alias()
 
     def _find_alias(self) -> tuple[str, bool]:
-        for name, bindings in self.walk.module.bindings.items():
-            if all(each.imported == self.runtime for each in bindings):
-                return name, True
+        found = {
+            name: str(bindings[0].imported)
+            for name, bindings in self.walk.module.bindings.items()
+            if len({each.imported for each in bindings}) == 1
+        }
+        for is_it in (self.runtime.__eq__, is_runtime):
+            for name, imported in found.items():
+                if is_it(imported):
+                    return name, True
         return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
+
+    def _find_scripted(self) -> list[tuple[int, int]]:
+        """Return where the functions begin and end that TorchScript compiles."""
+        scripted = self.project.scripted
+        if not scripted:
+            return []
+        found = scripted_functions(self.walk.module.node, scripted)
+        return [self.source.span(each) for each in found]
 
     # What it means
 
@@ -64,11 +100,17 @@ class File:
         """
         return None if node is None else self.walk.dotted(node)
 
+    def of_runtime(self, node: ast.AST | None) -> str | None:
+        """The runtime module's name for what a name or attribute means, whatever module of it the file imports.
+
+        "device_ids" for `portable.device_ids`, also where that is the one file of `--vendor`; None for all else.
+        """
+        module, _, name = (self.dotted(node) or "").rpartition(".")
+        return name if module == self.runtime or is_runtime(module) else None
+
     def calls_runtime(self, node: ast.AST | None, *names: str) -> bool:
-        """Whether a node is a call of one of these functions of the runtime module, wherever that module is."""
-        full = (self.dotted(node.func) or "") if isinstance(node, ast.Call) else ""
-        module, _, name = full.rpartition(".")
-        return name in names and (module == self.runtime or module.endswith("portable"))
+        """Whether a node is a call of one of these functions of the runtime module."""
+        return isinstance(node, ast.Call) and self.of_runtime(node.func) in names
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
         """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
@@ -84,9 +126,25 @@ class File:
             at = self.walk.parents.get(at)
         return self.walk.module
 
+    def is_scripted(self, node: ast.AST) -> bool:
+        """Return whether a node is in a function that TorchScript compiles, or may compile."""
+        if not self._scripted:
+            return False
+        at, _ = self.source.span(node)
+        return any(start <= at < end for start, end in self._scripted)
+
     def bindings(self, node: ast.Name) -> list[Binding]:
         """Every place of the file where the name that stands here gets a value."""
         return self.scope(node).find(node.id)
+
+    def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
+        """Where a name is read that one of these statements, parameters or names binds."""
+        return [
+            node
+            for node, scope in self.walk.scopes.items()
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            and any(each.node in bound_by for each in scope.find(name))
+        ]  # fmt: skip
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node around a node; None for the file's own statements."""
@@ -168,6 +226,10 @@ class File:
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
         if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
             held_back = "its place inside the f-string is not known exactly"
+        if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            held_back = held_back or "it is assigned to"
+        if self.is_scripted(node):
+            held_back = held_back or "TorchScript compiles it, or may: it knows torch's own names alone"
         finding = Finding(
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
         )

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from toprope.port.edits import Edit
 from toprope.port.rule import Kind, Rule
 
-__all__ = ["Finding", "Ported"]
+__all__ = ["DEPENDS", "KNOWN", "Finding", "Ported"]
+
+KNOWN = ""
+"""Key of calls that the tables of operators decide, in `Ported.operators`."""
+DEPENDS = "*"
+"""Key of calls that run on the card or on the host by their arguments."""
 
 
 @dataclass
@@ -70,6 +75,7 @@ class Ported:
         skipped: why it was not looked at, as a sentence without a full stop; "" where it was.
         lines: number of its lines, 0 where it was skipped.
         ignored: how many places a comment or an option left out.
+        operators: number of calls of torch's operators: under KNOWN, under DEPENDS, or under a name that no table has.
         beside: name and bytes of a file that is put beside it where it is written, and must not be there yet.
     """
 
@@ -80,6 +86,7 @@ class Ported:
     skipped: str = ""
     lines: int = 0
     ignored: int = 0
+    operators: Counter[str] = field(default_factory=Counter)
     beside: tuple[str, bytes] | None = None
 
     @property

@@ -7,7 +7,7 @@ import re
 from toprope.port.finding import Finding
 from toprope.port.source import Source
 
-__all__ = ["ignored_lines", "ignored_text_lines", "is_ignored"]
+__all__ = ["ignored_lines", "ignored_source_lines", "ignored_text_lines", "is_ignored"]
 
 _COMMENT = re.compile(r"#\s*(?:toprope|portable)\s*:\s*ignore(?:\s*\[([^\]]*)\])?(?![\w\[])", re.IGNORECASE)
 
@@ -25,6 +25,11 @@ def ignored_text_lines(text: str) -> dict[int, frozenset[str]]:
     """The same for a file that is not Python: a # is a comment wherever it stands."""
     lines = enumerate(text.splitlines(), 1)
     return {number: _codes(match) for number, line in lines if (match := _COMMENT.search(line))}
+
+
+def ignored_source_lines(text: str) -> dict[int, frozenset[str]]:
+    """The same for C and C++, where a comment begins with //."""
+    return ignored_text_lines(text.replace("//", "# "))
 
 
 def _codes(match: re.Match[str]) -> frozenset[str]:

@@ -13,16 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from toprope.port.context import Context
 from toprope.port.engine import port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
 from toprope.port.finding import Finding, Ported
 from toprope.port.notebook_json import Cell, code_cells, with_cells
+from toprope.port.project import Project
 from toprope.port.registry import table
 from toprope.port.source import UnreadableError, parse
 
-__all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook"]
+__all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook", "program_of"]
 
 MOST_NOTEBOOK_BYTES = 100_000_000
 """Notebooks larger than this are skipped. They hold pictures, so they are larger than programs."""
@@ -103,8 +105,9 @@ def port_notebook(
     path: str = "",
     *,
     runtime: str = RUNTIME,
-    own_methods: frozenset[str] = frozenset(),
+    project: Project | None = None,
     leave: Callable[[Finding], bool] | None = None,
+    context: Context | None = None,
 ) -> Ported:
     """The port of one notebook.
 
@@ -112,14 +115,15 @@ def port_notebook(
         data: its bytes.
         path: its name, for the report.
         runtime: the module that ported code calls.
-        own_methods: names of the project's classes that have a method `cuda` of their own.
+        project: what is known of all the files that are ported; left out, what this one says.
         leave: says of a finding that it is not wanted.
+        context: what is known of the project and of the card.
 
     Returns:
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
     """
     ported = Ported(path, data, data)
-    if not table().words.search(data) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+    if not _concerns(data, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
         return ported
     try:
         text = data.decode("utf-8")
@@ -137,11 +141,11 @@ def port_notebook(
     codes = [_code(book, cell) for cell in cells]
     parts = [code for code in codes if code.python is not None]
     program = _program(book, parts)
-    done = port(program, path, runtime=runtime, own_methods=own_methods, leave=leave)
+    done = port(program, path, runtime=runtime, project=project, leave=leave, context=context)
     if not done.skipped and _unlooked(book, codes) & (_imported(program) - _imported(done.after)):
         # what was not looked at may use a name whose import would go
         stay = partial(_goes, leave)
-        done = port(program, path, runtime=runtime, own_methods=own_methods, leave=stay)
+        done = port(program, path, runtime=runtime, project=project, leave=stay, context=context)
     if done.skipped:  # each cell is Python, and all of them together are too long
         ported.skipped = done.skipped
         return ported
@@ -150,6 +154,7 @@ def port_notebook(
         (*book.findings, *done.findings), key=lambda each: (each.cell or 0, each.line, each.column, each.rule.code)
     )
     ported.ignored = done.ignored + book.ignored
+    ported.operators = done.operators
     ported.lines = sum(len(_LINE_END.findall(code.cell.text)) + 1 for code in codes)
     pieces = done.after.decode("utf-8").split(f"# {book.mark}\n")[1:]
     for code, piece in zip(parts, pieces, strict=True):
@@ -158,6 +163,21 @@ def port_notebook(
     if changed:
         ported.after = with_cells(text, changed).encode("utf-8")
     return ported
+
+
+def _concerns(data: bytes, context: Context | None) -> bool:
+    return bool(table().words.search(data)) or (context is not None and context.mentions_extension(data))
+
+
+def program_of(data: bytes) -> bytes:
+    """The code of a notebook as one program; empty where it cannot be read."""
+    try:
+        text = data.decode("utf-8")
+        book = _Notebook("", None, _mark(text))
+        codes = [_code(book, cell) for cell in code_cells(text)]
+    except (ValueError, RecursionError):
+        return b""
+    return _program(book, [code for code in codes if code.python is not None])
 
 
 def _imported(program: bytes) -> set[str]:

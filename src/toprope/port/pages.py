@@ -20,19 +20,20 @@ _KINDS = {
 }
 _LANGUAGES = {
     "TR106": "text", "TR106a": "text", "TR107": "dockerfile", "TR108": "sh", "TR108a": "sh", "TR110": "markdown",
-    "TR109": "text",
+    "TR109": "text", "TR120": "cpp", "TR120a": "cpp",
 }  # fmt: skip
 
 
 def page(rule: Rule) -> str:
     """The page of one rule."""
+    comment = "//" if _LANGUAGES.get(rule.code) == "cpp" else "#"
     parts = [
         f"# {rule.code}: {_plain(rule.title)}",
         f"{_KINDS[rule.kind]}.",
         rule.why,
         f"Known from: {rule.source}." if rule.source else "",
         *(_example(rule, example) for example in rule.examples),
-        f"`# toprope: ignore[{rule.code}]` at the end of a line leaves it as it is; [more](../port.md).",
+        f"`{comment} toprope: ignore[{rule.code}]` at the end of a line leaves it as it is; [more](../port.md).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -9,7 +9,9 @@ from enum import Enum, auto
 
 from toprope.port.file import File
 
-__all__ = ["Said", "Use", "device_name", "index_name", "is_text", "names_default", "said", "use"]
+__all__ = [
+    "Said", "Use", "device_name", "index_name", "is_card", "is_index", "is_text", "names_default", "said", "use",
+]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
 _DEVICE_NAME = re.compile(r"(?:^|_)(?:device|devices|dev|map_location|torch_device)(?:$|_|\d)", re.IGNORECASE)
@@ -33,10 +35,12 @@ class Said:
     Attributes:
         index: the number of the device, as text or as the node that stays; None for "the current one".
         chosen: whether the expression itself asks whether there is CUDA, and says "cpu" where there is none.
+        is_device: whether it is a torch.device already, not a text.
     """
 
     index: str | ast.expr | None = None
     chosen: bool = False
+    is_device: bool = False
 
     def pieces(self, function: str) -> tuple[str | ast.AST, ...]:
         """A call of a function with the number, as pieces of an edit."""
@@ -84,11 +88,22 @@ def said(file: File, node: ast.expr) -> Said | None:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, body, orelse = test.operand, orelse, body
-            if not (isinstance(orelse, ast.Constant) and orelse.value == "cpu" and _asks(file, test)):
+            made = _made(file, body), _made(file, orelse)
+            if not _asks(file, test) or None in made:
+                return None
+            (is_device, body), (is_other, orelse) = made  # type: ignore[misc]
+            if is_device is not is_other or not (isinstance(orelse, ast.Constant) and orelse.value == "cpu"):
                 return None
             named = said(file, body)
-            return None if named is None or named.chosen else Said(named.index, chosen=True)
+            return None if named is None or named.chosen else Said(named.index, chosen=True, is_device=is_device)
     return None
+
+
+def _made(file: File, node: ast.expr) -> tuple[bool, ast.expr] | None:
+    """Return whether a torch.device is made, and of what: `torch.device("cuda")`; None for several arguments."""
+    if isinstance(node, ast.Call) and file.dotted(node.func) == "torch.device":
+        return (True, node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    return False, node
 
 
 def _asks(file: File, test: ast.expr) -> bool:
@@ -120,6 +135,41 @@ def index_name(file: File, node: ast.expr) -> bool:
     """Whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return bool(_INDEX_NAME.fullmatch(name))
+
+
+_LISTS_OF_INDICES = re.compile(r"(?:gpu|device)_?(?:ids|idxs|indices|list)|gpus", re.IGNORECASE)
+_GIVES_INDEX = {
+    "torch.cuda.current_device", "torch.cuda.device_count", "torch.distributed.get_rank",
+    "torch.distributed.get_node_local_rank", "torch.distributed.distributed_c10d.get_rank",
+}  # fmt: skip
+
+
+def is_card(file: File, node: ast.expr) -> bool:
+    """Return whether it is a device's number in any context: 0, torch.cuda.current_device()."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    return isinstance(node, ast.Call) and file.dotted(node.func) == "torch.cuda.current_device"
+
+
+def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
+    """Return whether it is a device's number where it is used as a device: a number, a rank, a sum of these."""
+    if is_card(file, node) or index_name(file, node):
+        return True
+    match node:
+        case ast.Call(func=function):
+            return file.dotted(function) in _GIVES_INDEX or file.is_builtin(function, "int")
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Mod() | ast.FloorDiv(), right=right):
+            return not _is_text(left) and any(is_index(file, each, depth) for each in (left, right))
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return bool(_LISTS_OF_INDICES.fullmatch(name))
+        case ast.Name() if depth:
+            values = [binding.value for binding in file.bindings(node)]
+            return bool(values) and all(each is not None and is_index(file, each, depth - 1) for each in values)
+    return False
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def use(file: File, node: ast.expr) -> Use:
@@ -175,6 +225,8 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     name = file.dotted(call.func) if isinstance(call, ast.Call) else None
     if keyword.arg is None or not device_name(keyword.arg):
         return Use.UNKNOWN
+    if isinstance(call, ast.Call) and _is_compared(file, call, keyword.arg):
+        return Use.UNKNOWN
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
         return Use.UNKNOWN
     to = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "to_empty")
@@ -198,8 +250,14 @@ def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
             if isinstance(binding.node, ast.FunctionDef):
                 names = [each.arg for each in (*binding.node.args.posonlyargs, *binding.node.args.args)]
                 if position < len(names) and device_name(names[position]):
-                    return Use.TEXT
+                    return Use.UNKNOWN if _is_compared(file, call, position) else Use.TEXT
     return Use.UNKNOWN
+
+
+def _is_compared(file: File, call: ast.Call, argument: str | int) -> bool:
+    """Return whether a function of the project compares this argument with "cuda": another name changes its branch."""
+    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    return not (file.dotted(call.func) or "").startswith("torch.") and (called, argument) in file.project.compared
 
 
 def _default_use(arguments: ast.arguments, default: ast.AST) -> Use:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from toprope.port.finding import Finding, Ported
+from toprope.port.context import Target
+from toprope.port.finding import DEPENDS, KNOWN, Finding, Ported
+from toprope.port.folders import EXCLUDED, LeftAlone
 from toprope.port.rule import Kind
 from toprope.port.source import Source, UnreadableError
 
-__all__ = ["Totals", "as_dict", "diff", "text", "totals"]
+__all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 
+_MOST_NAMES = 8
 _NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
 
 
@@ -69,7 +72,15 @@ def totals(files: Sequence[Ported]) -> Totals:
     )
 
 
-def text(name: str, files: Sequence[Ported], *, written: bool = False, notes: Sequence[str] = ()) -> str:
+def text(
+    name: str,
+    files: Sequence[Ported],
+    *,
+    written: bool = False,
+    notes: Sequence[str] = (),
+    left_alone: Sequence[LeftAlone] = (),
+    card: Target | None = None,
+) -> str:
     """The report for a terminal: totals, then the places that need a person, one line each. Known ones are counted.
 
     Args:
@@ -77,10 +88,12 @@ def text(name: str, files: Sequence[Ported], *, written: bool = False, notes: Se
         files: the port of every file.
         written: whether the files were changed on the disk.
         notes: lines about the whole, below the totals.
+        left_alone: what was not looked at.
+        card: what operators were looked up for.
     """
     sums = totals(files)
     places = sum(sums.places.values())
-    lines = [f"{name}: {_many(sums.files, 'file')}, {sums.concerned} with CUDA in them, {_many(places, 'site')}"]
+    lines = [f"{name}: {_many(sums.files, 'file')}, {sums.concerned} with sites, {_many(places, 'site')}"]
     if places:
         review, left = sums.places[Kind.REVIEW], sums.places[Kind.NOT_CONVERTIBLE]
         rewritten = sums.converted[Kind.REVIEW]
@@ -96,6 +109,14 @@ def text(name: str, files: Sequence[Ported], *, written: bool = False, notes: Se
         lines.append(f"  known      {sums.known:5}   stand in the baseline, and are not listed here")
     if sums.seen:
         lines.append(f"  seen       {sums.seen:5}   reached torch when the trace was made")
+    lines += _operators(files, card)
+    named = sorted(left_alone, key=lambda each: -each.files)
+    lines += [f"  left alone {each.files:5}   {each.path}: {each.reason}" for each in named[:_MOST_NAMES]]
+    if len(named) > _MOST_NAMES:
+        rest = named[_MOST_NAMES:]
+        lines.append(f"  left alone {sum(each.files for each in rest):5}   in {len(rest)} more places: --format json")
+    if any(each.reason != EXCLUDED for each in left_alone):
+        lines.append("             --include 'GLOB', or a folder named itself, has them looked at")
     lines += notes
     if written:
         lines.append(f"{_many(sums.changed, 'file')} written")
@@ -105,6 +126,37 @@ def text(name: str, files: Sequence[Ported], *, written: bool = False, notes: Se
         lines += [_line(each, finding) for finding in each.findings if _is_for_a_person(finding)]
     lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
     return "\n".join(lines) + "\n"
+
+
+def _operators(files: Sequence[Ported], card: Target | None) -> list[str]:
+    """Lines on the calls of operators: how many the tables decide, and how many they do not."""
+    unknown, depends, calls = unknown_operators(files)
+    if card is None or not calls:
+        return []
+    lines = [f"  operators  {calls:5}   calls of torch's operators, looked up for {card.text}"]
+    if depends:
+        lines.append(
+            f"  depends    {depends:5}   of them run on the card or the host by their arguments: only a run shows it"
+        )
+    if unknown:
+        named = ", ".join(name for name, _ in unknown.most_common(_MOST_NAMES))
+        more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
+        lines.append(
+            f"  unknown    {sum(unknown.values()):5}   of them by {_many(len(unknown), 'name')} that the tables lack, "
+            f"which may run anywhere: {named}{more}"
+        )
+    return lines
+
+
+def unknown_operators(files: Sequence[Ported]) -> tuple[Counter[str], int, int]:
+    """Return calls by names that the tables lack, calls that depend on arguments, and all calls of operators."""
+    sums: Counter[str] = Counter()
+    for each in files:
+        sums.update(each.operators)
+    calls = sum(sums.values())
+    depends = sums.pop(DEPENDS, 0)
+    sums.pop(KNOWN, None)
+    return sums, depends, calls
 
 
 def _is_for_a_person(finding: Finding) -> bool:
@@ -161,9 +213,17 @@ def _lines(content: str) -> list[str]:
     return [*(f"{line}\n" for line in lines[:-1]), *([lines[-1]] if lines[-1] else [])]
 
 
-def as_dict(name: str, files: Sequence[Ported], *, written: bool = False) -> dict[str, Any]:
+def as_dict(
+    name: str,
+    files: Sequence[Ported],
+    *,
+    written: bool = False,
+    left_alone: Sequence[LeftAlone] = (),
+    card: Target | None = None,
+) -> dict[str, Any]:
     """The report for machines."""
     sums = totals(files)
+    unknown, depends, calls = unknown_operators(files)
     return {
         "name": name,
         "written": written,
@@ -177,6 +237,14 @@ def as_dict(name: str, files: Sequence[Ported], *, written: bool = False) -> dic
         "ignored": sums.ignored,
         "known": sums.known,
         "seen": sums.seen,
+        "left_alone": [{"path": str(each.path), "reason": each.reason, "files": each.files} for each in left_alone],
+        "operators": {
+            "chip": card and card.chip,
+            "torch_npu": card and card.release.text,
+            "calls": calls,
+            "depending_on_arguments": depends,
+            "unknown": dict(unknown.most_common()),
+        },
         "skipped": [{"path": each.path, "reason": each.skipped} for each in files if each.skipped],
         "findings": [_finding(each, finding) for each in files for finding in each.findings],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +16,18 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.engine import MOST_BYTES, own_methods_of, port
+from toprope.port.context import Context, Target
+from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
-from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook
+from toprope.port.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
+from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
+from toprope.port.project import WORDS, Facts, Project, facts_of, project_of
 from toprope.port.source import Source, UnreadableError
 from toprope.port.vendor import is_vendored
 
-__all__ = ["Choice", "find", "own_methods", "port_files"]
+__all__ = ["Choice", "Found", "find", "port_files", "project_in", "survey"]
 
 _LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages",
@@ -62,31 +65,82 @@ class Choice:
         )
 
 
+@dataclass(frozen=True)
+class Found:
+    """Files to port, and those that are left alone.
+
+    Attributes:
+        files: the files that have a kind, sorted, each once.
+        left_alone: folders and files that are not looked at, with the reason.
+    """
+
+    files: list[Path]
+    left_alone: list[LeftAlone]
+
+
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The files among paths and in folders that have a kind, sorted, each once. What is named itself is always taken.
+    """The files of `survey`."""
+    return survey(paths).files
+
+
+def survey(paths: Iterable[Path], exclude: Iterable[Pattern] = (), include: Iterable[Pattern] = ()) -> Found:
+    """Find the files among paths and in folders. What is named itself is always taken.
 
     Links to folders are not followed, so that a loop has an end; folders of version control, of environments and of
-    caches are left out, unless they are named themselves.
+    caches are left out without a word, vendored ones, submodules and records of old runs are named.
+
+    Args:
+        paths: files and folders.
+        exclude: what is left alone although it is the project's own.
+        include: what is looked at although it looks like code of others or records.
 
     Raises:
         UsageError: a path is not there.
     """
     found: dict[str, Path] = {}
+    left: list[LeftAlone] = []
+    exclude, include = list(exclude), list(include)
     for path in paths:
         if path.is_dir():
             for folder, folders, names in os.walk(path):
                 folders[:] = sorted(
                     name for name in folders if name not in _LEFT_OUT and not _is_environment(folder, name)
                 )
+                for name in list(folders):
+                    inner = os.path.join(folder, name)
+                    reason = _why(inner, exclude, include) if not os.path.islink(inner) else ""
+                    if reason:
+                        folders.remove(name)
+                        left.append(LeftAlone(Path(inner), reason, len(_in_folder(Path(inner)))))
                 for name in sorted(names):
                     file = Path(folder, name)
-                    if _kind(file) is not None:
+                    if _kind(file) is None:
+                        continue
+                    if any(pattern.matches(file) for pattern in exclude):
+                        left.append(LeftAlone(file, EXCLUDED, 1))
+                    else:
                         found.setdefault(os.path.realpath(file), file)
         elif path.exists():
             found.setdefault(os.path.realpath(path), path)
         else:
             raise UsageError(f"{path} is not there.", do="name files or folders of the program")
-    return list(found.values())
+    return Found(list(found.values()), [each for each in left if each.files])
+
+
+def _why(folder: str, exclude: Iterable[Pattern], include: Iterable[Pattern]) -> str:
+    if any(pattern.matches(folder) for pattern in exclude):
+        return EXCLUDED
+    reason = why_left_alone(folder)
+    return "" if reason and any(pattern.matches(folder) for pattern in include) else reason
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The files of a folder that have a kind."""
+    found = []
+    for inner, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and not _is_environment(inner, name)]
+        found += [file for name in names if _kind(file := Path(inner, name)) is not None]
+    return found
 
 
 def _is_environment(folder: str, name: str) -> bool:
@@ -110,18 +164,44 @@ def _kind(path: Path) -> FileKind | None:
     return FileKind.SHELL if first.rstrip().endswith(b"sh") else None
 
 
-def own_methods(files: Iterable[Path]) -> frozenset[str]:
-    """The names of the classes in these files that have a method `cuda` of their own."""
-    found: set[str] = set()
+def project_in(files: Sequence[Path]) -> Project:
+    """Collect the facts of these files. They are parsed only if one of them concerns the others."""
+    modules = _modules(files)
+    if not any(WORDS.search(_program(path)) for path in files):
+        return Project(modules=modules)
+    return project_of((_facts(_program(path)) for path in files), modules)
+
+
+def _program(path: Path) -> bytes:
+    """The code of a file in Python, or of a notebook; empty for other files and those that are not looked at."""
+    kind = _kind(path)
+    is_notebook = kind is FileKind.NOTEBOOK
+    if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK, None):
+        return b""
+    try:
+        if path.stat().st_size > (MOST_NOTEBOOK_BYTES if is_notebook else MOST_BYTES):
+            return b""
+        data = path.read_bytes()
+    except OSError:
+        return b""
+    return program_of(data) if is_notebook else data
+
+
+def _facts(data: bytes) -> Facts:
+    try:
+        return facts_of(Source(data).parse())
+    except (UnreadableError, RecursionError):
+        return Facts()
+
+
+def _modules(files: Sequence[Path]) -> frozenset[str]:
+    """The names under which these files may import each other: of files, and of the folders they are in."""
+    if not files:
+        return frozenset()
+    top = Path(os.path.commonpath([path.absolute().parent for path in files]))
+    found = {top.name} if (top / "__init__.py").exists() else set()
     for path in files:
-        if _kind(path) not in (FileKind.PYTHON, None):
-            continue
-        try:
-            data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-            if b"def cuda(" in data:
-                found |= own_methods_of(Source(data).parse())
-        except (OSError, UnreadableError):
-            continue
+        found |= {*path.absolute().parent.relative_to(top).parts, path.stem}
     return frozenset(found)
 
 
@@ -129,8 +209,9 @@ def port_files(
     files: Sequence[Path],
     *,
     choice: Choice | None = None,
-    runtime: str = RUNTIME,
+    runtime: Callable[[Path], str] | None = None,
     jobs: int = 1,
+    card: Target | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Ported]:
     """The port of every file, in their order.
@@ -138,11 +219,15 @@ def port_files(
     Args:
         files: from `find`.
         choice: which rules are wanted; all where left out.
-        runtime: the module that ported code calls.
+        runtime: gives the module that a file's ported code calls; toprope's own where left out.
         jobs: number of processes.
+        card: what operators are looked up for; a 910B3 where left out.
         progress: is told how many files are done.
     """
-    one = partial(_one, choice=choice or Choice(), runtime=runtime, own=own_methods(files))
+    modules = {} if runtime is None else {path: runtime(path) for path in files}
+    one = partial(
+        _one, choice=choice or Choice(), modules=modules, project=project_in(files), context=Context.of(files, card)
+    )
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
             yield one(path)
@@ -156,7 +241,7 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Ported:
+def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Project, context: Context) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -177,7 +262,8 @@ def _one(path: Path, choice: Choice, runtime: str, own: frozenset[str]) -> Porte
     gc.disable()  # trees are large, and gone at the end of each file
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
-        return one(data, name, runtime=runtime, own_methods=own, leave=choice.leaves)
+        module = modules.get(path, RUNTIME)
+        return one(data, name, runtime=module, project=project, leave=choice.leaves, context=context)
     finally:
         if collects:
             gc.enable()

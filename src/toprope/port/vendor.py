@@ -1,100 +1,134 @@
-"""The one file of `--vendor`: where it goes, and under which name ported programs import it."""
+"""The one file of `--vendor`: where its copies go, and under which names ported programs import it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.errors import UsageError
+from toprope.port.file import VENDORED
+from toprope.port.finding import Ported
+from toprope.port.placement import Place, Tree, package_of
 
-__all__ = ["NAME", "Vendored", "is_vendored", "present", "text", "where"]
-
-NAME = "toprope_portable"
-"""The file's name without its suffix."""
+__all__ = ["Vendoring", "is_vendored", "plan", "text", "uses"]
 
 _BEGINNING = b'"""Runs a program written for CUDA on an NPU, CUDA, another accelerator or the CPU. Put here by'
 
 
 @dataclass(frozen=True)
-class Vendored:
-    """The file in a project.
+class Vendoring:
+    """The copies of the file in a project.
 
     Attributes:
-        path: where it is, or goes.
-        module: the name under which the project's programs import it.
+        places: how each file imports it.
+        there: the copies that are there already.
+        lost: files that may not find the copy in the folder that the user wants.
     """
 
-    path: Path
-    module: str
+    places: dict[Path, Place]
+    there: tuple[Path, ...]
+    lost: tuple[Path, ...] = ()
 
-    def put(self) -> bool:
-        """Write it, unless it is there: it is the user's then. Returns whether it was written.
+    def module(self, path: Path) -> str:
+        """The name under which a file imports it."""
+        return self.places[path].module
+
+    def put(self, changed: Iterable[Path]) -> list[Path]:
+        """Write the copies that changed files need and that are not there. Returns those that were written.
+
+        A copy that the user changed is what the others are made from.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: one cannot be written, or another file has its name.
         """
-        try:
-            with self.path.open("xb") as file:
-                file.write(text())
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise UsageError(
-                f"{self.path} cannot be written: {error.strerror}.", do="name a folder of the program: --vendor=FOLDER"
-            ) from None
-        return True
+        wanted = {folder / f"{VENDORED}.py" for path in changed for folder in self.places[path].folders}
+        missing = sorted(wanted - set(_real(self.there)))
+        for path in missing:
+            if path.exists() and not is_vendored(path.read_bytes()):
+                raise UsageError(
+                    f"{path} is there, and is not the file of --vendor.",
+                    do="rename it, or name a folder: --vendor=FOLDER",
+                )
+        data = self.there[0].read_bytes() if self.there else text()
+        written = []
+        for path in missing:
+            try:
+                with path.open("xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise UsageError(
+                    f"{path} cannot be written: {error.strerror}.",
+                    do="name a folder of the program: --vendor=FOLDER",
+                ) from None
+            written.append(path)
+        return written
 
 
 def text() -> bytes:
     """The file's bytes."""
-    return Path(__file__).with_name("runtime.py").read_bytes()
+    return Path(__file__).parents[1].joinpath("device", "_portable_runtime.py").read_bytes()
 
 
 def is_vendored(data: bytes) -> bool:
-    """Whether these are the bytes of such a file, changed by its user or not."""
+    """Test for the bytes of such a file, changed by its user or not."""
     return data.startswith(_BEGINNING)
 
 
-def where(paths: Sequence[Path], folder: str = "") -> Vendored:
-    """Where the file goes.
+def uses(ported: Ported) -> bool:
+    """Test that a file, afterwards, imports a vendored one."""
+    return VENDORED.encode() in ported.after
+
+
+def plan(paths: Sequence[Path], files: Sequence[Path], folder: str | None = None) -> Vendoring | None:
+    """How the files import the vendored one.
 
     Args:
         paths: what is ported.
-        folder: where it is wanted; left out, the folder that holds all that is ported.
+        files: the files in it.
+        folder: where the user wants the file; "" for wherever each file finds it, None for what is there already.
+
+    Returns:
+        The plan; None where nothing is vendored.
 
     Raises:
         UsageError: there is no such folder.
     """
+    there = tuple(path for path in files if path.name == f"{VENDORED}.py" and _is_copy(path))
+    if folder is None and not there:
+        return None
+    if folder and not Path(folder).is_dir():
+        raise UsageError(f"{folder} is no folder.", do="name a folder of the program: --vendor=FOLDER")
+    tree = Tree(paths, files)
     if folder:
-        place = Path(folder)
-        if not place.is_dir():
-            raise UsageError(f"{folder} is no folder.", do="name a folder of the program: --vendor=FOLDER")
-    else:
-        tops = [path if path.is_dir() else path.parent for path in paths]
-        place = tops[0] if len(tops) == 1 else Path(os.path.commonpath([os.path.abspath(top) for top in tops]))
-    return _at(place / f"{NAME}.py")
+        place = _at(Path(folder))
+        lost = tuple(path for path in files if not tree.reaches(path, place))
+        return Vendoring(dict.fromkeys(files, place), there, lost)
+    packages = [place for place in (_at(path.parent) for path in there) if place.module != VENDORED]
+    places = {
+        path: next((place for place in packages if tree.reaches(path, place)), None) or tree.place(path)
+        for path in files
+    }
+    return Vendoring(places, there)
 
 
-def present(files: Iterable[Path]) -> Vendored | None:
-    """The file that an earlier port put among these files; None where there is none."""
-    for path in files:
-        if path.name == f"{NAME}.py":
-            try:
-                with path.open("rb") as file:
-                    if is_vendored(file.read(len(_BEGINNING))):
-                        return _at(path)
-            except OSError:
-                continue
-    return None
+def _is_copy(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return is_vendored(file.read(len(_BEGINNING)))
+    except OSError:
+        return False
 
 
-def _at(path: Path) -> Vendored:
-    """In a package the name begins with the package's; elsewhere a program imports what lies beside it."""
-    names = [NAME]
-    folder = path.absolute().parent
-    while (folder / "__init__.py").exists() and folder.name.isidentifier():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return Vendored(path, ".".join(names))
+def _real(paths: Iterable[Path]) -> list[Path]:
+    return [path.absolute() for path in paths]
+
+
+def _at(folder: Path) -> Place:
+    """In a package the name begins with the package's; elsewhere it is the file's alone."""
+    folder = folder.absolute()
+    package = package_of(folder)
+    names = [] if package is None else [package.name, *folder.relative_to(package).parts]
+    return Place(".".join([*names, VENDORED]), (folder,))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from toprope.estimate.attention import work_of
+from toprope.estimate.calls import OperatorCall
+from toprope.estimate.costs import cost_of
 from toprope.sim.dtypes import NUMBERS
 from toprope.sim.native import native
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["is_recorded", "recorded", "replayed", "unrecorded"]
+__all__ = ["Kernel", "is_recorded", "recorded", "replayed", "unrecorded"]
 
 _READ, _WRITTEN, _RESULT = range(3)
+_STRIDED, _COLD = 1, 2
+
+_OF_SEVERAL_KERNELS = ("matmul", "convolution", "other")
+"""Kinds of operators whose gradients are several kernels on a card too, or whose work is not known."""
 
 
 def is_recorded() -> bool:
@@ -25,7 +31,7 @@ def is_recorded() -> bool:
 
 
 def recorded(name: str, compute: Callable[[], Any], arguments: Mapping[str, Any], written: frozenset[str]) -> Any:
-    """Compute an operator and record it as one.
+    """Compute an operator and record it as one, and its gradient as one whenever it is computed.
 
     Args:
         name: "npu::npu_rms_norm".
@@ -33,9 +39,14 @@ def recorded(name: str, compute: Callable[[], Any], arguments: Mapping[str, Any]
         arguments: by the schema's names.
         written: names of the arguments that it writes.
     """
+    import torch
+
     library = native()
+    counts = not library.is_part()
     began = library.begin_composite()
+    first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     shapes: list[int] = []
+    taken: list[tuple[Tensor, tuple[int, ...]]] = []
     count = 0
     device = -1
     operations = 0
@@ -48,15 +59,78 @@ def recorded(name: str, compute: Callable[[], Any], arguments: Mapping[str, Any]
                 sizes = tuple(tensor.shape)
                 if argument == "query" and work is not None:
                     sizes = work.rows, work.head
-                _add(shapes, _WRITTEN if argument in written else _READ, tensor, sizes)
+                taken.append((tensor, sizes))
+                _add(shapes, _WRITTEN if argument in written else _READ, tensor, sizes, counts=counts)
                 count, device = count + 1, tensor.device.index
-        for tensor in _tensors(result):
-            _add(shapes, _RESULT, tensor, tuple(tensor.shape))
+        made = list(_tensors(result))
+        for tensor in made:
+            _add(shapes, _RESULT, tensor, tuple(tensor.shape), counts=counts)
             count, device = count + 1, tensor.device.index
+        if not written:
+            _record_gradient(name, taken, made, first, operations)
         return result
     finally:
         packed = (ctypes.c_int64 * len(shapes))(*shapes)
         library.end_composite(name.encode(), device, began, operations, packed, count)
+
+
+def _record_gradient(
+    name: str, taken: Sequence[tuple[Tensor, tuple[int, ...]]], made: Sequence[Tensor], first: int, operations: int
+) -> None:
+    """Record the gradient as the one kernel that a card has for it.
+
+    It reads what the operator read and made, and a gradient for each result; it makes one for each operand. Fused
+    attention computes five products for two, one of them again.
+    """
+    import torch
+
+    results = [tensor for tensor in made if tensor.requires_grad]
+    kind = cost_of(OperatorCall(name, ())).kind
+    if not results or kind in _OF_SEVERAL_KERNELS or (kind == "attention") != bool(operations):
+        return
+    shapes: list[int] = []
+    for tensor, sizes in taken:
+        _add(shapes, _READ, tensor, sizes)
+    for tensor in (*made, *results):
+        _add(shapes, _READ, tensor, tuple(tensor.shape))
+    for tensor, sizes in taken:
+        if tensor.requires_grad:
+            _add(shapes, _RESULT, tensor, sizes)
+    index = results[0].device.index
+    record = torch.ops.toprope_sim.record_gradient
+    record(results, first, f"{name}_backward", index, operations * 5 // 2, shapes)
+
+
+class Kernel:
+    """A kernel of a compiled graph, whose tensors are the card's as the host sees them; keeps their shapes alone.
+
+    Args:
+        name: "aten::mm".
+        device: number of the card.
+        read: what it reads.
+    """
+
+    def __init__(self, name: str, device: int, read: Iterable[Any]) -> None:
+        self._name, self._device = name, device
+        self._shapes: list[int] = []
+        self._count = 0
+        self._keep(_READ, read)
+
+    def record(self, made: Iterable[Any]) -> None:
+        """Record it with its results."""
+        library = native()
+        began = library.begin_composite()
+        self._keep(_RESULT, made)
+        packed = (ctypes.c_int64 * len(self._shapes))(*self._shapes)
+        library.end_composite(self._name.encode(), self._device, began, 0, packed, self._count)
+
+    def _keep(self, role: int, values: Iterable[Any]) -> None:
+        import torch
+
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                _add(self._shapes, role, value, tuple(value.shape))
+                self._count += 1
 
 
 @contextmanager
@@ -81,9 +155,15 @@ def unrecorded() -> Iterator[None]:
         library.end_composite(b"", 0, 0, 0, None, 0)
 
 
-def _add(shapes: list[int], role: int, tensor: Tensor, sizes: tuple[int, ...]) -> None:
+def _add(shapes: list[int], role: int, tensor: Tensor, sizes: tuple[int, ...], *, counts: bool = False) -> None:
+    """Add a tensor as the core takes it; `counts`: whether the operator touches it now, and is no part of another."""
     dtype = NUMBERS.get(str(tensor.dtype).removeprefix("torch."), -1)
-    shapes += (role, dtype, not tensor.is_contiguous(), tensor.nbytes, len(sizes), *sizes)
+    form = 0 if tensor.is_contiguous() else _STRIDED
+    if counts:
+        block = tensor.untyped_storage().data_ptr()
+        if native().touch(tensor.device.index, block, tensor.nbytes) and role != _RESULT:
+            form |= _COLD
+    shapes += (role, dtype, form, tensor.nbytes, len(sizes), *sizes)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

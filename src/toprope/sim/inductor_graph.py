@@ -16,6 +16,9 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.utils._pytree import tree_map
 
+from toprope.sim.composites import Kernel, is_recorded
+from toprope.sim.records import GENERATED
+
 __all__ = ["register"]
 
 _running = threading.local()
@@ -57,18 +60,21 @@ def _use_products_of_card() -> None:
     import torch._inductor.kernel.mm
     from torch._inductor.select_algorithm import extern_kernels
 
-    def made(of_host: Callable[..., Any], of_card: Callable[..., Any]) -> Callable[..., Any]:
+    def made(name: str, of_host: Callable[..., Any], of_card: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(of_host)
         def kernel(*args: Any, out: Any = None, **kwargs: Any) -> Any:
             if out is None or getattr(_running, "card", None) is None:
                 return of_host(*args, out=out, **kwargs)
-            return of_card(*args, out=out, **kwargs)
+            result = of_card(*args, out=out, **kwargs)
+            if is_recorded():
+                Kernel(f"aten::{name}", _running.card.index or 0, args).record([out])
+            return result
 
         return kernel
 
     for name in ("mm", "addmm", "bmm", "baddbmm"):
         of_card = getattr(torch.ops.toprope_sim, name)
-        setattr(extern_kernels, name, made(getattr(extern_kernels, name), of_card))
+        setattr(extern_kernels, name, made(name, getattr(extern_kernels, name), of_card))
 
 
 class _Graph:
@@ -123,7 +129,10 @@ class _Graph:
         scope = ops.enter_kernel(self.card.index or 0)
         before, _running.card = getattr(_running, "card", None), self.card
         try:
+            generated = Kernel(GENERATED, self.card.index or 0, inputs) if is_recorded() else None
             results = list(function(inputs))
+            if generated is not None:  # no more is known of them than what they read and write together
+                generated.record(results)
             of_card = [place for place, device in enumerate(self.outputs) if device is not None]
             moved = ops.onto_card([results[place] for place in of_card], self.card.index or 0)
         finally:

@@ -114,6 +114,7 @@ def _install(spec: SimSpec) -> None:
         if library.configure(spec.count, capacity, padding) != 0:
             raise _no_addresses(spec, capacity)
         library.set_cores(chip.cube_cores or 0, chip.vector_cores or 0)
+        library.set_cache((chip.l2_mib or 0) * 2**20)
         release = operators_on_card.find_release(spec.torch_npu, torch.__version__)
         library.describe(
             chip.name.encode(), torch.__version__.encode(), int(spec.hbm is not None), release.branch.encode()

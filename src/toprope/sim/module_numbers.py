@@ -7,16 +7,17 @@ error, not what its inputs brought along.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SUFFIX", "Deviation", "Deviations", "read_run"]
+__all__ = ["SUFFIX", "BadModule", "Deviation", "Deviations", "read_run"]
 
 SUFFIX = ".numbers"
 
@@ -38,17 +39,36 @@ class Deviation:
     largest: float
 
 
+@dataclass(frozen=True)
+class BadModule:
+    """Module whose own code made the first bad number of a kind.
+
+    Attributes:
+        kind: "nan" or "overflow".
+        module: its name in the outermost module; "" for the outermost itself.
+        class_name: its class; "" where the number was made outside of modules, such as in the backward pass.
+    """
+
+    kind: str
+    module: str
+    class_name: str
+
+
 class Deviations:
-    """The deviations of a process.
+    """The deviations of a process, and the modules of its first bad numbers.
 
     Args:
         path: file that keeps them; None to keep them in the process alone.
+        noted: gives the kinds of bad numbers that were found until now.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, noted: Callable[[], Iterable[str]] = tuple) -> None:
         from torch.utils.weak import WeakIdKeyDictionary
 
         self.found: list[Deviation] = []
+        self.bad: list[BadModule] = []
+        self._noted = noted
+        self._running: list[Any] = []
         self._path = path
         self._names: Any = WeakIdKeyDictionary()
         self._seen: Any = WeakIdKeyDictionary()
@@ -58,8 +78,33 @@ class Deviations:
         for name, module in outermost.named_modules():
             self._names.setdefault(module, name)
 
+    def before_forward(self, module: Any, *, outermost: bool) -> None:
+        """Note that a module begins: bad numbers found until now are of the module around it."""
+        if outermost:
+            self._running.clear()
+        self._blame(self._running[-1] if self._running else None)
+        self._running.append(module)
+
+    def _blame(self, module: Any) -> None:
+        """Note whose the bad numbers are that nobody's were until now."""
+        known = {each.kind for each in self.bad}
+        for kind in self._noted():
+            if kind in known:
+                continue
+            name, class_name = ("", "") if module is None else (self._names.get(module, ""), type(module).__name__)
+            self.bad.append(BadModule(kind, name, class_name))
+            self._write([kind, name, class_name])
+
+    def _write(self, values: list[Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+
     def after_forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Compute a module again in float32, at its first call."""
+        """Note whose bad numbers are, and compute a module again in float32, at its first call."""
+        self._blame(module)
+        while self._running and self._running.pop() is not module:
+            pass  # of one that failed inside
         if module in self._seen or next(module.children(), None) is not None:
             return
         if next(module.parameters(recurse=False), None) is None:
@@ -70,18 +115,23 @@ class Deviations:
             return
         wanted = [each for each in _leaves(_in_single(module, args, kwargs)) if each.is_floating_point()]
         shares = [_share(here, there) for here, there in zip(results, wanted, strict=True)]
+        if not all(map(isfinite, shares)):
+            return  # named as a bad number, and no deviation
         dtype = str(results[0].dtype).removeprefix("torch.")
         made = Deviation(self._names.get(module, ""), type(module).__name__, dtype, max(shares))
         self.found.append(made)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([made.module, made.kind, made.dtype, made.largest]) + "\n")
+        self._write([made.module, made.kind, made.dtype, made.largest])
 
 
-def read_run(folder: Path) -> list[Deviation]:
-    """The deviations of all processes of a run."""
+def read_run(folder: Path) -> tuple[tuple[Deviation, ...], tuple[BadModule, ...]]:
+    """The deviations of all processes of a run, and the modules of the first bad number of each kind."""
     lines = (line for path in sorted(folder.glob(f"*{SUFFIX}")) for line in path.read_text().splitlines())
-    return [Deviation(*json.loads(line)) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    bad: dict[str, BadModule] = {}
+    for row in rows:
+        if len(row) == 3:
+            bad.setdefault(row[0], BadModule(*row))
+    return tuple(Deviation(*row) for row in rows if len(row) == 4), tuple(bad.values())
 
 
 def _leaves(value: Any) -> Iterator[Tensor]:

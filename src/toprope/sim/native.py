@@ -113,6 +113,9 @@ class Native:
         self.signatures = get(core_lib, "ts_signatures", c_void_p)
         self.is_tracing = get(core_lib, "ts_is_tracing", c_int)
         self.replay_graph = get(core_lib, "ts_replay_graph", None, c_int)
+        self.is_part = get(core_lib, "ts_is_part", c_int)
+        self.touch = get(core_lib, "ts_touch", c_int, c_int, c_void_p, c_uint64)
+        self.set_cache = get(core_lib, "ts_set_cache", None, c_uint64)
         self.begin_composite = get(core_lib, "ts_begin_composite", c_int64)
         self.end_composite = get(
             core_lib, "ts_end_composite", None, c_char_p, c_int, c_int64, c_uint64, ctypes.POINTER(c_int64), c_int

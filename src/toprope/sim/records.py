@@ -18,14 +18,15 @@ from typing import Any, TextIO
 
 from toprope import chips
 from toprope.estimate.calls import OperatorCall
-from toprope.estimate.costs import cost_of
-from toprope.estimate.rates import UnknownRateError, rates_of
+from toprope.estimate.costs import Cost, cost_of
+from toprope.estimate.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.span import Span
 from toprope.sim.dtypes import NUMBERS
 from toprope.support.operator_kinds import kind_of
 
 __all__ = [
     "CHROME_FRAME",
+    "GENERATED",
     "HEADER_SIZE",
     "KERNELS",
     "KERNEL_DETAILS",
@@ -48,6 +49,9 @@ __all__ = [
 
 Buffer = bytes | memoryview | mmap
 """Bytes of a trace."""
+
+GENERATED = "inductor::generated_kernels"
+"""Name of the kernels that Inductor generates for one graph, which are recorded together."""
 
 MAGIC = b"TRTRACE\x01"
 _HEADER = struct.Struct("<8sQQqQqQQ")
@@ -168,19 +172,36 @@ class Trace:
     counts: tuple[int, ...] = ()
 
     @cached_property
+    def rates(self) -> Rates:
+        """Rates of the chip."""
+        return rates_of(chips.get(self.chip))
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        """Work of each of `calls`."""
+        return tuple(map(cost_of, self.calls))
+
+    @cached_property
+    def times(self) -> tuple[Span, ...]:
+        """Times of the card for each of `calls`.
+
+        Raises:
+            UnknownRateError: a figure of the chip is not known.
+        """
+        return tuple(map(self.rates.seconds, self.costs))
+
+    @property
     def estimates(self) -> tuple[Span, ...]:
-        """Times of the card for each of `calls`; none where a figure of the chip is not known."""
-        if not self.calls or not self.chip:
-            return ()
-        rates = rates_of(chips.get(self.chip))
+        """The same; none where a figure of the chip is not known."""
         try:
-            return tuple(rates.seconds(cost_of(call)) for call in self.calls)
+            return self.times if self.calls and self.chip else ()
         except UnknownRateError:
             return ()
 
     def estimate(self, record: Record) -> Span | None:
         """Return the time of the card for an operator or a composite of this trace; None where it is not known."""
-        return self.estimates[record.signature - 1] if 0 < record.signature <= len(self.estimates) else None
+        known = self.estimates
+        return known[record.signature - 1] if 0 < record.signature <= len(known) else None
 
     def operators(self) -> tuple[Record, ...]:
         """The records of operators alone."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from toprope import __version__, chips
 from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
-from toprope.sim.module_numbers import Deviation
+from toprope.sim.module_numbers import BadModule, Deviation
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, Sample
 from toprope.sim.spec import SimSpec
 from toprope.sim.timing import Timing
@@ -182,6 +182,7 @@ class Rehearsal:
         bad_numbers: operator and line of the first NaN ("nan") and the first overflow ("overflow"), where numbers were
             looked at.
         deviations: of modules from float32, where numbers were looked at.
+        bad_modules: the modules of `bad_numbers`.
     """
 
     chip: str
@@ -197,6 +198,7 @@ class Rehearsal:
     timing: Timing | None = None
     bad_numbers: Mapping[str, tuple[str, Line]] = field(default_factory=dict)
     deviations: tuple[Deviation, ...] = ()
+    bad_modules: tuple[BadModule, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -230,6 +232,11 @@ class Rehearsal:
     def of(self, *kinds: str) -> tuple[Finding, ...]:
         """The findings of these kinds (`TROUBLES`)."""
         return tuple(each for each in self.findings if each.kind in kinds)
+
+    def module_of(self, kind: str) -> str:
+        """The module that made the first bad number of a kind, for a reader; "" outside of modules."""
+        found = next((each for each in self.bad_modules if each.kind == kind and each.class_name), None)
+        return "" if found is None else f"{found.module or 'the outermost module'} ({found.class_name})"
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as plain data, which `schema()` describes: sizes in bytes, times in seconds."""
@@ -271,7 +278,7 @@ class Rehearsal:
             **totals.fallbacks_as_dict(),
             "time": None if self.timing is None else self.timing.as_dict(),
             "first_bad_numbers": {
-                kind: {"operator": operator, "file": line.file, "line": line.line}
+                kind: {"operator": operator, "file": line.file, "line": line.line, "module": self.module_of(kind)}
                 for kind, (operator, line) in self.bad_numbers.items()
             },
             "deviations": [asdict(one) for one in self.deviations],
@@ -327,6 +334,7 @@ def facts_of_run(
     stopped: str = "",
     timings: Mapping[str, Timing] | None = None,
     deviations: Sequence[Deviation] = (),
+    bad_modules: Sequence[BadModule] = (),
 ) -> tuple[Rehearsal, ...]:
     """The facts of all processes of a run, one entry for each chip.
 
@@ -338,6 +346,7 @@ def facts_of_run(
         stopped: how the program ended, where it failed.
         timings: how long the card would take, by chip.
         deviations: of modules from float32.
+        bad_modules: of the first bad numbers.
     """
     numbers = NUMBERS["host" if spec is None else spec.numerics]
     found = (
@@ -351,6 +360,7 @@ def facts_of_run(
             numbers=numbers,
             stopped=stopped,
             deviations=tuple(deviations),
+            bad_modules=tuple(bad_modules),
             timing=times.get(facts.chip) if facts.totals.used else None,
         )
         for facts in found

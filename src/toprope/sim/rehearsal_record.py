@@ -6,6 +6,7 @@ process's counters, so it is up to date even when the process was killed.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -170,6 +171,13 @@ def parse(data: bytes | memoryview, exact: bool = True) -> Record | None:
         {number: card for number in range(_MAX_CARDS) if (card := _card(data, number, lines)) is not None},
         dict(_numbers(data, lines)),
     )  # fmt: skip
+
+
+def noted_numbers(address: int) -> list[str]:
+    """The kinds of bad numbers that a record in this process's memory has: "nan", "overflow"."""
+    data = ctypes.string_at(address + _NUMBERS_AT, len(_BAD_NUMBERS) * _NUMBER.size)
+    found = (_NUMBER.unpack_from(data, place * _NUMBER.size)[0][0] for place in range(len(_BAD_NUMBERS)))
+    return [kind for kind, first in zip(_BAD_NUMBERS, found, strict=True) if first]
 
 
 def read_run(folder: Path, sampled: Mapping[int, bool]) -> dict[int, Record]:

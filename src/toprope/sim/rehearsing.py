@@ -71,7 +71,7 @@ def begin_of_run(library: Native, stem: Path) -> None:
     hooks = _Hooks.of_process(library)
     hooks.add()
     if SimSpec.parse(os.environ.get("TOPROPE_SIM", "") or "910B3").numerics == "card":
-        hooks.look_at_numbers(stem.with_suffix(module_numbers.SUFFIX))
+        hooks.look_at_numbers(_OF_RUN, stem.with_suffix(module_numbers.SUFFIX))
 
 
 class Rehearsing:
@@ -174,7 +174,7 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
     hooks = _Hooks.of_process(library)
     hooks.add()
     if spec.numerics == "card":
-        hooks.look_at_numbers()
+        hooks.look_at_numbers(which)
     deviations = hooks.deviations
     known = len(deviations.found) if deviations is not None else 0
     one = Rehearsing(library, spec, library.rehearsal(which))
@@ -184,7 +184,10 @@ def _recorded(which: int) -> Iterator[Rehearsing]:
             yield one
     finally:
         facts = one.so_far(None if part is None or part.trace is None else timing_of(part.trace))
-        one._facts = replace(facts, deviations=tuple(deviations.found[known:]) if deviations is not None else ())
+        if deviations is not None:
+            bad = tuple(each for each in deviations.bad if each.kind in facts.bad_numbers)
+            facts = replace(facts, deviations=tuple(deviations.found[known:]), bad_modules=bad)
+        one._facts = facts
         library.stop_rehearsal(which)
         hooks.remove()
         library.look_up_as_before(former)
@@ -281,13 +284,19 @@ class _Hooks:
         self._ask = ctypes.CFUNCTYPE(None)(self._mark_all)
         self.deviations: module_numbers.Deviations | None = None
 
-    def look_at_numbers(self, path: Path | None = None) -> None:
-        """Look for NaN and overflows, and compute modules again in float32, until the hooks are removed."""
+    def look_at_numbers(self, which: int, path: Path | None = None) -> None:
+        """Look for NaN and overflows, and compute modules again in float32, until the hooks are removed.
+
+        Args:
+            which: the rehearsal that asks first.
+            path: file that keeps what is found.
+        """
         from torch.nn.modules import module
 
         if self.deviations is not None:
             return
-        self.deviations = module_numbers.Deviations(path)
+        address = self._library.rehearsal(which)
+        self.deviations = module_numbers.Deviations(path, lambda: rehearsal_record.noted_numbers(address))
         self._library.watch_numbers(1)
         self._handles.append(module.register_module_forward_hook(self._after_forward, with_kwargs=True))
 
@@ -341,13 +350,19 @@ class _Hooks:
     def _before_forward(self, module: Any, _: Any) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or (number := self._calls.get(module, 0)) < 0:
+        if torch.compiler.is_compiling():
+            return
+        if (number := self._calls.get(module, 0)) < 0:
+            if self.deviations is not None:
+                self.deviations.before_forward(module, outermost=False)
             return
         if number == 0:
             for inner in module.modules():
                 self._calls[inner] = -1
             if self.deviations is not None:
                 self.deviations.name_all(module)
+        if self.deviations is not None:
+            self.deviations.before_forward(module, outermost=True)
         self._calls[module] = number + 1
         if next(module.parameters(), None) is None:
             return  # a loss, an activation function

@@ -59,5 +59,6 @@ def _call(data: bytes | memoryview, start: int, names: Sequence[str]) -> Operato
 
 
 def _shape(data: bytes | memoryview, start: int) -> TensorShape:
-    dtype, dimensions, role, strided, size, *sizes = _SHAPE.unpack_from(data, start)
-    return TensorShape(_DTYPES.get(dtype, ""), tuple(sizes[:dimensions]), _ROLES[role], size, bool(strided))
+    dtype, dimensions, role, form, size, *sizes = _SHAPE.unpack_from(data, start)
+    strided, cold = bool(form & 1), bool(form & 2)
+    return TensorShape(_DTYPES.get(dtype, ""), tuple(sizes[:dimensions]), _ROLES[role], size, strided, cold)

@@ -7,20 +7,19 @@ that it waits for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from toprope import chips
 from toprope.estimate.changes import Change, changes
-from toprope.estimate.costs import Cost, cost_of
-from toprope.estimate.rates import Rates, UnknownRateError, rates_of
+from toprope.estimate.costs import Cost
+from toprope.estimate.rates import Rates, UnknownRateError
 from toprope.estimate.span import NOTHING, Span, total_of
 from toprope.estimate.timeline import Act, Timeline, bound_by
-from toprope.sim.records import Record, Trace
+from toprope.sim.records import GENERATED, Record, Trace
 from toprope.sim.tracing import TIMED, read_ends
 
 __all__ = ["Timing", "acts_of", "of_run", "timing_of"]
@@ -46,9 +45,10 @@ class Timing:
         calls: launches by kind.
         unknown: why there is no estimate; "" where there is one.
         changes: what would save most, the best first.
-        measured: what was measured on a card of the user's own; "" for nothing.
+        measured: what was measured on a card of the user's own, or why that is not used; "" for nothing.
         own: seconds of the program's own code between operators, measured here; on top of `total` where nothing hides
             it.
+        generated: calls of graphs whose kernels Inductor generated: each is one pass over its inputs and results.
     """
 
     chip: str
@@ -64,6 +64,7 @@ class Timing:
     changes: tuple[Change, ...] = ()
     measured: str = ""
     own: float = 0.0
+    generated: int = 0
 
     @property
     def bound(self) -> str:
@@ -89,6 +90,7 @@ class Timing:
             "host": list(self.host),
             "copies_and_waits": list(self.aside),
             "own_code_measured_here": self.own,
+            "generated_graphs": self.generated,
             "bound": self.bound,
             "kinds": [
                 {"kind": kind, "calls": self.calls.get(kind, 0), "card": list(span)}
@@ -117,12 +119,12 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         trace: of one process, with its calls.
         queue: TASK_QUEUE_ENABLE of torch_npu; None for the value in the environment.
     """
-    rates = rates_of(chips.get(trace.chip))
+    rates = trace.rates
     queue = _queue() if queue is None else queue
     try:
-        acts = [act for act, _ in acts_of(trace, rates, queue=queue)]
+        acts = [act for act, _ in acts_of(trace, queue=queue)]
         made = Timeline.of(acts)
-        kinds, calls = _sums(trace, rates) if trace.lost and trace.counts else (made.busy, made.calls)
+        kinds, calls = _sums(trace) if trace.lost and trace.counts else (made.busy, made.calls)
     except UnknownRateError as error:
         return Timing(trace.chip, unknown=str(error))
     launched = max(sum(made.calls.values()), 1)
@@ -140,13 +142,14 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         ordered, calls,
         changes=tuple(changes(acts, rates, total, share)), measured=_measured(rates),
         own=_own(trace) * share,
+        generated=sum(record.name == GENERATED for record in trace.records if record.act == "composite"),
     )  # fmt: skip
 
 
 def _measured(rates: Rates) -> str:
-    """The figures that were measured on a card of the user's own, in words; "" for none."""
+    """The figures that were measured on a card of the user's own, in words, or why they are not used; "" for none."""
     if rates.stored is None:
-        return ""
+        return rates.not_used
     return f"{len(rates.stored.figures)} of them {rates.stored.basis}"
 
 
@@ -169,36 +172,36 @@ def _queue() -> int:
     return int(text) if text in ("0", "1", "2") else 1
 
 
-def _sums(trace: Trace, rates: Rates) -> tuple[dict[str, Span], dict[str, int]]:
+def _sums(trace: Trace) -> tuple[dict[str, Span], dict[str, int]]:
     """Time of the card and calls by kind of operator, over the whole run; collectives from the records alone."""
     kinds: dict[str, Span] = {}
     calls: dict[str, int] = {}
-    for call, number in zip(trace.calls, trace.counts, strict=True):
-        cost = cost_of(call)
-        kinds[cost.kind] = kinds.get(cost.kind, NOTHING).plus(rates.seconds(cost).times(number))
+    for cost, time, number in zip(trace.costs, trace.times, trace.counts, strict=True):
+        kinds[cost.kind] = kinds.get(cost.kind, NOTHING).plus(time.times(number))
         calls[cost.kind] = calls.get(cost.kind, 0) + number
     for record in trace.records:
         if record.act == "collective":
-            span = rates.collective(record.name, record.bytes, record.ranks)
+            span = trace.rates.collective(record.name, record.bytes, record.ranks)
             kinds["collective"] = kinds.get("collective", NOTHING).plus(span)
             calls["collective"] = calls.get("collective", 0) + 1
     return kinds, calls
 
 
-def acts_of(trace: Trace, rates: Rates, *, queue: int = 1) -> Iterator[tuple[Act, int]]:
+def acts_of(trace: Trace, *, queue: int = 1) -> Iterator[tuple[Act, int]]:
     """The acts of a trace in the order in which the host did them, each with the index of its record."""
-    costs = [cost_of(call) for call in trace.calls]
-    times = [rates.seconds(cost) for cost in costs]
-    launch = cache(partial(rates.launch, queue=queue))
+    launch = cache(partial(trace.rates.launch, queue=queue))
+    given = trace.rates, trace.costs, trace.times, launch
     order = sorted(range(len(trace.records)), key=lambda index: trace.records[index].begin_ns)
     for index in order:
         record = trace.records[index]
-        act = None if record.is_part else _act(record, rates, costs, times, launch)
+        act = None if record.is_part else _act(record, *given)
         if act is not None:
             yield act, index
 
 
-def _act(record: Record, rates: Rates, costs: list[Cost], times: list[Span], launch: Callable[..., Span]) -> Act | None:
+def _act(
+    record: Record, rates: Rates, costs: Sequence[Cost], times: Sequence[Span], launch: Callable[..., Span]
+) -> Act | None:
     place = record.device, record.stream
     match record.act:
         case "operator" if record.on_host:  # on the host: the card waits for it, and for both copies

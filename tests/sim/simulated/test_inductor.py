@@ -130,6 +130,25 @@ def test_a_compiled_model_of_transformers_learns_as_on_the_host() -> None:
         torch.testing.assert_close(card, host, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_kernels_of_compiled_graphs_were_not_in_the_time() -> None:
+    @torch.compile
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).relu() * 2
+
+    x, weight = torch.ones(8, 16, device="npu"), torch.ones(16, 4, device="npu")
+    function(x, weight)
+    with toprope.sim.rehearse() as r, toprope.sim.trace() as t:
+        function(x, weight)
+    calls = [t.trace.calls[each.signature - 1] for each in t.records if each.act == "composite"]
+    shapes = {call.name: [(each.sizes, each.role) for each in call.tensors] for call in calls}
+    assert shapes["aten::mm"] == [((8, 16), "read"), ((16, 4), "read"), ((8, 4), "result")]
+    assert ((8, 4), "result") in shapes["inductor::generated_kernels"]
+    assert {((8, 16), "read"), ((16, 4), "read")} <= set(shapes["inductor::generated_kernels"])
+    assert r.timing.generated == 1
+    assert r.timing.calls["matmul"] == 1
+
+
 @pytest.mark.soak
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", MODULES)

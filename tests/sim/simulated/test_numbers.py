@@ -97,3 +97,69 @@ def test_a_nan_that_the_data_bring_is_found_at_its_copy():
     with toprope.sim.rehearse() as r:
         x.to("npu") + 1
     assert r.facts.bad_numbers["nan"][0] == "aten::copy_ to the card"
+
+
+class Bad(nn.Module):
+    """Makes a NaN itself, or leaves it to its parent."""
+
+    def __init__(self, *, itself=True):
+        super().__init__()
+        self.inner, self.itself = nn.Linear(4, 4), itself
+
+    def forward(self, x):
+        made = self.inner(x).abs().neg().sub(1)
+        return made.sqrt() if self.itself else made
+
+
+class Around(nn.Module):
+    """Makes a NaN between two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Bad(itself=False), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x).sqrt())
+
+
+def test_the_module_of_a_bad_number_is_named():
+    cases = [
+        (nn.Sequential(nn.Linear(4, 4), Bad(), nn.Linear(4, 4)), "1 (Bad)"),
+        (nn.Sequential(nn.Linear(4, 4), Around()), "1 (Around)"),
+        (Bad(), "the outermost module (Bad)"),
+    ]
+    for model, said in cases:
+        model.to("npu")
+        with toprope.sim.rehearse() as r:
+            model(torch.ones(2, 4, device="npu"))
+        assert r.facts.module_of("nan") == said
+        assert r.facts.as_dict()["first_bad_numbers"]["nan"]["module"] == said
+        assert not any(each.largest != each.largest for each in r.facts.deviations)
+
+
+def test_a_bad_number_outside_of_modules_is_no_modules():
+    model = nn.Linear(4, 4, device="npu")
+    with toprope.sim.rehearse() as r:
+        x = torch.full((2, 4), -1.0, device="npu").sqrt()
+        model(x)
+    assert r.facts.bad_numbers["nan"][0] == "aten::sqrt"
+    assert r.facts.module_of("nan") == ""
+
+
+def test_a_module_that_failed_is_not_blamed_for_a_later_number():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.inner(x)
+            raise RuntimeError("on purpose")
+
+    fails, model = Fails().to("npu"), nn.Sequential(Bad()).to("npu")
+    with toprope.sim.rehearse() as r:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="on purpose"):
+                fails(torch.ones(2, 4, device="npu"))
+        model(torch.ones(2, 4, device="npu"))
+    assert r.facts.module_of("nan") == "0 (Bad)"

@@ -213,3 +213,116 @@ def test_the_programs_own_code_is_measured_apart():
         x + 1
     assert 0.2 <= r.timing.own < 5
     assert r.timing.total.high < 0.01
+
+
+def kinds_of(block):
+    return [(call.name, call.operations) for call in calls_of(block)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"enable_gqa": True}, {"dropout_p": 0.1}, {"attn_mask": True}], ids=lambda options: next(iter(options))
+)
+def test_attention_that_this_host_composes_is_one_kernel_and_so_is_its_gradient(options):
+    heads = 2 if "enable_gqa" in options else 4
+    q = torch.ones(1, 4, 16, 8, device="npu", requires_grad=True)
+    k = torch.ones(1, heads, 16, 8, device="npu", requires_grad=True)
+    v = torch.ones(1, heads, 16, 8 if "attn_mask" not in options else 4, device="npu", requires_grad=True)
+    if "attn_mask" in options:  # and values of another size, which the host's kernel does not take
+        options = {"attn_mask": torch.ones(16, 16, dtype=torch.bool, device="npu")}
+    made = []
+    forward = kinds_of(lambda: made.append(nn.functional.scaled_dot_product_attention(q, k, v, **options)))
+    operations = 2 * 4 * 16 * 16 * (8 + v.shape[3])
+    assert forward == [("aten::scaled_dot_product_attention", operations)]
+    seed = torch.ones_like(made[0])
+    backward = kinds_of(lambda: made[0].backward(seed, retain_graph=True))
+    gradient = [("aten::scaled_dot_product_attention_backward", operations * 5 // 2)]
+    assert [each for each in backward if each[1]] == gradient
+    assert not {"aten::bmm", "aten::_softmax_backward_data"} & {name for name, _ in backward}
+    again = kinds_of(lambda: made[0].backward(seed))  # once for each pass
+    assert [each for each in again if each[1]] == gradient
+
+
+def test_a_mask_that_the_kernel_of_the_card_does_not_take_is_composed():
+    q = torch.ones(1, 4, 16, 8, device="npu")
+    k = torch.ones(1, 2, 16, 8, device="npu")
+    mask = torch.zeros(16, 16, device="npu")
+    names = [
+        name
+        for name, _ in kinds_of(
+            lambda: nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask, enable_gqa=True)
+        )
+    ]
+    assert names.count("aten::bmm") == 2
+
+
+@pytest.mark.parametrize("name", ["npu_rms_norm", "npu_swiglu", "npu_fusion_attention", "npu_geglu"])
+def test_the_gradient_of_an_operator_of_torch_npu_is_one(name):
+    x = torch.ones(2, 16, 32, device="npu", dtype=torch.float16, requires_grad=True)
+    weight = torch.ones(32, device="npu", dtype=torch.float16, requires_grad=True)
+    given = {"npu_rms_norm": (x, weight), "npu_fusion_attention": (x, x, x, 4, "BSH")}.get(name, (x,))
+    made = getattr(torch_npu, name)(*given)  # nothing is traced: nothing is kept
+    assert len(kinds_of(lambda: made[0].sum().backward())) > 2
+    results = []
+    forward = calls_of(lambda: results.append(getattr(torch_npu, name)(*given)))
+    result = results[0] if isinstance(results[0], torch.Tensor) else results[0][0]
+    seed = torch.ones_like(result)
+    backward = calls_of(lambda: result.backward(seed))
+    (gradient,) = [call for call in backward if call.name.startswith("npu::")]
+    assert gradient.name == f"npu::{name}_backward"
+    assert gradient.operations == forward[0].operations * 5 // 2
+    assert {call.name for call in backward} <= {gradient.name, "aten::add_", "aten::copy_", "aten::add"}
+
+
+def test_the_gradient_of_a_product_stays_two_products():
+    x = torch.ones(4, 8, device="npu", requires_grad=True)
+    weight = torch.ones(6, 8, device="npu", requires_grad=True)
+    results = []
+    calls_of(lambda: results.append(torch_npu.npu_linear(x, weight)))
+    backward = [call.name for call in calls_of(lambda: results[0].backward(torch.ones_like(results[0])))]
+    assert backward.count("aten::mm") == 2
+
+
+def test_a_failed_gradient_leaves_later_operators_whole():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise RuntimeError("on purpose")
+
+    x = torch.ones(2, 16, device="npu", requires_grad=True)
+    results = []
+    calls_of(lambda: results.append(torch_npu.npu_swiglu(Fails.apply(x))))
+
+    def fail():
+        with pytest.raises(RuntimeError, match="on purpose"):
+            results[0].sum().backward()
+
+    calls_of(fail)
+    assert kinds_of(lambda: x.detach().neg()) == [("aten::neg", 0)]
+
+
+def test_a_tensor_that_fits_into_the_cache_is_cold_when_more_than_the_cache_was_touched_since():
+    cache = 192 * 2**20
+    x = torch.ones(2**20, device="npu")
+    others = [torch.ones(2**22, device="npu") for _ in range(cache // 2**24 + 2)]
+
+    def cold(call):
+        return [tensor.cold for tensor in call.tensors]
+
+    first, second = calls_of(lambda: (x.neg(), x.neg()))
+    assert (cold(first), cold(second)) == ([True, False], [False, False])
+    calls = calls_of(lambda: [x.neg(), *(each.add_(1) for each in others), x.neg()])
+    assert cold(calls[-1]) == [True, False]
+    chain = calls_of(lambda: x.neg().exp().add(1))
+    assert [cold(call)[0] for call in chain[1:]] == [False, False]  # made by the operator before
+
+
+def test_what_composes_an_operator_does_not_warm_the_cache():
+    gamma = torch.ones(2**10, device="npu")
+    x = torch.ones(4, 2**10, device="npu")
+    first, second = calls_of(lambda: (torch_npu.npu_rms_norm(x, gamma), torch_npu.npu_rms_norm(x, gamma)))
+    assert [each.cold for each in first.tensors if each.role == "read"] == [True, True]
+    assert not any(each.cold for each in second.tensors)

@@ -20,11 +20,15 @@ class FileKind(StrEnum):
     WORKFLOW = "CI"
     SHELL = "shell script"
     DOCUMENT = "document"
+    CUDA = "CUDA source"
+    CPP = "C or C++ source"
 
 
 _SUFFIXES = {
     ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".pyw": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK,
     ".sh": FileKind.SHELL, ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL,
+    ".cu": FileKind.CUDA, ".cuh": FileKind.CUDA, ".c": FileKind.CPP, ".cc": FileKind.CPP, ".cpp": FileKind.CPP,
+    ".cxx": FileKind.CPP, ".h": FileKind.CPP, ".hh": FileKind.CPP, ".hpp": FileKind.CPP,
     ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT,
 }  # fmt: skip
 _WORKFLOWS = ((".github", "workflows"), (".gitlab-ci.yml",), (".circleci",), (".buildkite",), ("azure-pipelines.yml",))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from toprope.port.files.sources import BINDING, CUDA
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["BUILD", "COMMAND", "IMAGE", "NOTEBOOK", "PACKAGE", "RULES", "SHELL", "TOOL"]
+__all__ = ["BUILD", "COMMAND", "IMAGE", "NOTEBOOK", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
 
 
 def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
@@ -34,6 +35,19 @@ BUILD = _rule(
             "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0\nnumpy",
         ),
         Example("torch==2.4.0", reported=False),
+    ),
+)  # fmt: skip
+
+PIN = _rule(
+    "TR106c", Kind.REVIEW, "torch==1.13.1, pytorch>=1.7: a release that ported code does not run with",
+    """Ported code needs torch 2.0 or newer with the vendored file, and 2.10 where it imports toprope. An NPU needs the
+    release that its torch_npu is made for. Raise the version, and run the tests with it before the port: what changed
+    between the releases shows then, and not as a fault of the port.""",
+    "tried with the wheels of 2.1.2 and 2.4.1",
+    (
+        Example("torch==1.13.1\nnumpy"),
+        Example("torch>=1.7,<3"),
+        Example("torch>=2.1\ntorchmetrics==1.0\npytorch-lightning==1.9", reported=False),
     ),
 )  # fmt: skip
 
@@ -86,4 +100,4 @@ COMMAND = _rule(
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND)
+RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND, CUDA, BINDING)

@@ -9,7 +9,9 @@ from pathlib import PurePath
 
 from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
-from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, RULES, SHELL, TOOL
+from toprope.port.files.pins import old_pins
+from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
+from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
 from toprope.port.rule import Rule
@@ -17,7 +19,8 @@ from toprope.port.rule import Rule
 __all__ = ["port_text", "text_rules"]
 
 _WORDS = re.compile(
-    rb"cuda|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu", re.I
+    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu",
+    re.I,
 )
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _PACKAGES = re.compile(
@@ -50,6 +53,7 @@ _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)
 _TOLD = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
 )
+_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 
 _Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]
@@ -72,6 +76,8 @@ def port_text(
         leave: says of a finding that it is not wanted.
         keeps: whether a list of requirements may be kept as it was in a file beside it.
     """
+    if kind in (FileKind.CUDA, FileKind.CPP):
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if not _WORDS.search(data):
@@ -83,7 +89,7 @@ def port_text(
         return ported
     findings = []
     for number, start, line in _lines(text):
-        for rule, low, high, edits in _LOOKS[kind](line, start):
+        for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start)):
             column = low - start + 1
             findings.append(
                 Finding(
@@ -162,6 +168,14 @@ def _packages(line: str, start: int) -> _Found:
     for found in _PACKAGES.finditer(line):
         if not _is_comment(line, found.start()):
             yield PACKAGE, start + found.start(), start + found.end(), ()
+
+
+def _pins(kind: FileKind, line: str, start: int) -> _Found:
+    """Versions of torch: in lists and tables, and in commands that install it."""
+    if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
+        for low, high in old_pins(line):
+            if not _is_comment(line, low):
+                yield PIN, start + low, start + high, ()
 
 
 def _requirements(line: str, start: int) -> _Found:

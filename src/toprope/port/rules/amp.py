@@ -81,7 +81,7 @@ AUTOCAST = FAMILY.rule(
     ],
 )  # fmt: skip
 CHOSEN = FAMILY.rule(
-    "TR052a", _R, 'torch.autocast("cuda" if torch.cuda.is_available() else "cpu"): of the device in use, on the CPU too',
+    "TR052a", _R, 'torch.autocast("cuda" if torch.cuda.is_available() else "cpu"): the device in use, CPU too',
     why="""The program asks for mixed precision on the CPU as well, so torch's own class stays and is given the kind of
     the device in use: the CPU's results are those of before. The same holds for GradScaler.""",
     source=_TRIED,

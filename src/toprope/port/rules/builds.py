@@ -7,6 +7,8 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.files.pins import old_pins
+from toprope.port.files.rules import PIN
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -142,4 +144,6 @@ def _requires(file: File, node: ast.keyword) -> bool:
     for each in ast.walk(node.value):
         if isinstance(each, ast.Constant) and _PACKAGES.fullmatch(str(each.value)):
             file.report(PACKAGE, each)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str) and next(old_pins(each.value), None):
+            file.report(PIN, each)
     return False

@@ -119,7 +119,8 @@ PINNED = FAMILY.rule(
     "TR094",
     Kind.PRESERVING,
     "x.pin_memory(): where there is an accelerator",
-    why="""A tensor's pin_memory() raises where there is none.""",
+    why="""A tensor's pin_memory() raises where there is none. A class of the program may have a pin_memory of its own:
+    the runtime's function calls the object's own method everywhere, and leaves out torch's alone.""",
     source="tried: RuntimeError in a torch without CUDA",
     examples=[
         Example(

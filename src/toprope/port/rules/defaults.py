@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from toprope.port.edits import Edit
 from toprope.port.family import Family
@@ -193,7 +192,7 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
     function = file.parent(arguments)
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     if isinstance(function, ast.Lambda):
-        _wrap(file, rule, default, list(_reads(file, parameter)))
+        _wrap(file, rule, default, file.reads(parameter.arg, parameter))
         return True
     body = [each for each in function.body if not _says_nothing(each)]
     if not body or any(_resolves(file, each, parameter.arg) for each in body[:8]):
@@ -204,7 +203,7 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
     if first is not body[0]:
         indent = file.source.text[start : file.source.span(first)[0]].rpartition("@")[0]
     if indent.strip():  # on the line of the def, or behind another statement
-        _wrap(file, rule, default, list(_reads(file, parameter)))
+        _wrap(file, rule, default, file.reads(parameter.arg, parameter))
         return True
     line = f"{indent}{parameter.arg} = {file.portable('resolve')}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
@@ -229,15 +228,6 @@ def _resolves(file: File, statement: ast.stmt, name: str) -> bool:
     )
 
 
-def _reads(file: File, parameter: ast.arg) -> Iterator[ast.Name]:
-    for node, scope in file.walk.scopes.items():
-        if (
-            isinstance(node, ast.Name) and node.id == parameter.arg and isinstance(node.ctx, ast.Load)
-            and any(each.node is parameter for each in scope.find(node.id))
-        ):  # fmt: skip
-            yield node
-
-
 def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], message: str = "") -> None:
     """Resolve a name wherever it is read, but for where that is done already."""
     bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve")]
@@ -253,17 +243,13 @@ def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], messag
 
 
 def _constant(file: File, target: ast.Name, node: ast.expr) -> bool:
-    reads = [
-        each
-        for each, scope in file.walk.scopes.items()
-        if isinstance(each, ast.Name) and each.id == target.id and isinstance(each.ctx, ast.Load)
-        and scope.find(each.id) is file.walk.module.bindings.get(target.id)
-    ]  # fmt: skip
+    bindings = file.walk.module.bindings[target.id]
+    reads = file.reads(target.id, *(each.node for each in bindings))
     if not reads:
         return _shared(file, target, node)
     defaults = [each for each in reads if isinstance(file.parent(each), ast.arguments)]
     others = [each for each in reads if each not in defaults]
-    if any(_at_import(file, each) for each in others) or len(file.walk.module.bindings[target.id]) != 1:
+    if any(_at_import(file, each) for each in others) or len(bindings) != 1:
         return False  # the module itself uses it: asked for when the program runs, as it was
     for each in defaults:
         around = file.parent(each)

@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import Said, Use, said, use
+from toprope.port.receivers import is_for_own_to
 from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]
@@ -113,6 +114,7 @@ CHOICE = FAMILY.rule(
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             where = "cpu" if not torch.cuda.is_available() else "cuda"
             device = "cuda:1" if torch.cuda.is_available() else "cpu"
+            this = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
             """,
             """
             import torch
@@ -121,6 +123,7 @@ CHOICE = FAMILY.rule(
             device = portable.device()
             where = portable.name()
             device = portable.name(1)
+            this = portable.device()
             """,
         ),
         Example(
@@ -189,7 +192,8 @@ INDEX = FAMILY.rule(
 )  # fmt: skip
 MOVE = FAMILY.rule(
     "TR009", _P, 'x.to("cuda"): x.to the device in use',
-    why="""The text becomes the device in use; everything else of the call stays as it is and where it is.""",
+    why="""The text becomes the device in use; everything else of the call stays as it is and where it is. A method `to`
+    that may be one of the program's own is given the name, which is still a text.""",
     source=_TRIED,
     examples=[
         Example(
@@ -343,9 +347,13 @@ def _text(file: File, node: ast.expr) -> bool:
             return _but_for(file, node, named)
         return False
     rule = _rule(file, node, named)
-    function = file.portable("device" if how is Use.DEVICE else "name")
+    function = file.portable("device" if named.is_device or _takes_device(file, node, how) else "name")
     file.report(rule, node, edits=file.replace(node, *named.pieces(function)))
     return _but_for(file, node, named)
+
+
+def _takes_device(file: File, node: ast.expr, how: Use) -> bool:
+    return how is Use.DEVICE and not is_for_own_to(file, node)
 
 
 def _rule(file: File, node: ast.expr, named: Said) -> Rule:

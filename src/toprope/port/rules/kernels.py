@@ -7,6 +7,8 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.stand_ins import refused, signatures
+from toprope.support.replacements import for_module
 
 __all__ = ["FAMILY"]
 
@@ -28,12 +30,16 @@ FLASH = FAMILY.rule(
         Example(
             """
             from flash_attn import flash_attn_func
+
+            y = flash_attn_func(q, k, v, causal=True, deterministic=True)
             """,
             """
             try:
                 from flash_attn import flash_attn_func
             except ImportError:
                 from toprope.device.portable import flash_attn_func
+
+            y = flash_attn_func(q, k, v, causal=True, deterministic=True)
             """,
         ),
         Example(
@@ -67,6 +73,14 @@ FLASH_OTHER = FAMILY.rule(
     source="flash_attn's interface; torch_npu's documentation",
     examples=[
         Example("from flash_attn import flash_attn_varlen_func"),
+        Example(
+            """
+            from flash_attn import flash_attn_func
+
+            def attend(q, k, v):
+                return flash_attn_func(q, k, v, causal=True, window_size=(128, 0))
+            """
+        ),
         Example("import flash_attn_interface"),
     ],
 )
@@ -109,7 +123,8 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)
-    file.report(FLASH_OTHER, node)
+    found = for_module("flash_attn")
+    file.report(FLASH_OTHER, node, "" if found is None else f"known to replace it: {found.text}")
     return False
 
 
@@ -119,8 +134,17 @@ def _convert(file: File, node: ast.ImportFrom) -> bool:
     if name is None or _guarded(file, node):
         file.report(rule, node, "it is guarded already" if name else "")
         return False
+    uses = [(use, file.parent(use)) for use in file.reads(node.names[0].asname or name, node)]
+    calls = [around for use, around in uses if isinstance(around, ast.Call) and around.func is use]
+    reasons = [f"{reason} (line {each.lineno})" for each in calls if (reason := refused(name, each))]
+    if reasons:
+        file.report(FLASH_OTHER if rule is FLASH else XFORMERS_OTHER, node, reasons[0])
+        return False
+    unseen = len(calls) < len(uses) or any(keyword.arg is None for each in calls for keyword in each.keywords)
+    taken = ", ".join(sorted(signatures()[name].names))
+    message = f"not all of its arguments are seen here: portable.{name} takes {taken}" if unseen else ""
     text = _fall_back(file, node, name)
-    file.report(rule, node, edits=[file.replace(node, text)] if text else [])
+    file.report(rule, node, message, edits=[file.replace(node, text)] if text else [])
     return False
 
 
@@ -191,6 +215,26 @@ XFORMERS = FAMILY.rule(
 )
 
 
+XFORMERS_OTHER = FAMILY.rule(
+    "TR079a",
+    Kind.NOT_CONVERTIBLE,
+    "memory_efficient_attention with arguments that torch's attention does not have",
+    why="""`op` names a kernel of xformers, `output_dtype` another dtype than the input's. Leave them out, or keep
+    xformers where there is CUDA and write the call in torch for the others.""",
+    source="xformers.ops.fmha",
+    examples=[
+        Example(
+            """
+            from xformers.ops import memory_efficient_attention
+
+            def attend(q, k, v):
+                return memory_efficient_attention(q, k, v, op=kernel)
+            """
+        ),
+    ],
+)
+
+
 @FAMILY.module("xformers")
 def _xformers(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["memory_efficient_attention"]:
@@ -241,7 +285,13 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
 
     @FAMILY.module(*names)
     def report(file: File, node: ast.Import | ast.ImportFrom) -> bool:
-        file.report(rule, node, "it is guarded already" if _guarded(file, node) else "")
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+        found = for_module(module)
+        known = "" if found is None else found.text
+        guarded = "it is guarded already" if _guarded(file, node) else ""
+        file.report(
+            rule, node, "; ".join(each for each in (guarded, known and f"known to replace it: {known}") if each)
+        )
         return False
 
 

@@ -6,6 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.places import is_card
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -255,14 +256,15 @@ _LIBRARY = {"safetensors.torch.load_file": 1, "safetensors.safe_open": 2, "safet
 @FAMILY.call(*_LIBRARY)
 def _tensors(file: File, node: ast.Call) -> bool:
     device = file.argument(node, _LIBRARY[file.dotted(node.func) or ""], "device")
-    if device is not None and (_says_cuda(device) or _is_number(device)):
-        file.done(device)
+    if device is not None and (_says_cuda(device) or is_card(file, device)):
+        _settle(file, device)
         file.report(TENSORS, device, edits=file.replace(device, *_name(file, device)))
     return False
 
 
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int
+def _settle(file: File, node: ast.expr) -> None:
+    """Note that a device is dealt with; torch.cuda.current_device() itself is still looked at."""
+    file.pass_over(node) if isinstance(node, ast.Call) else file.done(node)
 
 
 def _name(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
@@ -289,11 +291,15 @@ MAP = FAMILY.rule(
         ),
         Example(
             """
+            import torch
             model = AutoModel.from_pretrained(name, device_map={"": 0})
+            other = AutoModel.from_pretrained(name, device_map={"": torch.cuda.current_device()})
             """,
             """
+            import torch
             from toprope.device import portable
             model = AutoModel.from_pretrained(name, device_map={"": portable.name(0)})
+            other = AutoModel.from_pretrained(name, device_map={"": portable.name(portable.current_device())})
             """,
         ),
         Example('model = AutoModel.from_pretrained(name, device_map="auto")', reported=False),
@@ -305,9 +311,9 @@ MAP = FAMILY.rule(
 def _map(file: File, node: ast.keyword) -> bool:
     value = node.value
     places = value.values if isinstance(value, ast.Dict) else [value]
-    told = [each for each in places if _says_cuda(each) or _is_number(each)]
+    told = [each for each in places if _says_cuda(each) or is_card(file, each)]
     for each in told:
-        file.done(each)
+        _settle(file, each)
         file.report(MAP, each, edits=file.replace(each, *_name(file, each)))
     return bool(told)
 
@@ -347,7 +353,7 @@ PIPELINE = FAMILY.rule(
 @FAMILY.call("transformers.pipeline")
 def _pipeline(file: File, node: ast.Call) -> bool:
     device = file.argument(node, None, "device")
-    if device is not None and _is_number(device):
-        file.done(device)
+    if device is not None and is_card(file, device):
+        _settle(file, device)
         file.report(PIPELINE, device, edits=file.replace(device, f"{file.portable('device')}(", device, ")"))
     return False

@@ -7,7 +7,8 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import said
+from toprope.port.places import is_card, said
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -15,7 +16,9 @@ __all__ = ["FAMILY"]
 FAMILY = Family("moves", "Moving to the device", words=[b"cuda"])
 
 _WHY = """`.cuda()` fails where there is no GPU. `.to(...)` does the same for tensors and modules everywhere; the number
-and non_blocking stay as the program computes them."""
+and non_blocking stay as the program computes them. A class of the program may have a `cuda` of its own, or a module a
+`to`: what is called on such an object, or on one that is not known while any file that is ported has such a class, is
+left."""
 _SOURCE = "tried: Tensor.cuda and Module.cuda in a torch without CUDA"
 
 MOVE = FAMILY.rule(
@@ -52,6 +55,33 @@ MOVE = FAMILY.rule(
             graph = Graph().cuda()
             """,
         ),
+        Example(
+            """
+            import torch
+
+            class Batch:
+                def cuda(self, device=None):
+                    return self
+
+            def run(data, image: torch.Tensor):
+                data = data.cuda().as_dict()
+                x = torch.stack(data["parts"])
+                return x.cuda(), image.cuda(), torch.nn.Linear(2, 2).cuda()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            class Batch:
+                def cuda(self, device=None):
+                    return self
+
+            def run(data, image: torch.Tensor):
+                data = data.cuda().as_dict()
+                x = torch.stack(data["parts"])
+                return x.to(portable.device()), image.to(portable.device()), torch.nn.Linear(2, 2).to(portable.device())
+            """,
+        ),
         Example("options.cuda = True", reported=False),
     ],
 )  # fmt: skip
@@ -75,6 +105,53 @@ STATEMENT = FAMILY.rule(
             model.to(portable.device())
             """,
         ),
+    ],
+)  # fmt: skip
+OVERRIDE = FAMILY.rule(
+    "TR006a", Kind.REVIEW, "def cuda(self), def to(self) of a class of the program: calls of it are left",
+    why="""The method moves what the class holds, perhaps more than torch would. Its body is ported as any other; where
+    something in it is left, finish it by hand, so that `x.cuda()` moves to the device in use. Calls on objects that are
+    not known are left, since they may be of this class.""",
+    source="tried: a module whose cuda() moves plain tensors leaves them on the CPU when to() is called instead",
+    examples=[
+        Example(
+            """
+            import torch
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.anchors = torch.zeros(4)
+
+                def cuda(self, device=None):
+                    self.anchors = self.anchors.cuda(device)
+                    return super().cuda(device)
+
+            def build():
+                return Net()
+
+            net = build().cuda()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.anchors = torch.zeros(4)
+
+                def cuda(self, device=None):
+                    self.anchors = self.anchors.to(portable.device(device))
+                    return super().to(portable.device(device))
+
+            def build():
+                return Net()
+
+            net = build().cuda()
+            """,
+        ),
+        Example("def cuda():\n    return 1", reported=False),
     ],
 )  # fmt: skip
 FUNCTION = FAMILY.rule(
@@ -108,9 +185,9 @@ def _cuda(file: File, call: ast.Call) -> bool:
     if name.partition(".")[0] in ("torch", "numba", "cupy", "jax", "pycuda", "taichi"):
         return False
     rule = STATEMENT if isinstance(file.parent(call), ast.Expr) else MOVE
-    own = _own_class(file, function.value)
+    own = why_left(file, function.value, "cuda", "to")
     if own:
-        file.report(rule, call, held_back=f"{own} has a method cuda of its own")
+        file.report(rule, call, held_back=own)
     elif any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
         file.report(rule, call, held_back="its arguments are not known here")
     elif len(call.args) > 2:
@@ -121,13 +198,25 @@ def _cuda(file: File, call: ast.Call) -> bool:
     return False
 
 
+@FAMILY.node(ast.ClassDef)
+def _override(file: File, node: ast.ClassDef) -> bool:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and (
+            each.name == "cuda" or (each.name == "to" and file.project.may_be_module(node.name))
+        ):
+            file.report(OVERRIDE, each, f"{node.name} has a method {each.name} of its own: calls of it are left")
+    return False
+
+
 def _edits(file: File, call: ast.Call, function: ast.Attribute) -> list[Edit]:
     _, end = file.source.span(function)
     edits = [Edit(end - len("cuda"), end, ("to",))]
     device = file.argument(call, 0, "device")
     if device is None:
         open_at = file.source.text.index("(", end) + 1
+        rest = file.source.text[open_at:]
         others = ", " if call.keywords else ""
+        others = "," if others and rest.lstrip(" ")[:1] in ("\r", "\n", "#", "\\") else others
         edits.append(Edit(open_at, open_at, (f"{file.portable('device')}(){others}",)))
     else:
         named = said(file, device)
@@ -136,27 +225,11 @@ def _edits(file: File, call: ast.Call, function: ast.Attribute) -> list[Edit]:
         edits.append(file.replace(device, *pieces))
         if named is not None and not named.chosen:
             file.done(device)
+        elif is_card(file, device):
+            file.pass_over(device)
     if len(call.args) > 1:
         edits.append(file.before(call.args[1], "non_blocking="))
     return edits
-
-
-def _own_class(file: File, receiver: ast.expr) -> str:
-    """The class of the project that the receiver is an object of, if it has a method `cuda` of its own."""
-    if not file.own_methods:
-        return ""
-    made = [receiver]
-    if isinstance(receiver, ast.Name):
-        if receiver.id == "self":
-            around = next((each for each in file.ancestors(receiver) if isinstance(each, ast.ClassDef)), None)
-            return around.name if around is not None and around.name in file.own_methods else ""
-        made = [binding.value for binding in file.bindings(receiver) if binding.value is not None]
-    for each in made:
-        if isinstance(each, ast.Call):
-            name = ast.unparse(each.func).rpartition(".")[2]
-            if name in file.own_methods:
-                return name
-    return ""
 
 
 @FAMILY.reference("torch.Tensor.cuda", "torch.nn.Module.cuda")

@@ -9,6 +9,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind
+from toprope.port.stand_ins import refused
 
 __all__ = ["FAMILY"]
 
@@ -38,6 +39,20 @@ MODULE = FAMILY.rule(
 
             portable.synchronize()
             portable.empty_cache()
+            """,
+        ),
+        Example(
+            """
+            import torch
+            import torch.cuda
+
+            torch.cuda.synchronize()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            portable.synchronize()
             """,
         ),
         Example(
@@ -131,7 +146,13 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
     if node.level or module.partition(".")[0] != "torch":
         return False
     drop_ins = table().drop_ins
-    swapped = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins and _fits(file, node, alias)]
+    known = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
+    scripted = [alias for alias in known if _is_used_in_script(file, node, alias)]
+    swapped = [alias for alias in known if alias not in scripted and _fits(file, node, alias)]
+    for alias in known:
+        if alias in scripted:
+            rule, _ = drop_ins[f"{module}.{alias.name}"]
+            file.report(rule, alias, held_back="what TorchScript compiles, or may, uses the name")
     gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
     if swapped and len(swapped) == len(node.names):
         for number, alias in enumerate(swapped):
@@ -145,18 +166,21 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
     for alias in node.names:
         if _is_module(module, alias.name) and alias not in gone:
             file.report(MODULE, alias, _kept(file, node, alias))
-        elif module.startswith("torch.cuda") and alias not in swapped and alias not in gone:
+        elif module.startswith("torch.cuda") and alias not in known and alias not in gone:
             private = alias.name.startswith("_")
             file.report(PRIVATE if private else UNKNOWN, alias, "the import stays; see what is said where it is used")
     return True
 
 
 def _fits(file: File, node: ast.ImportFrom, alias: ast.alias) -> bool:
-    """Whether the runtime's thing can take the place of an imported name: no function that of a class."""
-    if f"{node.module}.{alias.name}" not in table().functions:
-        return True
-    parents = [(use, file.parent(use)) for use in _uses(file, node, alias)]
-    return all(isinstance(parent, ast.Call) and parent.func is use for use, parent in parents)
+    """Whether the runtime's thing can take the place of an imported name: no function that of a class, and every call
+    is one that it understands."""
+    full = f"{node.module}.{alias.name}"
+    calls = [(use, file.parent(use)) for use in _uses(file, node, alias)]
+    called = [parent for use, parent in calls if isinstance(parent, ast.Call) and parent.func is use]
+    if full in table().functions and len(called) < len(calls):
+        return False
+    return not any(refused(table().drop_ins[full][1], each) for each in called)
 
 
 def _whole_swap(file: File, node: ast.ImportFrom) -> tuple[Edit, ...]:
@@ -227,7 +251,8 @@ def _import(file: File, node: ast.Import) -> bool:
             continue
         if alias.asname is None:
             start, _ = file.source.span(alias)
-            edit = Edit(start, start + len(alias.name), ("torch",))
+            gone = _without_statement(file, node) if len(node.names) == 1 and _has_torch(file, node) else None
+            edit = gone or Edit(start, start + len(alias.name), ("torch",))
             file.report(MODULE, alias, edits=edit)
         elif len(node.names) == 1 and _only_converted(file, node, alias):
             gone = _without_statement(file, node)
@@ -236,6 +261,19 @@ def _import(file: File, node: ast.Import) -> bool:
         else:
             file.report(MODULE, alias, _kept(file, node, alias))
     return False
+
+
+def _has_torch(file: File, node: ast.Import) -> bool:
+    """Return whether the block has another `import torch`, with nothing but imports between the two."""
+    block = getattr(file.walk.parents[node], "body", [])
+    others = [
+        number for number, each in enumerate(block)
+        if isinstance(each, ast.Import) and any(alias.name == "torch" and alias.asname is None for alias in each.names)
+    ]  # fmt: skip
+    if node not in block or not others:
+        return False
+    first, last = sorted((block.index(node), others[0]))
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in block[first:last])
 
 
 def _is_module(module: str, name: str) -> bool:
@@ -250,13 +288,12 @@ def _kept(file: File, node: ast.stmt, alias: ast.alias) -> str:
 
 def _uses(file: File, node: ast.stmt, alias: ast.alias) -> list[ast.Name]:
     """Where the name that an import binds is used in the file."""
-    bound = alias.asname or alias.name
-    return [
-        name
-        for name, scope in file.walk.scopes.items()
-        if isinstance(name, ast.Name) and name.id == bound and isinstance(name.ctx, ast.Load)
-        and any(binding.node is node for binding in scope.find(bound))
-    ]  # fmt: skip
+    return file.reads(alias.asname or alias.name, node)
+
+
+def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
+    """Return whether code that TorchScript compiles uses the name that an import binds."""
+    return any(file.is_scripted(use) for use in _uses(file, node, alias))
 
 
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
@@ -268,6 +305,8 @@ def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 def _converted(file: File, name: ast.Name) -> bool:
     node: ast.AST | None = name
+    if file.is_scripted(name):
+        return False
     while isinstance(node, ast.Name | ast.Attribute):
         if file.dotted(node) in table().drop_ins:
             return isinstance(node, ast.Attribute)

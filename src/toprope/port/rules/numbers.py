@@ -6,7 +6,8 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import index_name
+from toprope.port.places import Use, device_name, index_name, is_card, is_index, use
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]
@@ -14,7 +15,19 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "numbers",
     "Numbers of devices",
-    words=[b"cuda", b".to(0", b".to(rank", b".to(local_rank", b"device=0", b"torch.device("],
+    words=[
+        b"cuda",
+        b".to(0",
+        b".to(rank",
+        b".to(local_rank",
+        b"device=0",
+        b"torch.device(",
+        b"rank",
+        b"gpu",
+        b".to(int(",
+        b".to(1",
+        b"device=1",
+    ],
 )
 
 _P = Kind.PRESERVING
@@ -68,18 +81,122 @@ VARIABLE = FAMILY.rule(
 )  # fmt: skip
 
 
+CURRENT = FAMILY.rule(
+    "TR005a", _P, "x.to(torch.cuda.current_device()): the number becomes that device of the kind in use",
+    why="""torch.cuda.current_device() is a number, which torch takes for a CUDA device where it wants a device. The
+    rewrite makes a device of it.""",
+    source="tried: RuntimeError for a number in a torch without an accelerator",
+    examples=[
+        Example(
+            """
+            import torch
+
+            x = torch.ones(2).to(torch.cuda.current_device())
+            y = torch.zeros(3, device=torch.cuda.current_device())
+            z = y.to(torch.cuda.device_count() - 1)
+            here = torch.device(torch.cuda.current_device())
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            x = torch.ones(2).to(portable.device(portable.current_device()))
+            y = torch.zeros(3, device=portable.device(portable.current_device()))
+            z = y.to(portable.device(portable.device_count() - 1))
+            here = portable.device(portable.current_device())
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            index = torch.cuda.current_device()
+            torch.cuda.set_device(torch.cuda.current_device())
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            index = portable.current_device()
+            portable.set_device(portable.current_device())
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+KEPT = FAMILY.rule(
+    "TR005b", Kind.REVIEW, "device = torch.cuda.current_device(): what is kept as a device becomes one",
+    why="""The program keeps a number under a device's name, or hands it on. It becomes a torch.device, which on CUDA
+    is taken wherever the number was. Where the program counts with it, formats it or puts it into a list, it stays a
+    number: hand it on as portable.device(n) where torch is given it.""",
+    source="seen in public code: a default argument that reaches .to()",
+    examples=[
+        Example(
+            """
+            import torch
+
+            class Encoder:
+                def __init__(self, device=torch.cuda.current_device()):
+                    self.device = device
+
+            device = torch.cuda.current_device()
+            model = build(device=torch.cuda.current_device())
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            class Encoder:
+                def __init__(self, device=portable.device(portable.current_device())):
+                    self.device = device
+
+            device = portable.device(portable.current_device())
+            model = build(device=portable.device(portable.current_device()))
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            device = torch.cuda.current_device()
+            print(f"cuda:{device}", x.to(device))
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            device = portable.current_device()
+            print(f"cuda:{device}", x.to(portable.device(device)))
+            """,
+        ),
+    ],
+)  # fmt: skip
+
+
 def _rule(file: File, node: ast.expr) -> Rule | None:
+    if not is_index(file, node):
+        return None
     if isinstance(node, ast.Constant):
-        return NUMBER if type(node.value) is int else None
-    return VARIABLE if index_name(file, node) else None
+        return NUMBER
+    return VARIABLE if not isinstance(node, ast.Call | ast.BinOp) else CURRENT
 
 
-def _wrap(file: File, node: ast.expr | None) -> None:
+def _wrap(file: File, node: ast.expr | None, held_back: str = "") -> None:
     """Hand a number on to the runtime's function."""
     rule = None if node is None else _rule(file, node)
-    if rule is not None and node is not None:
-        file.report(rule, node, edits=file.replace(node, f"{file.portable('device')}(", node, ")"))
+    if rule is None or node is None:
+        return
+    if isinstance(node, ast.Name) and _becomes_device(file, node):
+        return
+    file.report(rule, node, edits=file.replace(node, *_device(file, node)), held_back=held_back)
+    if isinstance(node, ast.Constant | ast.Name | ast.Attribute):
         file.done(node)
+    else:
+        file.pass_over(node)  # what is in it may be torch.cuda's
+
+
+def _device(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
+    return f"{file.portable('device')}(", node, ")"
 
 
 @FAMILY.call("torch.device")
@@ -87,21 +204,80 @@ def _torch_device(file: File, call: ast.Call) -> bool:
     if len(call.args) == 1 and not call.keywords:
         rule = _rule(file, call.args[0])
         if rule is not None:
-            file.report(rule, call, edits=file.replace(call, f"{file.portable('device')}(", call.args[0], ")"))
-            return True
+            file.report(rule, call, edits=file.replace(call, *_device(file, call.args[0])))
+            file.done(call.func)
+            file.pass_over(call.args[0])
     return False
 
 
 @FAMILY.method("to")
 def _to(file: File, call: ast.Call) -> bool:
-    _wrap(file, file.argument(call, 0, "device"))
+    assert isinstance(call.func, ast.Attribute)
+    device = file.argument(call, 0, "device")
+    if device is not None and is_index(file, device):
+        _wrap(file, device, why_left(file, call.func.value, "to"))
     return False
+
+
+_FACTORIES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "to_empty")
 
 
 @FAMILY.keyword("device")
 def _keyword(file: File, keyword: ast.keyword) -> bool:
     call = file.parent(keyword)
-    name = file.dotted(call.func) if isinstance(call, ast.Call) else None
-    if name is not None and name.startswith("torch.") and not name.startswith("torch.cuda.") and name != "torch.device":
+    assert isinstance(call, ast.Call)
+    name = file.dotted(call.func) or ""
+    is_torchs = name.startswith("torch.") and not name.startswith("torch.cuda.") and name != "torch.device"
+    if is_torchs or (isinstance(call.func, ast.Attribute) and call.func.attr in _FACTORIES):
         _wrap(file, keyword.value)
     return False
+
+
+@FAMILY.call("torch.cuda.current_device")
+def _current(file: File, call: ast.Call) -> bool:
+    how = use(file, call)
+    if how is Use.DEVICE:
+        _wrap(file, call)
+    elif how is Use.TEXT and (name := _name_of(file, call)) and not index_name(file, ast.Name(name)):
+        if _is_counted(file, name):
+            file.report(KEPT, call, "it stays a number: hand it on as portable.device(n) where torch is given it")
+        else:
+            file.report(KEPT, call, edits=file.replace(call, *_device(file, call)))
+    return False
+
+
+def _name_of(file: File, node: ast.expr) -> str:
+    """The name that a value is given by an assignment, a default or a keyword; "" where it has none of these."""
+    match file.parent(node):
+        case ast.keyword(arg=str(name)) | ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)]):
+            return name
+        case ast.arguments() as arguments:
+            positional = [*arguments.posonlyargs, *arguments.args]
+            pairs = [*zip(reversed(positional), reversed(arguments.defaults), strict=False)]
+            pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+            return next((argument.arg for argument, default in pairs if default is node), "")
+    return ""
+
+
+def _is_counted(file: File, name: str) -> bool:
+    """Return whether the file computes with this name, formats it or puts it into a list: it must stay a number."""
+    for node in ast.walk(file.walk.module.node):
+        if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        if (node.id if isinstance(node, ast.Name) else node.attr) != name:
+            continue
+        match file.parent(node):
+            case ast.BinOp() | ast.FormattedValue() | ast.List() | ast.Compare() | ast.Subscript():
+                return True
+            case ast.Call(func=ast.Name(id="str" | "int" | "range")) | ast.Call(func=ast.Attribute(attr="format")):
+                return True
+    return False
+
+
+def _becomes_device(file: File, node: ast.Name) -> bool:
+    """Return whether the name is given torch.cuda.current_device() under a device's name, and that becomes a device."""
+    values = [each.value for each in file.bindings(node)]
+    current = [each for each in values if isinstance(each, ast.Call) and is_card(file, each)]
+    return bool(current) and device_name(node.id) and not index_name(file, node) and not _is_counted(file, node.id)

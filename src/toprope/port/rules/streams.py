@@ -38,23 +38,31 @@ EVENT = FAMILY.rule(
         Example(
             """
             import torch
-            from torch.cuda import Event
 
-            def run(event: torch.cuda.Event | None = None, other: Event | None = None):
-                return isinstance(event, Event)
+            def wait(event: torch.cuda.Event | None = None) -> None: ...
+
+            class Named(torch.cuda.Event): ...
+            """,
             """
+            import torch
+            from toprope.device import portable
+
+            def wait(event: portable.Event | None = None) -> None: ...
+
+            class Named(portable.Event): ...
+            """,
         ),
     ],
 )
-FAMILY.drop_in(EVENT, ["Event"], function=True)
-FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams", function=True)
+FAMILY.drop_in(EVENT, ["Event"])
+FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams")
 
 STREAM = FAMILY.rule(
     "TR047",
     Kind.REVIEW,
     "torch.cuda.Stream(), current_stream(), default_stream(): a stream of the device in use",
     why="""An accelerator overlaps the work of streams, the CPU does one thing after the other: the results are the
-    same, the time is not. In annotations and isinstance the class of CUDA is left alone.""",
+    same, the time is not. In annotations, isinstance and derived classes, too, the class is the device's own.""",
     source="torch.Stream; tried on CPU and simulated card",
     examples=[
         Example(
@@ -76,15 +84,21 @@ STREAM = FAMILY.rule(
             """
             import torch
 
-            def run(stream: torch.cuda.Stream) -> bool:
+            def run(stream: torch.cuda.Stream | None) -> bool:
                 return isinstance(stream, torch.cuda.Stream)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def run(stream: portable.Stream | None) -> bool:
+                return isinstance(stream, portable.Stream)
             """,
         ),
     ],
 )
-FAMILY.drop_in(STREAM, ("current_stream", "default_stream"))
-FAMILY.drop_in(STREAM, ["Stream"], function=True)
-FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams", function=True)
+FAMILY.drop_in(STREAM, ("Stream", "current_stream", "default_stream"))
+FAMILY.drop_in(STREAM, ["Stream"], below="torch.cuda.streams")
 
 BLOCK = FAMILY.rule(
     "TR048",
@@ -142,7 +156,8 @@ RECORD = FAMILY.rule(
     Kind.REVIEW,
     "x.record_stream(s): only where the tensor is on an accelerator",
     why="""It keeps the allocator from handing memory out again that a stream still reads. A tensor of the CPU has no
-    such thing and raises NotImplementedError.""",
+    such thing and raises NotImplementedError. A class of the program may have a record_stream of its own: the runtime's
+    function calls it. Arguments that are handed on with a star are left.""",
     source="tried: record_stream of a CPU tensor raises",
     examples=[
         Example(
@@ -164,15 +179,25 @@ RECORD = FAMILY.rule(
             """,
             reported=False,
         ),
+        Example(
+            """
+            class Nested:
+                def record_stream(self, *arguments):
+                    self.tensors.record_stream(*arguments)
+            """
+        ),
     ],
 )
 
 
 @FAMILY.method("record_stream")
 def _record(file: File, node: ast.Call) -> bool:
-    if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
-        return False
     assert isinstance(node.func, ast.Attribute)
+    if any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords):
+        file.report(RECORD, node, held_back="its arguments are not known here")
+        return False
+    if len(node.args) != 1 or node.keywords:
+        return False
     edits = file.replace(node, file.portable("record_stream"), "(", node.func.value, ", ", node.args[0], ")")
     file.report(RECORD, node, edits=edits)
     return False

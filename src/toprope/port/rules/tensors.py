@@ -7,6 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]
@@ -121,6 +122,18 @@ TYPED = FAMILY.rule(
             """,
         ),
         Example("import torch\n\ny = x.type(torch.LongTensor)", reported=False),
+        Example(
+            """
+            import torch
+
+            class Field:
+                def type(self, wanted):
+                    return wanted.__name__
+
+            def name(field):
+                return field.type(torch.cuda.LongTensor)
+            """
+        ),
     ],
 )
 
@@ -139,7 +152,8 @@ def _typed(file: File, node: ast.Call) -> bool:
     if not dtype:
         return False
     file.done(wanted)
-    file.report(TYPED, node, edits=file.replace(node, node.func.value, f".to({file.portable('device')}(), {dtype})"))
+    edits = file.replace(node, node.func.value, f".to({file.portable('device')}(), {dtype})")
+    file.report(TYPED, node, edits=edits, held_back=why_left(file, node.func.value, "type", "to"))
     return False
 
 
@@ -204,7 +218,7 @@ def _compared(file: File, node: ast.Compare) -> bool:
         return False
     file.done(text)
     edits = file.replace(node, f"{file.portable('is_tensor')}(", asked.func.value, f", {dtype})")
-    file.report(ASKED, node, edits=edits)
+    file.report(ASKED, node, edits=edits, held_back=why_left(file, asked.func.value, "type"))
     return True
 
 

@@ -7,6 +7,7 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import Binding
 
@@ -68,6 +69,31 @@ IS_CUDA = FAMILY.rule(
             """,
             reported=False,
         ),
+        Example(
+            """
+            import torch
+
+            class Batch:
+                @property
+                def is_cuda(self):
+                    return self.kind == "gpu"
+
+            def ask(batch):
+                return batch.is_cuda, torch.stack(batch.parts).is_cuda
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            class Batch:
+                @property
+                def is_cuda(self):
+                    return self.kind == "gpu"
+
+            def ask(batch):
+                return batch.is_cuda, portable.is_accelerator(torch.stack(batch.parts))
+            """,
+        ),
         Example("import torch\n\nassert torch.version.is_cuda", reported=False),
     ],
 )
@@ -85,7 +111,8 @@ def _is_cuda(file: File, node: ast.Attribute) -> bool:
     if _guards_a_kernel(file, node):
         file.report(IS_CUDA, node, _OF_A_KERNEL)
         return False
-    file.report(IS_CUDA, node, edits=file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")"))
+    edits = file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")")
+    file.report(IS_CUDA, node, edits=edits, held_back=why_left(file, node.value, "is_cuda"))
     return False
 
 

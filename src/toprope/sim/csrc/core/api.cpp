@@ -191,8 +191,11 @@ EXPORT int64_t ts_begin_composite() {
   in_composite++;
   return now_ns();
 }
-// Ends and records it with its tensors: for each its role, dtype, whether it is strided, bytes, number of dimensions,
-// and these.
+// Whether this thread computes a part of another operator, so that what it touches does not count.
+EXPORT int ts_is_part() { return is_part(); }
+EXPORT int ts_touch(int device, const void* block, uint64_t bytes) { return touch(device, block, bytes); }
+EXPORT void ts_set_cache(uint64_t bytes) { set_cache(bytes); }
+// Ends and records it with its tensors: for each its role, dtype, form, bytes, number of dimensions, and these.
 EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uint64_t operations,
                               const int64_t* tensors, int count) {
   in_composite--;
@@ -201,7 +204,7 @@ EXPORT void ts_end_composite(const char* name, int device, int64_t begin_ns, uin
   SignatureOf signature(index_of(of));
   signature.set_operations(operations);
   for (int i = 0; i < count; i++) {
-    signature.add(static_cast<Role>(tensors[0]), static_cast<int>(tensors[1]), tensors[2] != 0,
+    signature.add(static_cast<Role>(tensors[0]), static_cast<int>(tensors[1]), static_cast<uint8_t>(tensors[2]),
                   static_cast<uint64_t>(tensors[3]), tensors + 5, tensors[4]);
     tensors += 5 + tensors[4];
   }

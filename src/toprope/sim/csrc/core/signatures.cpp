@@ -26,7 +26,7 @@ std::string_view bytes_of(const Signature& one) {
 
 }  // namespace
 
-void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const int64_t* sizes, int64_t dimensions) {
+void SignatureOf::add(Role role, int dtype, uint8_t form, uint64_t bytes, const int64_t* sizes, int64_t dimensions) {
   if (made_.tensors == kMaxTensors) {
     (role == Role::kRead ? made_.more_read : made_.more_written) += bytes;
     return;
@@ -34,7 +34,7 @@ void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const 
   TensorShape& shape = made_.shapes[made_.tensors++];
   shape.dtype = static_cast<int8_t>(dtype);
   shape.role = role;
-  shape.strided = strided;
+  shape.form = form;
   shape.bytes = bytes;
   int64_t joined = dimensions > kMaxDimensions ? dimensions - kMaxDimensions : 0;  // into the first
   shape.dimensions = static_cast<uint8_t>(dimensions - joined);
@@ -43,9 +43,52 @@ void SignatureOf::add(Role role, int dtype, bool strided, uint64_t bytes, const 
 }
 
 thread_local int in_composite = 0, in_graph = 0;
+bool (*in_part_of_gradient)() = [] { return false; };
+
+namespace {
+
+constexpr size_t kMaxBlocks = 1 << 16;
+std::atomic<uint64_t> cache_bytes{0};
+std::mutex touched_mutex;
+
+// What operators of one card touched: bytes in all, and how many there were when a block was touched last.
+struct Touched {
+  uint64_t bytes = 0;
+  std::unordered_map<const void*, uint64_t> blocks;
+};
+
+std::unordered_map<int, Touched>& touched() {
+  static auto* all = new std::unordered_map<int, Touched>();
+  return *all;
+}
+
+}  // namespace
+
+bool touch(int device, const void* block, uint64_t bytes) {
+  const uint64_t fits = cache_bytes.load(std::memory_order_relaxed);
+  if (fits == 0) return false;
+  std::lock_guard<std::mutex> guard(touched_mutex);
+  Touched& here = touched()[device];
+  if (here.blocks.size() >= kMaxBlocks) {
+    std::erase_if(here.blocks, [&](const auto& one) { return here.bytes - one.second > fits; });
+    if (here.blocks.size() >= kMaxBlocks) here.blocks.clear();
+  }
+  auto [place, is_new] = here.blocks.try_emplace(block, 0);
+  const bool is_cold = is_new || here.bytes - place->second > fits;
+  here.bytes += bytes;
+  place->second = here.bytes;
+  return is_cold;
+}
+
+void forget_touched() {
+  std::lock_guard<std::mutex> guard(touched_mutex);
+  touched().clear();
+}
+
+void set_cache(uint64_t bytes) { cache_bytes = bytes; }
 
 uint64_t number_of(const Signature& signature) {
-  if (in_composite > 0) return 0;
+  if (is_part()) return 0;
   const std::string_view bytes = bytes_of(signature);
   const size_t hash = std::hash<std::string_view>{}(bytes);
   std::lock_guard<std::mutex> guard(signatures_mutex);
@@ -90,10 +133,10 @@ int keep_signatures(const char* path) {
   current_signatures = all;
   // A child that is forked meanwhile does not write into its parent's file.
   [[maybe_unused]] static int once = pthread_atfork(
-      [] { signatures_mutex.lock(); }, [] { signatures_mutex.unlock(); },
+      [] { signatures_mutex.lock(), touched_mutex.lock(); }, [] { touched_mutex.unlock(), signatures_mutex.unlock(); },
       [] {
         current_signatures = nullptr;
-        signatures_mutex.unlock();
+        touched_mutex.unlock(), signatures_mutex.unlock();
       });
   return 0;
 }

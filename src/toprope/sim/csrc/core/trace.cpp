@@ -83,6 +83,7 @@ int start_trace(uint64_t capacity, const char* path) {
   current = trace;
   current_bytes = bytes;
   in_file = path != nullptr;
+  forget_touched();  // what ran before it is not known
   watch(kTracing, true);
   return 0;
 }

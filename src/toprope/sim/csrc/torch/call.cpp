@@ -242,10 +242,11 @@ void Call::begin_watched() {
   cube_ = static_cast<uint8_t>(limits[sim::kCube]);
   vector_ = static_cast<uint8_t>(limits[sim::kVector]);
   signature_ = std::make_unique<sim::SignatureOf>(sim::index_of(kind_));
+  const bool counts = !sim::is_part();
   for (const Operand& operand : operands_) {
-    add_tensor(*signature_, operand.written ? sim::Role::kWritten : sim::Role::kRead, *operand.original);
+    add_tensor(*signature_, operand.written ? sim::Role::kWritten : sim::Role::kRead, *operand.original, counts);
   }
-  for (size_t i : again_) add_tensor(*signature_, sim::Role::kRead, *operands_[i].original);
+  for (size_t i : again_) add_tensor(*signature_, sim::Role::kRead, *operands_[i].original, counts);
 }
 
 void Call::record() const {
@@ -332,10 +333,11 @@ at::Tensor Call::out(const at::Tensor& result) {
   }
   size_t bytes = storage->nbytes();
   if (left_card_) [[unlikely]] bytes_back_ += bytes;
-  if (signature_ != nullptr) [[unlikely]] add_tensor(*signature_, sim::Role::kResult, result);
+  if (signature_ != nullptr) [[unlikely]] add_tensor(*signature_, sim::Role::kResult, result, false);
   c10::DataPtr data = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
   storage->set_nbytes(0);
   c10::Storage moved = make_storage(into_device(std::move(data), bytes, device_), bytes);
+  if (signature_ != nullptr && !sim::is_part()) [[unlikely]] sim::touch(device_, moved.data(), bytes);
   moved_.emplace_back(storage, moved);
   return device_tensor(std::move(moved), result);
 }

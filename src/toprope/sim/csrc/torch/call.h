@@ -37,10 +37,16 @@ constexpr c10::DispatchKeySet kHostSparseKeys(c10::DispatchKey::SparseCPU);
 // A device tensor with this storage and the shape of `like`.
 at::Tensor device_tensor(c10::Storage storage, const at::Tensor& like);
 
-inline void add_tensor(sim::SignatureOf& signature, sim::Role role, const at::Tensor& tensor) {
+// Adds a tensor of the card to a signature. `counts`: whether it counts as touched, which it does not for a part of
+// another operator.
+inline void add_tensor(sim::SignatureOf& signature, sim::Role role, const at::Tensor& tensor, bool counts) {
   const uint64_t bytes = std::min<uint64_t>(tensor.nbytes(), tensor.storage().nbytes());  // where it is expanded
-  signature.add(role, static_cast<int>(tensor.scalar_type()), !tensor.is_contiguous(), bytes, tensor.sizes().data(),
-                tensor.dim());
+  uint8_t form = tensor.is_contiguous() ? 0 : sim::kStrided;
+  if (counts && tensor.device().type() == kNpu) {
+    const bool is_cold = sim::touch(tensor.device().index(), tensor.storage().data(), bytes);
+    if (is_cold && role != sim::Role::kResult) form |= sim::kCold;
+  }
+  signature.add(role, static_cast<int>(tensor.scalar_type()), form, bytes, tensor.sizes().data(), tensor.dim());
 }
 
 class Call {

@@ -12,6 +12,7 @@ class Composite {
   explicit Composite(const std::string& name) {
     if (!sim::watching(sim::kTracing)) [[likely]] return;
     kind_ = sim::kind(name.c_str());
+    counts_ = !sim::is_part();
     signature_.emplace(sim::index_of(kind_));
     sim::in_composite++;
     began_ns_ = sim::now_ns();
@@ -41,17 +42,19 @@ class Composite {
       for (const at::Tensor& tensor : value.toTensorList()) add(role, tensor);
     }
   }
-
- private:
   void add(sim::Role role, const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() != kNpu || !tensor.has_storage()) return;
     device_ = tensor.device().index();
-    add_tensor(*signature_, role, tensor);
+    add_tensor(*signature_, role, tensor, counts_);
   }
+  void computes(uint64_t operations) { signature_->set_operations(operations); }
+
+ private:
 
   std::optional<sim::SignatureOf> signature_;
   sim::Kind* kind_ = nullptr;
   int device_ = -1;
+  bool counts_ = false;  // whether its tensors count as touched: it is no part of another one
   int64_t began_ns_ = 0;
 };
 

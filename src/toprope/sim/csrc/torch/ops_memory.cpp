@@ -221,8 +221,9 @@ class Copy {
   }
   static uint64_t signature_of(const Tensor& to, const Tensor& from) {
     sim::SignatureOf made(sim::index_of(kind()));
-    add_tensor(made, sim::Role::kWritten, to);
-    add_tensor(made, sim::Role::kRead, from);
+    const bool counts = !sim::is_part();
+    add_tensor(made, sim::Role::kWritten, to, counts);
+    add_tensor(made, sim::Role::kRead, from, counts);
     return sim::number_of(made.made());
   }
   void note_copy(bool waits) const {

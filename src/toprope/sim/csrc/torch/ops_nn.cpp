@@ -1,4 +1,5 @@
 // Operators for which torch asks the device type in C++ and takes a branch of its own for PrivateUse1.
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -12,12 +13,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "call.h"
+#include "composite.h"
+#include "composite_gradient.h"
 #include "cube.h"
 
 namespace toprope::glue {
@@ -114,9 +118,62 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
 }
 
 // Two products of the forward pass; what a causal mask hides is not computed.
-uint64_t operations_of_attention(const Tensor& query, const Tensor& key, bool is_causal) {
-  uint64_t all = 4 * static_cast<uint64_t>(query.numel()) * key.size(2);
+uint64_t operations_of_attention(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal) {
+  const uint64_t rows = static_cast<uint64_t>(query.size(0)) * query.size(1) * query.size(2);
+  const uint64_t all = 2 * rows * key.size(2) * (query.size(3) + value.size(3));
   return is_causal ? all / 2 : all;
+}
+
+// Whether the vendor has one kernel for it: the conditions of op-plugin's scaled_dot_product_attention
+// (ScaledDotProductAttentionKernelNpuOpApi.cpp, 015a2e4b), on chips with separate vector cores.
+bool card_has_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask) {
+  if (sim::cores()[sim::kVector] <= sim::cores()[sim::kCube]) return false;
+  if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4 || !query.is_floating_point()) return false;
+  if (query.scalar_type() == at::kDouble || query.size(1) > 2048 || query.size(3) > 512) return false;
+  if (key.size(1) == 0 || key.size(1) > query.size(1) || query.size(1) % key.size(1) != 0) return false;
+  return !mask.has_value() || !mask->defined() || mask->scalar_type() == at::kBool;
+}
+
+// Attention as torch chooses it, in the trace as one operator where the card has a kernel and this host composes it: of
+// heads that share keys, with dropout, of layouts that the host's kernel does not take.
+Tensor whole_attention(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
+                       double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const auto computed = [&] {
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
+  };
+  if (!sim::watching(sim::kTracing)) [[likely]] return computed();
+  for (const Tensor* tensor : {&query, &key, &value}) {
+    if (tensor->device().type() != kNpu || tensor->key_set().has(c10::DispatchKey::Python) || !tensor->has_storage() ||
+        tensor->unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+      return computed();
+    }
+  }
+  if (!card_has_fused_attention(query, key, value, mask) ||
+      fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa) == kOverrideable) {
+    return computed();
+  }
+  const uint64_t operations = operations_of_attention(query, key, value, is_causal);
+  const uint64_t first = at::sequence_number::peek();
+  static const char kGradient[] = "aten::scaled_dot_product_attention_backward";
+  sim::SignatureOf gradient(sim::index_of(sim::kind(kGradient)));
+  gradient.set_operations(operations / 2 * 5);  // five products, one of them again
+  Tensor result;
+  {
+    Composite composite("aten::scaled_dot_product_attention");
+    if (composite) {
+      composite.computes(operations);
+      for (const Tensor* tensor : {&query, &key, &value}) composite.add(sim::Role::kRead, *tensor);
+      if (mask.has_value()) composite.add(sim::Role::kRead, *mask);
+    }
+    result = computed();
+    if (composite) composite.add(sim::Role::kResult, result);
+  }
+  if (!result.requires_grad()) return result;
+  for (const Tensor* tensor : std::initializer_list<const Tensor*>{&query, &key, &value, &result}) add_tensor(gradient, sim::Role::kRead, *tensor, false);
+  add_tensor(gradient, sim::Role::kRead, result, false);  // its gradient
+  for (const Tensor* tensor : {&query, &key, &value}) add_tensor(gradient, sim::Role::kResult, *tensor, false);
+  record_gradient({result}, first, kGradient, query.device().index(), gradient.made());
+  return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> attention(
@@ -130,7 +187,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tenso
   MaybeTensor host_bias = call.in(bias);
   call.begin();
   sim::KernelScope scope(call.device());
-  call.computes(operations_of_attention(query, key, is_causal));
+  call.computes(operations_of_attention(query, key, value, is_causal));
   auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(host_query, host_key, host_value, dropout,
                                                                              is_causal, host_bias, scale);
   Tensor seed = at::empty({}, at::kLong), offset = at::empty({}, at::kLong);
@@ -153,7 +210,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   MaybeTensor host_bias = bias.defined() ? MaybeTensor(call.in(bias)) : std::nullopt;
   call.begin();
   sim::KernelScope scope(call.device());
-  call.computes(operations_of_attention(query, key, is_causal) / 2 * 5);  // five products, one of them again
+  call.computes(operations_of_attention(query, key, value, is_causal) / 2 * 5);  // five products, one of them again
   auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       host_grad, host_query, host_key, host_value, host_output, host_logsumexp, dropout, is_causal, host_bias, scale);
   return {call.out(grad_query), call.out(grad_key), call.out(grad_value), Tensor()};
@@ -250,6 +307,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", &native_dropout);
   m.impl("native_dropout_backward", &native_dropout_backward);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
+  m.impl("scaled_dot_product_attention", &whole_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);
@@ -257,6 +315,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_gru_cell", &gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
 }
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("scaled_dot_product_attention", &whole_attention); }
 
 TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_scaled_dot_product_fused_attention_overrideable", &host_attention);

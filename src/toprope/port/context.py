@@ -1,0 +1,108 @@
+"""Knowledge beyond one file: the project's modules and extensions built for CUDA, and the chip and release."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toprope import chips
+from toprope.support.operators_on_card import Release, find_release
+
+__all__ = ["Context", "Target", "extensions_of", "target"]
+
+DEFAULT_CHIP = "910B3"
+_BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The card that operators are looked up for.
+
+    Attributes:
+        chip: name of the chip.
+        release: the release of torch_npu.
+    """
+
+    chip: str
+    release: Release
+
+    @property
+    def text(self) -> str:
+        """A few words for a reader."""
+        return f"{self.chip}, {self.release.text}"
+
+
+def target(chip: str | None = None, torch_npu: str | None = None) -> Target:
+    """Return the card of these names; by default a 910B3 and the newest release whose tables are stored.
+
+    The default does not depend on the torch that is installed, so that a report is the same on every machine.
+
+    Raises:
+        UsageError: there is no such chip, or no source of that release is stored.
+    """
+    found = chips.get(chip or DEFAULT_CHIP)
+    return Target(found.name, find_release(torch_npu, torch=""))
+
+
+@dataclass(frozen=True)
+class Context:
+    """The project and the card, as rules know them.
+
+    Attributes:
+        target: the card.
+        modules: names of the modules and packages among the ported files.
+        extensions: names of modules that a setup.py among them builds, or that lie next to them as binary files.
+        sources: names of the CUDA sources among them.
+    """
+
+    target: Target = field(default_factory=target)
+    modules: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    sources: str = ""
+
+    @classmethod
+    def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
+        """The context of files that are ported together."""
+        files = list(files)
+        modules = {file.stem for file in files if file.suffix == ".py"}
+        modules |= {file.parent.name for file in files if file.name == "__init__.py"}
+        folders = {file.parent for file in files if file.suffix == ".py"}
+        extensions = {binary.name.partition(".")[0] for folder in folders for binary in folder.glob("*.so")}
+        for file in files:
+            if file.suffix == ".py":
+                extensions |= _built_by(file)
+        sources = " ".join(file.stem for file in files if file.suffix == ".cu")
+        return cls(card or target(), frozenset(modules), frozenset(extensions - modules), sources)
+
+    def mentions_extension(self, data: bytes) -> bool:
+        """Return True if the bytes of a file have the name of an extension."""
+        return any(name.encode() in data for name in self.extensions)
+
+
+def _built_by(file: Path) -> set[str]:
+    try:
+        data = file.read_bytes()
+        if len(data) > 1_000_000 or (b"CUDAExtension" not in data and b"cuda_ext" not in data):
+            return set()
+        return extensions_of(ast.parse(data))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+
+
+def extensions_of(tree: ast.AST) -> set[str]:
+    """Names of the modules that a setup.py builds with CUDAExtension or a function around it."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name not in _BUILDERS:
+            continue
+        said = [each.value for each in node.keywords if each.arg == "name"] or list(node.args[:1])
+        for each in said:
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                found.add(each.value.rpartition(".")[2])
+    return {name for name in found if re.fullmatch(r"[A-Za-z_]\w+", name)}

@@ -1,0 +1,198 @@
+"""Facts from all files of a project: its classes with their methods, and the functions that TorchScript compiles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from toprope.port.scripted import Scripts, reached, scripts_of
+
+__all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "last_name", "project_of"]
+
+WORDS = re.compile(
+    rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
+    rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
+    rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+)
+"""Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", TorchScript."""
+
+_PLAIN = {
+    "object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "StrEnum", "Flag", "NamedTuple", "TypedDict", "dict",
+    "list", "tuple", "set", "str", "int", "float", "Dataset", "IterableDataset", "Sampler", "DataLoader", "Exception",
+    "UserDict", "OrderedDict", "Mapping", "MutableMapping", "Sequence", "Thread", "Process", "Function", "Optimizer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of the project; classes of the same name are taken together.
+
+    Attributes:
+        bases: the last names of what it inherits from.
+        members: the methods and properties that it defines, and `is_cuda` where it sets it.
+        attributes: what it assigns to `self`.
+    """
+
+    bases: frozenset[str] = frozenset()
+    members: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+
+    def __or__(self, other: Class) -> Class:
+        return Class(self.bases | other.bases, self.members | other.members, self.attributes | other.attributes)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Return what one file says.
+
+    Attributes:
+        classes: its classes by their names.
+        scripts: what it has compiled, and what calls what.
+        compared: functions, methods and classes with their arguments, by name and by place, that are compared with
+            "cuda".
+    """
+
+    classes: dict[str, Class] = field(default_factory=dict)
+    scripts: Scripts = field(default_factory=Scripts)
+    compared: frozenset[tuple[str, str | int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Project:
+    """Return what is known of all the files that are ported.
+
+    Attributes:
+        classes: the classes by their names.
+        modules: the names under which programs may import the project's own files.
+        scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
+        compared: functions and their arguments that are compared with "cuda".
+    """
+
+    classes: dict[str, Class] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+    scripted: frozenset[str] = frozenset()
+    compared: frozenset[tuple[str, str | int]] = frozenset()
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """A class and all that it inherits from, by their last names."""
+        found, ahead = {name}, [name]
+        while ahead:
+            known = self.classes.get(ahead.pop())
+            more = known.bases - found if known is not None else frozenset()
+            found |= more
+            ahead += more
+        return frozenset(found)
+
+    def owners(self, member: str) -> list[str]:
+        """The classes that have a method of this name of their own, or inherit one from another class of these."""
+        defined = {name for name, each in self.classes.items() if member in each.members}
+        return sorted(name for name in self.classes if self.ancestors(name) & defined) if defined else []
+
+    def descends(self, name: str, base: str) -> bool:
+        """Return whether a class inherits from another one, or is it."""
+        return base in self.ancestors(name)
+
+    def may_be_module(self, name: str) -> bool:
+        """Return whether a class may inherit from torch.nn.Module: it does, or from something that is not known."""
+        outside = self.ancestors(name) - self.classes.keys() - _PLAIN
+        return any(not each.endswith("Tensor") for each in outside)
+
+    def may_be_tensor(self, name: str) -> bool:
+        """Return whether a class inherits from a class of tensors."""
+        return any(each.endswith("Tensor") or each == "Parameter" for each in self.ancestors(name) - {name})
+
+    def defines(self, member: str) -> bool:
+        """Return whether any class has a method of this name."""
+        return any(member in each.members for each in self.classes.values())
+
+
+def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
+    """Return what several files say together."""
+    classes: dict[str, Class] = {}
+    scripts = Scripts()
+    compared: frozenset[tuple[str, str | int]] = frozenset()
+    for each in facts:
+        for name, found in each.classes.items():
+            classes[name] = classes[name] | found if name in classes else found
+        scripts = scripts | each.scripts
+        compared |= each.compared
+    project = Project(classes, frozenset(modules), compared=compared)
+    if not scripts.compiles:
+        return project
+    modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
+    return Project(classes, project.modules, reached(scripts, classes, modules_of_torch), compared)
+
+
+def facts_of(tree: ast.Module) -> Facts:
+    """Return what a file says."""
+    classes: dict[str, Class] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found = _class(node)
+            classes[node.name] = classes[node.name] | found if node.name in classes else found
+    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)))
+
+
+def _compared(tree: ast.Module) -> Iterator[tuple[str, str | int]]:
+    """The arguments that functions compare with "cuda", each by its name and by its place in a call."""
+    for around in ast.walk(tree):
+        body = getattr(around, "body", ())
+        for function in body if isinstance(body, list) else ():
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            is_method = isinstance(around, ast.ClassDef)
+            called = around.name if isinstance(around, ast.ClassDef) and function.name == "__init__" else function.name
+            asked = set(_asked(function))
+            positional = [*function.args.posonlyargs, *function.args.args][is_method:]
+            for place, each in enumerate(positional):
+                if each.arg in asked:
+                    yield called, place
+            yield from ((called, each.arg) for each in (*positional, *function.args.kwonlyargs) if each.arg in asked)
+
+
+def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """The names that a function compares with "cuda", or chooses by."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Compare(left=ast.Name(id=name), ops=[_], comparators=[right]):
+                if any(isinstance(each, ast.Constant) and each.value == "cuda" for each in ast.walk(right)):
+                    yield name
+            case ast.Compare(left=ast.Constant(value="cuda"), ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
+                if isinstance(right, ast.Name):
+                    yield right.id
+            case ast.Match(subject=ast.Name(id=name)):
+                yield name
+
+
+def _class(node: ast.ClassDef) -> Class:
+    members, attributes = set(), set()
+    for each in node.body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                members.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                attributes.add(name)
+                members |= {name} if name == "is_cuda" or isinstance(each.value, ast.Name | ast.Lambda) else set()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                attributes.add(name)
+                members |= {name} if name == "is_cuda" else set()
+            case ast.Call(
+                func=ast.Attribute(attr="register_buffer" | "register_parameter" | "add_module" | "register_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                attributes.add(name)
+    return Class(frozenset(filter(None, map(last_name, node.bases))), frozenset(members), frozenset(attributes))
+
+
+def last_name(node: ast.AST) -> str:
+    """`Module` of `torch.nn.Module`, `List` of `List[int]`; "?" of what has no name."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value):
+            return last_name(value)
+    return "?"

@@ -1,0 +1,160 @@
+"""Compiled extensions and Triton kernels: modules that a compiler for CUDA made, and kernels in Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from toprope.port.family import Family
+from toprope.port.file import File
+from toprope.port.rule import Example, Kind
+from toprope.support.replacements import for_kernels, for_module
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "extensions", "Compiled extensions and Triton kernels",
+    words=[b"_cuda", b"cuda_", b"CUDA", b"MultiScaleDeformable", b"import _C", b"_ext", b"triton", b"vllm", b"mmcv",
+           b"spconv", b"torch_scatter", b"pointnet2", b"sgl_kernel", b"deep_ep", b"grouped_gemm", b"rotary_emb",
+           b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
+           b"simple_knn", b"DCN"],
+)  # fmt: skip
+
+IMPORTED = FAMILY.rule(
+    "TR121",
+    Kind.NOT_CONVERTIBLE,
+    "import my_ops_cuda, import MultiScaleDeformableAttention: a module that was compiled for CUDA",
+    why="""The module is built by the project's setup.py, or lies next to it as a binary file, or its name says that it
+    is for CUDA. Nothing of it runs elsewhere, and the import fails where it was not built. The line names what is known
+    to replace it; else put the import into a try, and keep a version in torch for the other devices: many projects have
+    one in their tests. Ignore it where the module is built for other devices as well.""",
+    source="torch.utils.cpp_extension; toprope's replacements.toml",
+    examples=[
+        Example("import my_ops_cuda"),
+        Example("import MultiScaleDeformableAttention as MSDA"),
+        Example("from groundingdino import _C"),
+        Example("from utils.cuda_tools import timer", reported=False),
+        Example("from torch import cuda", reported=False),
+    ],
+)
+PLUGIN = FAMILY.rule(
+    "TR121a",
+    Kind.REVIEW,
+    "import vllm, mmcv.ops, torch_scatter: packages with another build, plug-in or replacement for NPUs",
+    why="""What is installed by default is compiled for CUDA. The line says which package, build or operator is known to
+    take its place on NPUs; the program itself may stay as it is. Not each of their operators is there.""",
+    source="the packages' and the vendor's documentation, row by row: replacements.toml",
+    examples=[
+        Example("import vllm"),
+        Example("from mmcv.ops import nms"),
+        Example("from mmcv import Config", reported=False),
+    ],
+)
+KERNEL = FAMILY.rule(
+    "TR082a",
+    Kind.NOT_CONVERTIBLE,
+    "@triton.jit: a kernel in Triton's language",
+    why="""triton-ascend compiles such kernels for NPUs; its tile sizes, atomics and memory differ, so that each kernel
+    has to be tried and tuned there. Keep a version in torch as well, for devices without Triton.""",
+    source="https://github.com/triton-lang/triton-ascend",
+    examples=[
+        Example(
+            """
+            import triton
+
+            @triton.jit
+            def add_kernel(x_ptr):
+                pass
+            """
+        ),
+    ],
+)
+QUANTISED = FAMILY.rule(
+    "TR081a",
+    Kind.NOT_CONVERTIBLE,
+    "from_pretrained(load_in_8bit=True), BitsAndBytesConfig(load_in_4bit=True): weights for bitsandbytes",
+    why="""transformers and diffusers load such weights through bitsandbytes, whose kernels are for CUDA. Load them
+    unquantised where they fit, or with torchao; the line names what is known to replace the package.""",
+    source="transformers' documentation of quantisation",
+    examples=[
+        Example("model = AutoModel.from_pretrained(name, load_in_8bit=True)"),
+        Example("config = BitsAndBytesConfig(load_in_4bit=True)"),
+        Example("model = AutoModel.from_pretrained(name, load_in_8bit=False)", reported=False),
+    ],
+)
+_NAME = re.compile(
+    r"(?:.+_)?cuda(?:_(?:ext|extension|kernels?|ops|lib|module|backend))?|.+_gpu_ext|.*CUDA.*", re.DOTALL
+)
+_EXTENSION = re.compile(r"_C|.+_ext|_ext")
+_KNOWN_BINARY = {"MultiScaleDeformableAttention", "MultiScaleDeformableAttn", "diff_gaussian_rasterization",
+                 "simple_knn", "DCN"}  # fmt: skip
+_PLUGINS = {"vllm", "torch_scatter", "spconv", "torchsparse", "MinkowskiEngine", "sgl_kernel", "deep_ep",
+            "pointnet2_ops", "grouped_gemm", "rotary_emb"}  # fmt: skip
+_OTHERS = {"torch", "numba", "cuda", "cupy", "triton", "pycuda", "tensorflow", "jax", "torchvision", "torchaudio"}
+
+
+@FAMILY.node(ast.Import, ast.ImportFrom)
+def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    relative = isinstance(node, ast.ImportFrom) and node.level > 0
+    for each in node.names:
+        full = f"{module}.{each.name}" if module else each.name
+        top = full.partition(".")[0]
+        if top in _OTHERS and not relative:
+            return False
+        binary = _binary(file, module, each.name, from_import=isinstance(node, ast.ImportFrom))
+        if binary:
+            _report(file, node, binary)
+            return False
+        if not relative and (top in _PLUGINS or full.startswith(("mmcv.ops", "mmcv._ext"))) and not _own(file, top):
+            found = for_module(full)
+            file.report(PLUGIN, node, f"{full.partition('.')[0]}: {found.text}" if found is not None else "")
+            return False
+    return False
+
+
+def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
+    """The name of the binary module that an import brings; "" where it brings none."""
+    last = module.rpartition(".")[2]
+    for each in dict.fromkeys((last, name.rpartition(".")[2])):
+        if not each or each in file.context.modules:
+            continue
+        if each in file.context.extensions or each in _KNOWN_BINARY:
+            return each
+        # a name out of a module of the project is a function of it more often than a module of its own
+        is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
+        if is_module and _NAME.fullmatch(each):
+            return each
+        if from_import and each == name and _EXTENSION.fullmatch(each) and each not in file.context.modules:
+            return each
+    return ""
+
+
+def _own(file: File, name: str) -> bool:
+    return name in file.context.modules
+
+
+def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:
+    found = for_module(name) or next(iter(for_kernels(name)), None)
+    if found is None and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+        found = next(iter(for_kernels(file.context.sources)), None)
+    built = " (the project builds it)" if name in file.context.extensions else ""
+    known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"
+    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {known}")
+
+
+@FAMILY.node(ast.FunctionDef)
+def _kernel(file: File, node: ast.FunctionDef) -> bool:
+    for each in node.decorator_list:
+        if file.dotted(each.func if isinstance(each, ast.Call) else each) in ("triton.jit", "triton.runtime.jit"):
+            file.report(KERNEL, each, f"the Triton kernel {node.name}: triton-ascend compiles it for NPUs, or does not")
+            break
+    return False
+
+
+@FAMILY.keyword("load_in_8bit", "load_in_4bit")
+def _quantised(file: File, node: ast.keyword) -> bool:
+    if isinstance(node.value, ast.Constant) and node.value.value is True:
+        found = for_module("bitsandbytes")
+        file.report(QUANTISED, node, f"{node.arg} needs bitsandbytes; {found.text}" if found is not None else "")
+    return False

@@ -1,0 +1,76 @@
+"""Replacements on Ascend NPUs for packages and kernels that are written for CUDA; pure, from replacements.toml."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+__all__ = ["Replacement", "for_kernels", "for_module", "rows"]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One row: something for CUDA, and what replaces it.
+
+    Attributes:
+        modules: names of packages and modules.
+        kernels: words in names of kernels, in lower case and without "_".
+        instead: what replaces it.
+        source: where that is said.
+        read: the day on which it was read.
+    """
+
+    modules: tuple[str, ...]
+    kernels: tuple[str, ...]
+    instead: str
+    source: str
+    read: str
+
+    @property
+    def text(self) -> str:
+        """The replacement with its source."""
+        return f"{self.instead} ({self.source})"
+
+
+def for_module(name: str) -> Replacement | None:
+    """Return what replaces a package or module, such as "xformers.ops"; None where nothing is known.
+
+    A row for the whole name comes before one for its package.
+    """
+    name = name.replace("-", "_")
+    while name:
+        found = _by_module().get(name)
+        if found is not None:
+            return found
+        name = name.rpartition(".")[0]
+    return None
+
+
+def for_kernels(names: str) -> list[Replacement]:
+    """Return what replaces the kernels whose names are in a text, in the order of the rows."""
+    text = re.sub(r"[_\W]+", "", names.lower())
+    return [row for row in rows() if any(word in text for word in row.kernels)]
+
+
+@functools.cache
+def rows() -> tuple[Replacement, ...]:
+    """All rows, in the order of the file."""
+    data = tomllib.loads(resources.files("toprope.support").joinpath("replacements.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Replacement(
+            tuple(row.get("modules", "").split()),
+            tuple(row.get("kernels", "").split()),
+            row["instead"],
+            row["source"],
+            str(row["read"]),
+        )
+        for row in data["row"]
+    )
+
+
+@functools.cache
+def _by_module() -> dict[str, Replacement]:
+    return {name: row for row in rows() for name in row.modules}
