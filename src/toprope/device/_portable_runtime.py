@@ -396,6 +396,9 @@ def map_location(storage: Any, location: str) -> Any:
     return restore(storage, str(target))
 
 def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
+def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for a tensor that is reduced between processes: HCCL, the NPUs' backend, reduces no float64."""
+    return torch.float32 if dtype == torch.float64 and _chosen().type == "npu" else dtype
 def device_ids(ids: Any) -> Any: return ids if is_available() else None
 def visible_devices_variable() -> str: return _MASKS.get(_chosen().type, "CUDA_VISIBLE_DEVICES")
 def pin_memory(tensor: Any) -> Any:

@@ -91,8 +91,8 @@ class Ported:
 
     @property
     def changed(self) -> bool:
-        """Whether the port would write the file."""
-        return self.before != self.after
+        """Whether the port would write the file, or one beside it."""
+        return self.before != self.after or self.beside is not None
 
     def counts(self) -> Counter[Kind]:
         """Number of places of each kind."""
