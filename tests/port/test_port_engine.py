@@ -220,7 +220,7 @@ def test_a_comment_is_never_lost():
     text = "import torch\nd = torch.device(  # which\n    'cuda'\n)\n"
     (finding,) = ported(text).findings
     assert after(text) == text
-    assert (finding.converted, finding.held_back) == (False, "a comment stands in the middle of it")
+    assert (finding.converted, finding.held_back) == (False, "a comment is in the middle of it")
     assert finding.kind is door.Kind.REVIEW
 
 

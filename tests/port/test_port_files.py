@@ -7,6 +7,7 @@ from packaging.requirements import Requirement
 
 from toprope.port.files import FileKind, kind_of, port_text, text_rules
 from toprope.port.scan import find, port_files
+from toprope.port.write import write
 
 NAMES = {
     "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR106c": "requirements.txt", "TR107": "Dockerfile",
@@ -33,10 +34,11 @@ def ported(text, name):
 @pytest.mark.parametrize(("rule", "example"), CASES)
 def test_example(rule, example):
     found = ported(example.before, NAMES[rule.code])
-    assert found.after.decode() == (example.before if example.after is None else example.after)
+    text = found.after if found.beside is None else found.beside[1]
+    assert text.decode() == (example.before if example.after is None else example.after)
     assert (rule in [each.rule for each in found.findings]) == example.reported
-    again = ported(found.after.decode(), NAMES[rule.code])
-    assert again.after == found.after
+    again = ported(text.decode(), NAMES[rule.code])
+    assert (again.after, again.beside) == (text, None)
 
 
 def test_names():
@@ -107,22 +109,43 @@ xformers  # toprope: ignore[TR106]
 """
 
 
-def test_requirements_for_cuda_are_kept_beside_the_portable_ones(tmp_path):
+def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_path):
     found = ported(REQUIREMENTS, "sub/requirements.txt")
-    assert found.beside == ("requirements-cuda.txt", REQUIREMENTS.encode())
-    lines = found.after.decode().splitlines()
+    assert found.after.decode() == REQUIREMENTS
+    assert found.changed
+    name, text = found.beside
+    assert name == "requirements-npu.txt"
+    lines = text.decode().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
         "torch==2.4.0", "numpy", "xformers  # toprope: ignore[TR106]",
     ]  # fmt: skip
     for line in lines:  # as pip reads them
         if not line.startswith("#"):
             Requirement(line.split("#")[0])
-    assert kind_of("sub/requirements-cuda.txt") is None
+    assert kind_of("sub/requirements-npu.txt") is None
     (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
-    (tmp_path / "requirements-cuda.txt").write_text("mine")
+    (first,) = port_files(find([tmp_path]))
+    write(first)
+    assert (tmp_path / "requirements.txt").read_text() == REQUIREMENTS
+    assert (tmp_path / "requirements-npu.txt").read_bytes() == text
+    (second,) = port_files(find([tmp_path]))
+    assert (second.changed, second.findings) == (False, [])
+
+
+def test_what_a_list_for_npus_lacks_is_reported_and_the_list_is_left(tmp_path):
+    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
+    (tmp_path / "requirements-npu.txt").write_text('# flash-attn>=2.6 ; python_version < "3.13"  # fast\nmine\n')
     (kept,) = port_files(find([tmp_path]))
-    assert [each.held_back for each in kept.findings] == ["", "", "requirements-cuda.txt is there already"]
-    assert kept.beside is None
+    assert [each.line for each in kept.findings] == [1, 2]
+    assert {each.held_back for each in kept.findings} == {"requirements-npu.txt is there already, without it"}
+    assert not kept.changed
+
+
+def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for_it():
+    found = ported("triton-windows<3.5\nnumpy\n", "requirements.txt")
+    assert found.beside[1] == b"# triton-windows<3.5\nnumpy\n"
+    (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
+    assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
 
 
 def test_bytes_that_are_no_text_are_skipped_with_a_reason():

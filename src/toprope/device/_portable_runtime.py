@@ -92,6 +92,18 @@ def kind(spec: Any = None) -> str:
     """The device's type as a text, without an index: "cuda", "npu", "cpu". What torch.autocast takes, for example."""
     return device(spec).type
 
+def resolve(what: Any) -> Any:
+    """The name of the device in use for "cuda:1", its backend for "nccl"; anything else as it is. On CUDA all is."""
+    if isinstance(what, (str, torch.device)) and str(what).partition(":")[0] == "cuda":
+        return name(what) if isinstance(what, str) else device(what)
+    return dist_backend() if isinstance(what, str) and what == "nccl" else what
+
+class attribute:
+    """An attribute of a class that is a device: resolved when it is read, hidden by what is assigned to an object."""
+
+    def __init__(self, what: Any) -> None: self._what = what
+    def __get__(self, instance: Any, owner: Any = None) -> Any: return resolve(self._what)
+
 def _index(spec: Any) -> int | None:
     return None if spec is None else device(spec).index
 
@@ -144,9 +156,9 @@ def device_index(device: Any) -> ContextManager[Any]:
     given = _given(device)
     return _ask("device", None, *given) if given else contextlib.nullcontext()
 
-def device_of(tensor: Any) -> ContextManager[Any]:
+def device_of(obj: Any) -> ContextManager[Any]:
     """A context in which a tensor's device is the current one."""
-    return device_index(tensor.device) if is_accelerator(tensor) else contextlib.nullcontext()
+    return device_index(obj.device) if is_accelerator(obj) else contextlib.nullcontext()
 
 def get_device_name(device: Any = None) -> str: return str(_ask("get_device_name", "CPU", *_given(device)))
 
@@ -238,8 +250,8 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 def get_rng_state_all() -> list[torch.Tensor]:
     states: list[torch.Tensor] = _ask("get_rng_state_all", [])
     return states
-def set_rng_state(state: Any, device: Any = None) -> None: _ask("set_rng_state", None, state, *_given(device))
-def set_rng_state_all(states: Any) -> None: _ask("set_rng_state_all", None, states)
+def set_rng_state(new_state: Any, device: Any = None) -> None: _ask("set_rng_state", None, new_state, *_given(device))
+def set_rng_state_all(new_states: Any) -> None: _ask("set_rng_state_all", None, new_states)
 
 def generator(spec: Any = None) -> torch.Generator:
     """A generator of random numbers on the device; on the CPU where the device draws none itself."""
@@ -384,6 +396,9 @@ def map_location(storage: Any, location: str) -> Any:
     return restore(storage, str(target))
 
 def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
+def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for a tensor that is reduced between processes: HCCL, the NPUs' backend, reduces no float64."""
+    return torch.float32 if dtype == torch.float64 and _chosen().type == "npu" else dtype
 def device_ids(ids: Any) -> Any: return ids if is_available() else None
 def visible_devices_variable() -> str: return _MASKS.get(_chosen().type, "CUDA_VISIBLE_DEVICES")
 def pin_memory(tensor: Any) -> Any:
@@ -408,11 +423,11 @@ def set_default_tensor_type(dtype: torch.dtype) -> None:
     torch.set_default_device(device())
 
 def _tools() -> Any: return torch.cuda if _chosen().type == "cuda" else None
-def range_push(text: str) -> Any: return _tools().nvtx.range_push(text) if _tools() else 0
+def range_push(msg: str) -> Any: return _tools().nvtx.range_push(msg) if _tools() else 0
 def range_pop() -> Any: return _tools().nvtx.range_pop() if _tools() else 0
-def mark(text: str) -> Any: return _tools().nvtx.mark(text) if _tools() else None
-def range(text: str) -> ContextManager[Any]:
-    return torch.cuda.nvtx.range(text) if _tools() else torch.profiler.record_function(text)
+def mark(msg: str) -> Any: return _tools().nvtx.mark(msg) if _tools() else None
+def range(msg: str) -> ContextManager[Any]:
+    return torch.cuda.nvtx.range(msg) if _tools() else torch.profiler.record_function(msg)
 def profiler_start() -> Any: return _tools().profiler.start() if _tools() else None
 def profiler_stop() -> Any: return _tools().profiler.stop() if _tools() else None
 
@@ -439,7 +454,7 @@ def _attention(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, 
 _SCALES = "scale=" in str(torch.nn.functional.scaled_dot_product_attention.__doc__)  # torch 2.1 and newer
 
 def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None,
-                    causal: bool = False) -> torch.Tensor:
+                    causal: bool = False, *, deterministic: bool = False) -> torch.Tensor:
     """flash_attn's function through torch's own attention. Tensors are (batch, length, heads, size)."""
     mask = None
     if causal and q.shape[1] != k.shape[1]:  # flash_attn aligns the last query with the last key, torch the first

@@ -23,7 +23,7 @@ class Edit:
 
     Attributes:
         start, end: where the part begins and ends; the same for an insertion.
-        pieces: what stands there afterwards: new text, and parts of the old that stay, as (start, end).
+        pieces: what is there afterwards: new text, and parts of the old that stay, as (start, end).
     """
 
     start: int
@@ -36,7 +36,7 @@ class Edit:
         return cls(start, end, tuple(piece if isinstance(piece, str) else source.span(piece) for piece in pieces))
 
     def says(self, text: str) -> bool:
-        """Whether the new text has this in it."""
+        """Return whether the new text has this in it."""
         return any(isinstance(piece, str) and text in piece for piece in self.pieces)
 
 
@@ -85,7 +85,7 @@ def _render(text: str, edits: list[Edit], start: int, end: int) -> str:
 
 
 def drops_a_comment(source: Source, edit: Edit) -> bool:
-    """Whether a comment stands in what the edit takes away."""
+    """Return whether a comment is in what the edit takes away."""
     at = edit.start
     for low, high in sorted(piece for piece in edit.pieces if not isinstance(piece, str)):
         if source.has_comment(at, low):

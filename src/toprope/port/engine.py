@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Collection
 from functools import partial
 
+from toprope.port import conditions
 from toprope.port.context import Context
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
 from toprope.port.family import Handler
@@ -67,15 +68,14 @@ def port(
         source = Source(data)
         file = _look(source, rules, runtime, project, assumed or {}, context)
         ignored = ignored_lines(source)
-        wanted = [
-            finding
-            for finding in file.findings
-            if not is_ignored(finding, ignored) and (leave is None or not leave(finding))
-        ]
+        looked_at = [finding for finding in file.findings if not is_ignored(finding, ignored)]
+        wanted = [finding for finding in looked_at if leave is None or not leave(finding)]
+        deselected = [finding for finding in looked_at if leave is not None and leave(finding)]
         ported.ignored = len(file.findings) - len(wanted)
         ported.operators = file.operators
         _settle(file, wanted)
-        text = _written(file, wanted)
+        conditions.hold_back(file, wanted, deselected)
+        text = _written(file, wanted, deselected)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
@@ -153,7 +153,7 @@ def _settle(file: File, findings: list[Finding]) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
-            finding.held_back = "a comment stands in the middle of it"
+            finding.held_back = "a comment is in the middle of it"
     why = why_no_import(file) if findings and not file.imports_runtime else ""
     for finding in findings if why else ():
         if any(edit.says(f"{file.alias}.") or edit.says(file.runtime) for edit in finding.edits):
@@ -177,7 +177,7 @@ def _fits(file: File, edits: list[Edit]) -> bool:
     return True
 
 
-def _written(file: File, findings: list[Finding]) -> str:
+def _written(file: File, findings: list[Finding], deselected: list[Finding]) -> str:
     """The text after the edits of the findings, which are given the text of their place afterwards."""
     text = file.source.text
     for hold_back in (_in_fstrings, _all):
@@ -192,6 +192,7 @@ def _written(file: File, findings: list[Finding]) -> str:
             parse(result)
         except UnreadableError:
             hold_back(findings)
+            conditions.hold_back(file, findings, deselected)
             continue
         for finding in findings:
             if finding.converted:

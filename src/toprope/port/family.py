@@ -8,8 +8,11 @@ from typing import Any
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.stand_ins import refused
 
 __all__ = ["Family"]
+
+AS_CLASS = "it stands as a class here, which is CUDA's; torch.Stream, torch.Event and torch.device are any device's"
 
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
@@ -38,6 +41,7 @@ class Family:
         self.rules: list[Rule] = []
         self.handlers: list[tuple[str, Any, Handler]] = []
         self.drop_ins: dict[str, tuple[Rule, str]] = {}
+        self.functions: set[str] = set()
 
     def rule(
         self, code: str, kind: Kind, title: str, *, why: str, source: str = "", examples: Iterable[Example] = ()
@@ -79,7 +83,9 @@ class Family:
         """For all nodes of these types: `ast.Compare`, `ast.IfExp`, ... Keep it cheap: it is asked often."""
         return self._register("node", types)
 
-    def drop_in(self, rule: Rule, names: dict[str, str] | Iterable[str], below: str = "torch.cuda") -> None:
+    def drop_in(
+        self, rule: Rule, names: dict[str, str] | Iterable[str], below: str = "torch.cuda", *, function: bool = False
+    ) -> None:
         """Names that the runtime module has with the same arguments: only what stands before them is rewritten.
 
         `torch.cuda.synchronize` becomes `portable.synchronize` wherever it stands. Where the name itself was imported
@@ -89,13 +95,23 @@ class Family:
             rule: what to report.
             names: the runtime's name by the full name, or names that are the same in both.
             below: where the names are, if `names` is no dictionary.
+            function: torch has classes of these names and the runtime functions: in annotations, in isinstance and as
+                bases the names stay.
         """
         table = names if isinstance(names, dict) else {f"{below}.{name}": name for name in names}
         self.drop_ins |= {full: (rule, name) for full, name in table.items()}
+        self.functions |= set(table) if function else set()
 
         def handler(file: File, node: ast.expr) -> bool:
-            if not isinstance(node, ast.Name):
-                file.report(rule, node, edits=file.replace(node, file.portable(table[file.dotted(node) or ""])))
+            parent = file.parent(node)
+            called = parent if isinstance(parent, ast.Call) and parent.func is node else None
+            name = table[file.dotted(node) or ""]
+            if function and called is None:
+                if isinstance(getattr(node, "ctx", None), ast.Load):
+                    file.report(rule, node, held_back=AS_CLASS)
+            elif not isinstance(node, ast.Name):
+                held = refused(name, called) if called is not None else ""
+                file.report(rule, node, edits=file.replace(node, file.portable(name)), held_back=held)
             return True
 
         self._register("reference", table)(handler)

@@ -44,6 +44,7 @@ class File:
     Attributes:
         source, walk, runtime, project, context: as given.
         findings: what the rules reported so far.
+        places: the same, each with the node that it is about.
         operators: number of calls of torch's operators, as `Ported` has them.
         alias: the name under which this file has the runtime module.
         imports_runtime: whether it has it already.
@@ -64,6 +65,7 @@ class File:
         self.context = Context() if context is None else context
         self.operators: Counter[str] = Counter()
         self.findings: list[Finding] = []
+        self.places: list[tuple[Finding, ast.AST]] = []
         self._done: set[ast.AST] = set()
         self._passed: set[ast.AST] = set()
         self._scripted = self._find_scripted()
@@ -104,7 +106,11 @@ class File:
         "device_ids" for `portable.device_ids`, also where that is the one file of `--vendor`; None for all else.
         """
         module, _, name = (self.dotted(node) or "").rpartition(".")
-        return name if is_runtime(module) else None
+        return name if module == self.runtime or is_runtime(module) else None
+
+    def calls_runtime(self, node: ast.AST | None, *names: str) -> bool:
+        """Return whether a node is a call of one of these functions of the runtime module."""
+        return isinstance(node, ast.Call) and self.of_runtime(node.func) in names
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
         """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
@@ -130,6 +136,15 @@ class File:
     def bindings(self, node: ast.Name) -> list[Binding]:
         """Every place of the file where the name that stands here gets a value."""
         return self.scope(node).find(node.id)
+
+    def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
+        """Return where a name is read that one of these statements, parameters or names binds."""
+        return [
+            node
+            for node, scope in self.walk.scopes.items()
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            and any(each.node in bound_by for each in scope.find(name))
+        ]  # fmt: skip
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node around a node; None for the file's own statements."""
@@ -178,7 +193,7 @@ class File:
         self._done.add(node)
 
     def is_done(self, node: ast.AST) -> bool:
-        """Whether a rule has dealt with this node itself."""
+        """Return whether a rule has dealt with this node itself."""
         return node in self._done
 
     def pass_over(self, node: ast.AST) -> None:
@@ -186,7 +201,7 @@ class File:
         self._passed.add(node)
 
     def is_passed_over(self, node: ast.AST) -> bool:
-        """Whether a rule has dealt with this node, but not with what is in it."""
+        """Return whether a rule has dealt with this node, but not with what is in it."""
         return node in self._passed
 
     def portable(self, name: str) -> str:
@@ -219,6 +234,7 @@ class File:
             rule, line, column, end_line, end_column, self.source.text[start:end], edits, message, held_back=held_back
         )
         self.findings.append(finding)
+        self.places.append((finding, node))
         return finding
 
     def stands_there(self, node: ast.AST) -> bool:

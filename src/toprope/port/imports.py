@@ -69,7 +69,7 @@ def _imports_torch(statement: ast.stmt) -> bool:
 
 
 def _ends_its_line(file: File, body: list[ast.stmt], index: int) -> bool:
-    """Whether nothing but a comment follows the statement on its line."""
+    """Return whether nothing but a comment follows the statement on its line."""
     _, end = file.source.span(body[index])
     rest = file.source.text[end : _line_end(file, body[index])].strip()
     return not rest or rest.startswith("#")
@@ -81,7 +81,7 @@ def _line_start(file: File, offset: int) -> int:
 
 
 def _line_end(file: File, statement: ast.stmt) -> int:
-    """Where the line after the statement begins."""
+    """Return where the line after the statement begins."""
     starts = file.source.starts
     line = statement.end_lineno or statement.lineno
     return starts[line] if line < len(starts) else len(file.source.text)

@@ -32,7 +32,7 @@ def _bindings(file: File) -> list[Binding]:
 
 
 def _is_configuration(tree: ast.Module) -> bool:
-    """Whether there is nothing but names that get plain values, some of them by `dict(...)`."""
+    """Return whether there is nothing but names that get plain values, some of them by `dict(...)`."""
     made = False
     for statement in tree.body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):

@@ -197,7 +197,7 @@ def _unlooked(book: _Notebook, codes: list[_Code]) -> set[str]:
 
 
 def _goes(leave: Callable[[Finding], bool] | None, finding: Finding) -> bool:
-    """Whether a finding is not wanted, or would take an import away."""
+    """Return whether a finding is not wanted, or would take an import away."""
     return (leave is not None and leave(finding)) or finding.rule.code == "TR102"
 
 

@@ -63,6 +63,7 @@ class Table:
         calls, references, methods, attributes, keywords, modules, strings: functions by what they look at.
         below: functions for all names below one, the longest first.
         drop_ins: rules and runtime names by the full names of what the runtime has with the same arguments.
+        functions: those of them that are classes in torch and functions in the runtime.
         prefixes: functions for strings with a beginning.
         nodes: functions by the type of node.
         words: what the bytes of a file are searched for before it is parsed.
@@ -94,6 +95,7 @@ class Table:
         self.below.sort(key=lambda each: -len(each[0]))
         self.prefixes.sort(key=lambda each: -len(each[0]))
         self.drop_ins = {full: found for family in of for full, found in family.drop_ins.items()}
+        self.functions = {full for family in of for full in family.functions}
         words = sorted({word for family in of for word in family.words}, key=lambda word: (-len(word), word))
         self.words = re.compile(b"|".join(map(re.escape, words)) or b"(?!)")
 

@@ -58,7 +58,7 @@ class Choice:
                 raise UsageError(f"there is no rule {code!r}.", do="give codes such as TR031, or their beginnings")
 
     def leaves(self, finding: Finding) -> bool:
-        """Whether a finding is not wanted."""
+        """Return whether a finding is not wanted."""
         code = finding.rule.code
         return bool(self.select and not code.startswith(self.select)) or bool(
             self.ignore and code.startswith(self.ignore)
@@ -255,8 +255,9 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Proje
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         ported = port_text(data, name, kind, choice.leaves)
-        if ported.beside is not None and path.with_name(ported.beside[0]).exists():
-            ported = port_text(data, name, kind, choice.leaves, keeps=False)
+        twin = path.with_name(ported.beside[0]) if ported.beside is not None else None
+        if twin is not None and twin.is_file():
+            ported = port_text(data, name, kind, choice.leaves, twin=twin.read_bytes())
         return ported
     collects = gc.isenabled()
     gc.disable()  # trees are large, and gone at the end of each file

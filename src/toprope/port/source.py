@@ -64,7 +64,7 @@ class Source:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each line begins in the text. Lines end as Python says: at CR LF, CR or LF, and nowhere else."""
+        """Return where each line begins in the text. Lines end as Python says: at CR LF, CR or LF, and nowhere else."""
         return [0, *(found.end() for found in _LINE_END.finditer(self.text))]
 
     @cached_property
@@ -87,7 +87,7 @@ class Source:
         return start + (column if text.isascii() else len(text.encode()[:column].decode(errors="replace")))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where a node begins and ends in the text."""
+        """Return where a node begins and ends in the text."""
         at: ast.expr = node  # type: ignore[assignment]  # all that is asked for has a place
         return self.offset(at.lineno, at.col_offset), self.offset(at.end_lineno or 0, at.end_col_offset or 0)
 
@@ -109,7 +109,7 @@ class Source:
 
     @cached_property
     def comments(self) -> list[tuple[int, int]]:
-        """Where the comments begin and end."""
+        """Return where the comments begin and end."""
         found = []
         # tokenize counts characters, and keeps a lone CR inside a line
         for token in tokenize.generate_tokens(io.StringIO(self.text, newline="").readline):

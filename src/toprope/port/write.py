@@ -68,13 +68,14 @@ def write(ported: Ported, *, backup: bool = False) -> None:
         else:
             if ported.beside is not None:
                 _put(target.with_name(ported.beside[0]), ported.beside[1])
-            _replace(target, ported.after, backup)
+            if ported.after != ported.before:
+                _replace(target, ported.after, backup)
     except FileExistsError:
         ported.skipped = f"{ported.beside[0] if ported.beside else target} is there already"
     except OSError as error:
         ported.skipped = f"it cannot be written: {error.strerror}"
     if ported.skipped:
-        ported.after = ported.before
+        ported.after, ported.beside = ported.before, None
 
 
 def _put(place: Path, data: bytes) -> None:

@@ -52,7 +52,8 @@ def kind_of(path: str) -> FileKind | None:
     if suffix in (".txt", ".in") and (
         "requirement" in name or "constraint" in name or "requirement" in place.parent.name.lower()
     ):
-        return None if name.endswith(f"-cuda{suffix}") else FileKind.REQUIREMENTS  # by its name it is for CUDA
+        named = place.stem.lower()  # by its name it is for one of the two
+        return None if named.endswith(("-cuda", "-npu")) else FileKind.REQUIREMENTS
     if name in ("pyproject.toml", "setup.cfg", "pipfile"):
         return FileKind.PROJECT
     if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":

@@ -13,10 +13,10 @@ def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tu
 
 
 PACKAGE = _rule(
-    "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12 and other packages for CUDA alone: out of requirements.txt",
+    "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12, packages for CUDA alone: requirements-npu.txt is without them",
     """They cannot be installed, or do nothing, on a machine without CUDA, and no marker of pip says "where there is
-    CUDA". The list as it was is kept beside the new one as requirements-cuda.txt, for those who have CUDA. In
-    pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
+    CUDA". The list stays as it is, so that nothing changes for those who install it; a list for the others is put next
+    to it. In pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
     "the packages' pages on PyPI",
     (
         Example("torch\nflash-attn==2.6.3", "torch\n# flash-attn==2.6.3"),
@@ -27,7 +27,8 @@ PACKAGE = _rule(
 BUILD = _rule(
     "TR106a", Kind.REVIEW, "torch==2.4.0+cu121, --index-url .../whl/cu121: the same version without CUDA's build",
     """The part behind + names a build for CUDA that only PyTorch's own index has. Without both, pip takes the build of
-    the machine's own index; on Linux that is the one for CUDA too.""",
+    the machine's own index; on Linux that is the one for CUDA too. Of a list of requirements it is the list for NPUs
+    that is without them.""",
     "PyTorch's page on installing",
     (
         Example(

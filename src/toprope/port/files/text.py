@@ -16,7 +16,7 @@ from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
 from toprope.port.rule import Rule
 
-__all__ = ["port_text", "text_rules"]
+__all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
     rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu",
@@ -25,7 +25,7 @@ _WORDS = re.compile(
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _PACKAGES = re.compile(
     r"""(?<![\w./@-])(?:
-        flash[-_]attn | xformers | triton | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
+        flash[-_]attn | xformers | triton(?:-windows)? | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
         | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
         | mamba[-_]ssm | causal[-_]conv1d
         | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
@@ -65,7 +65,7 @@ def text_rules() -> dict[str, Rule]:
 
 
 def port_text(
-    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, keeps: bool = True
+    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, twin: bytes | None = None
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -74,7 +74,7 @@ def port_text(
         path: its name, for the report.
         kind: what it is.
         leave: says of a finding that it is not wanted.
-        keeps: whether a list of requirements may be kept as it was in a file beside it.
+        twin: of a list of requirements the list for NPUs that is there already, from `twin_of`.
     """
     if kind in (FileKind.CUDA, FileKind.CPP):
         return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
@@ -100,7 +100,7 @@ def port_text(
                     column + high - low,
                     text[low:high],
                     edits,
-                    _message(rule, text[low:high]),
+                    _message(rule, text[low:high], kind),
                 )
             )
     if kind is FileKind.DOCUMENT:
@@ -109,8 +109,6 @@ def port_text(
     wanted = [each for each in findings if not is_ignored(each, ignored) and (leave is None or not leave(each))]
     ported.ignored = len(findings) - len(wanted)
     ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
-    if kind is FileKind.REQUIREMENTS:
-        _keep(ported, keeps)
     made = [edit for each in wanted if each.converted for edit in each.edits]
     if made:
         ported.after = render(text, made).encode("utf-8")
@@ -118,18 +116,30 @@ def port_text(
             if each.converted:
                 (edit,) = each.edits
                 each.after = render(text, [edit], min(edit.start, edit.end - len(each.before)), edit.end)
+    if kind is FileKind.REQUIREMENTS:
+        _put_next_to_it(ported, twin)
     return ported
 
 
-def _keep(ported: Ported, keeps: bool) -> None:
-    """Have the list as it was kept beside the new one, or leave the packages in it."""
-    place = PurePath(ported.path)
-    name = f"{place.stem}-cuda{place.suffix}"
-    if keeps and any(each.edits for each in ported.findings):
-        ported.beside = name, ported.before
+def twin_of(path: PurePath) -> str:
+    """The name of the list of requirements for NPUs that belongs to a list."""
+    return f"{path.stem}-npu{path.suffix}"
+
+
+def _put_next_to_it(ported: Ported, twin: bytes | None) -> None:
+    """Leave a list as it is, for those who have CUDA, and make the list for NPUs next to it.
+
+    Where that is there already it is its user's: what it has of the places is dealt with, the others are reported.
+    """
+    name = twin_of(PurePath(ported.path))
+    text, ported.after = ported.after, ported.before
+    if twin is None:
+        ported.beside = (name, text) if text != ported.before else None
+        return
+    there = twin.decode("utf-8", errors="replace")
+    ported.findings = [each for each in ported.findings if not each.converted or each.after not in there]
     for each in ported.findings:
-        if each.rule is PACKAGE and not keeps:
-            each.held_back = f"{name} is there already"
+        each.after, each.held_back = "", f"{name} is there already, without it" if each.edits else ""
 
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
@@ -141,8 +151,12 @@ def _lines(text: str) -> Iterator[tuple[int, int, str]]:
     yield number, start, text[start:]
 
 
-def _message(rule: Rule, text: str) -> str:
-    return f"{_PACKAGES.findall(text)[0]} is for CUDA alone" if rule is PACKAGE else ""
+def _message(rule: Rule, text: str, kind: FileKind) -> str:
+    if rule is not PACKAGE:
+        return ""
+    name = _PACKAGES.findall(text)[0]
+    extra = f'; an extra is a place for it: cuda = ["{name}"]' if kind is FileKind.PROJECT else ""
+    return f"{name} is for CUDA alone{extra}"
 
 
 def _is_comment(line: str, at: int) -> bool:

@@ -80,6 +80,20 @@ AUTOCAST = FAMILY.rule(
         Example("import torch\n\ncontext = torch.autocast(device.type)\n", reported=False),
     ],
 )  # fmt: skip
+CHOSEN = FAMILY.rule(
+    "TR052a", _R, 'torch.autocast("cuda" if torch.cuda.is_available() else "cpu"): the device in use, CPU too',
+    why="""The program asks for mixed precision on the CPU as well, so torch's own class stays and is given the kind of
+    the device in use: the CPU's results are those of before. The same holds for GradScaler.""",
+    source=_TRIED,
+    examples=[
+        _one('with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16):\n    run()',
+             "with torch.autocast(portable.device().type, dtype=torch.bfloat16):\n    run()"),
+        _one('kind = torch.autocast(device_type="cpu" if not torch.cuda.is_available() else "cuda")',
+             "kind = torch.autocast(device_type=portable.device().type)"),
+        _one('scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")',
+             "scaler = torch.amp.GradScaler(portable.device().type)"),
+    ],
+)  # fmt: skip
 NO_TYPE = FAMILY.rule(
     "TR053", _R, "torch.amp.autocast() without a type of device: the device in use",
     why="""torch.cuda.amp.autocast cannot be replaced by torch.amp.autocast alone: that needs the type of the device as
@@ -157,12 +171,27 @@ def _autocast(file: File, call: ast.Call) -> bool:
             file.report(NO_TYPE, call, edits=file.rename(call, "autocast"))
             file.done(call.func)
         return False
+    if _chosen(file, kind):
+        return False
     edits = _without_kind(file, call, kind, "autocast", _AUTOCAST_ARGUMENTS)
     if edits:
         file.report(AUTOCAST, call, edits=edits)
         file.done(call.func)
         file.done(kind)
     return False
+
+
+def _chosen(file: File, kind: ast.expr) -> bool:
+    """Rewrite a kind of device that is "cpu" where there is no CUDA: it is on there, too."""
+    named = said(file, kind)
+    if named is None or not named.chosen:
+        return False
+    if named.index is None:
+        file.report(CHOSEN, kind, edits=file.replace(kind, f"{file.portable('device')}().type"))
+    else:
+        file.report(CHOSEN, kind, held_back="it is the kind of a device, and no number belongs to it")
+    file.done(kind)
+    return True
 
 
 def _without_kind(file: File, call: ast.Call, kind: ast.expr, name: str, arguments: tuple[str, ...]) -> list[Edit]:
@@ -192,6 +221,8 @@ def _scaler(file: File, call: ast.Call) -> bool:
         if call.args or any(each.arg is None for each in call.keywords):
             return False
         edits = [file.rename(call, "GradScaler")]
+    elif _chosen(file, kind):
+        return False
     else:
         edits = _without_kind(file, call, kind, "GradScaler", _SCALER_ARGUMENTS)
         file.done(kind) if edits else None

@@ -241,7 +241,8 @@ DTYPE = FAMILY.rule(
     "torch.polar", "torch.view_as_complex", "torch.complex",
 )  # fmt: skip
 def _dtype(file: File, node: ast.expr) -> bool:
-    file.report(DTYPE, node)
+    if not file.calls_runtime(file.parent(node), "reduced_dtype"):
+        file.report(DTYPE, node)
     return True
 
 

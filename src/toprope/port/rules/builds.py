@@ -81,7 +81,7 @@ PACKAGE = FAMILY.rule(
     ],
 )  # fmt: skip
 _PACKAGES = re.compile(
-    r"(?:flash[-_]attn|xformers|triton|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
+    r"(?:flash[-_]attn|xformers|triton(?:-windows)?|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
     r"|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
 )
 

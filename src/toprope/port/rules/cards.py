@@ -84,6 +84,7 @@ CONTEXT = FAMILY.rule(
     examples=[
         _one("with torch.cuda.device(1), torch.cuda.device_of(x):\n    run()",
              "with portable.device_index(1), portable.device_of(x):\n    run()"),
+        Example("import torch\n\ndef run(where: torch.cuda.device | None = None):\n    pass\n"),
     ],
 )  # fmt: skip
 SYNCHRONIZE = FAMILY.rule(
@@ -166,7 +167,7 @@ VERSION = FAMILY.rule(
 FAMILY.drop_in(SET, ["set_device"])
 FAMILY.drop_in(CURRENT, ["current_device"])
 FAMILY.drop_in(COUNT, ["device_count"])
-FAMILY.drop_in(CONTEXT, {"torch.cuda.device": "device_index", "torch.cuda.device_of": "device_of"})
+FAMILY.drop_in(CONTEXT, {"torch.cuda.device": "device_index", "torch.cuda.device_of": "device_of"}, function=True)
 FAMILY.drop_in(SYNCHRONIZE, ["synchronize"])
 FAMILY.drop_in(EMPTY, ["empty_cache"])
 FAMILY.drop_in(EMPTY, ["empty_cache"], below="torch.cuda.memory")

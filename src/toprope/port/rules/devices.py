@@ -254,25 +254,6 @@ DEFAULT = FAMILY.rule(
         ),
     ],
 )  # fmt: skip
-PARAMETER = FAMILY.rule(
-    "TR019a", _R, 'def f(device="cuda"): the name of the device in use as the default',
-    why="""Who calls the function without the argument gets the device in use. It is looked for when the function is
-    defined, and the signature that help shows has another default.""",
-    source=_TRIED,
-    examples=[
-        Example(
-            """
-            def run(x, device="cuda"):
-                return x.to(device)
-            """,
-            """
-            from toprope.device import portable
-            def run(x, device=portable.name()):
-                return x.to(device)
-            """,
-        ),
-    ],
-)  # fmt: skip
 UNUSED = FAMILY.rule(
     "TR101", _R, 'the text "cuda" that is not seen to be a device: left as it is',
     why="""Keys, members of an Enum, names of columns and texts for a person only look like devices. What is exactly a
@@ -385,8 +366,6 @@ def _rule(file: File, node: ast.expr, named: Said) -> Rule:
         return CHOICE
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
-    if isinstance(around, ast.arguments):
-        return PARAMETER
     if isinstance(call, ast.Call):
         if file.dotted(call.func) == "torch.set_default_device":
             return DEFAULT

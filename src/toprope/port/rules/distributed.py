@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
@@ -50,13 +51,17 @@ BACKEND = FAMILY.rule(
         Example(
             """
             import torch
+            import torch.distributed as dist
 
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
             backend = "gloo" if not torch.cuda.is_available() else "nccl"
             """,
             """
             import torch
+            import torch.distributed as dist
             from toprope.device import portable
 
+            dist.init_process_group(portable.dist_backend() if portable.is_available() else "gloo")
             backend = "gloo" if not portable.is_available() else portable.dist_backend()
             """,
         ),
@@ -81,13 +86,28 @@ def _is_nccl(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == "nccl"
 
 
+def _backends(node: ast.expr | None) -> Iterator[ast.expr]:
+    """Every "nccl" that an expression can give: itself, and the branches of a choice."""
+    if isinstance(node, ast.IfExp):
+        yield from _backends(node.body)
+        yield from _backends(node.orelse)
+    elif isinstance(node, ast.BoolOp):
+        for each in node.values:
+            yield from _backends(each)
+    elif node is not None and _is_nccl(node):
+        yield node
+
+
+def _convert(file: File, node: ast.expr | None) -> None:
+    for each in _backends(node):
+        if not file.is_done(each):
+            file.report(BACKEND, each, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
+            file.done(each)
+
+
 @FAMILY.call(*_GROUPS)
 def _group(file: File, node: ast.Call) -> bool:
-    backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
-    if _is_nccl(backend):
-        assert backend is not None
-        file.report(BACKEND, backend, edits=file.replace(backend, f"{file.portable('dist_backend')}()"))
-        file.done(backend)
+    _convert(file, file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend"))
     device = file.argument(node, None, "device_id")
     if device is not None and not _is_own(file, device):
         text = f" if {file.portable('is_available')}() else None"
@@ -101,31 +121,35 @@ def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
 
 
 def _is_own(file: File, node: ast.expr) -> bool:
-    """Whether it is chosen already, or called a device: no number."""
+    """Return whether it is chosen already, or called a device: no number."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return isinstance(node, ast.IfExp | ast.Constant) or (device_name(name) and not index_name(file, node))
 
 
-@FAMILY.keyword("backend", "default", "dist_backend")
+@FAMILY.keyword("backend", "dist_backend", "distributed_backend", "process_group_backend")
 def _keyword(file: File, node: ast.keyword) -> bool:
-    if not _is_nccl(node.value) or file.is_done(node.value):
-        return False
-    file.report(BACKEND, node.value, edits=file.replace(node.value, f"{file.portable('dist_backend')}()"))
-    return True
+    _convert(file, node.value)
+    return False
 
 
-@FAMILY.node(ast.Assign)
-def _assigned(file: File, node: ast.Assign) -> bool:
+@FAMILY.node(ast.Assign, ast.AnnAssign, ast.NamedExpr)
+def _assigned(file: File, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> bool:
     """`backend = "nccl"`, and `backend = "gloo" if ... else "nccl"`."""
-    target = node.targets[0]
-    name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
-    if not name.lower().endswith("backend") or len(node.targets) != 1:
-        return False
-    branches = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
-    for each in branches:
-        if _is_nccl(each):
-            file.report(BACKEND, each, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
-            file.done(each)
+    if isinstance(file.parent(node), ast.ClassDef):
+        return False  # an attribute of a class, resolved when it is read
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        if name.lower().endswith("backend"):
+            _convert(file, node.value)
+    return False
+
+
+@FAMILY.node(ast.Return)
+def _returned(file: File, node: ast.Return) -> bool:
+    """`return "nccl"` of a function that is named for it."""
+    around = next((each for each in file.ancestors(node) if isinstance(each, ast.FunctionDef)), None)
+    if around is not None and "backend" in around.name.lower():
+        _convert(file, node.value)
     return False
 
 

@@ -72,13 +72,15 @@ KERNEL = FAMILY.rule(
 QUANTISED = FAMILY.rule(
     "TR081a",
     Kind.NOT_CONVERTIBLE,
-    "from_pretrained(load_in_8bit=True), BitsAndBytesConfig(load_in_4bit=True): weights for bitsandbytes",
-    why="""transformers and diffusers load such weights through bitsandbytes, whose kernels are for CUDA. Load them
-    unquantised where they fit, or with torchao; the line names what is known to replace the package.""",
+    "from_pretrained(load_in_8bit=True), BnbQuantizationConfig(load_in_4bit=True): weights for bitsandbytes",
+    why="""transformers, diffusers and accelerate load such weights through bitsandbytes, whose kernels are for CUDA.
+    Load them unquantised where they fit, or with torchao; the line names what is known to replace the
+    package.""",
     source="transformers' documentation of quantisation",
     examples=[
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=True)"),
-        Example("config = BitsAndBytesConfig(load_in_4bit=True)"),
+        Example("config = BitsAndBytesConfig(load_in_4bit=args.small)"),
+        Example("config = BnbQuantizationConfig(load_in_4bit=True)"),
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=False)", reported=False),
     ],
 )
@@ -154,7 +156,7 @@ def _kernel(file: File, node: ast.FunctionDef) -> bool:
 
 @FAMILY.keyword("load_in_8bit", "load_in_4bit")
 def _quantised(file: File, node: ast.keyword) -> bool:
-    if isinstance(node.value, ast.Constant) and node.value.value is True:
+    if not isinstance(node.value, ast.Constant) or node.value.value:
         found = for_module("bitsandbytes")
         file.report(QUANTISED, node, f"{node.arg} needs bitsandbytes; {found.text}" if found is not None else "")
     return False

@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
 
 __all__ = ["FAMILY"]
@@ -29,12 +30,16 @@ FLASH = FAMILY.rule(
         Example(
             """
             from flash_attn import flash_attn_func
+
+            y = flash_attn_func(q, k, v, causal=True, deterministic=True)
             """,
             """
             try:
                 from flash_attn import flash_attn_func
             except ImportError:
                 from toprope.device.portable import flash_attn_func
+
+            y = flash_attn_func(q, k, v, causal=True, deterministic=True)
             """,
         ),
         Example(
@@ -68,6 +73,14 @@ FLASH_OTHER = FAMILY.rule(
     source="flash_attn's interface; torch_npu's documentation",
     examples=[
         Example("from flash_attn import flash_attn_varlen_func"),
+        Example(
+            """
+            from flash_attn import flash_attn_func
+
+            def attend(q, k, v):
+                return flash_attn_func(q, k, v, causal=True, window_size=(128, 0))
+            """
+        ),
         Example("import flash_attn_interface"),
     ],
 )
@@ -76,7 +89,7 @@ _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface"
 
 
 def _guarded(file: File, node: ast.stmt) -> bool:
-    """Whether an import stands in a try that goes on without it."""
+    """Return whether an import stands in a try that goes on without it."""
     inner: ast.AST = node
     for around in file.ancestors(node):
         if isinstance(around, ast.Try) and inner in around.body and around.handlers:
@@ -121,8 +134,17 @@ def _convert(file: File, node: ast.ImportFrom) -> bool:
     if name is None or _guarded(file, node):
         file.report(rule, node, "it is guarded already" if name else "")
         return False
+    uses = [(use, file.parent(use)) for use in file.reads(node.names[0].asname or name, node)]
+    calls = [around for use, around in uses if isinstance(around, ast.Call) and around.func is use]
+    reasons = [f"{reason} (line {each.lineno})" for each in calls if (reason := refused(name, each))]
+    if reasons:
+        file.report(FLASH_OTHER if rule is FLASH else XFORMERS_OTHER, node, reasons[0])
+        return False
+    unseen = len(calls) < len(uses) or any(keyword.arg is None for each in calls for keyword in each.keywords)
+    taken = ", ".join(sorted(signatures()[name].names))
+    message = f"not all of its arguments are seen here: portable.{name} takes {taken}" if unseen else ""
     text = _fall_back(file, node, name)
-    file.report(rule, node, edits=[file.replace(node, text)] if text else [])
+    file.report(rule, node, message, edits=[file.replace(node, text)] if text else [])
     return False
 
 
@@ -189,6 +211,26 @@ XFORMERS = FAMILY.rule(
         ),
         Example("import xformers.ops"),
         Example("pipe.enable_xformers_memory_efficient_attention()"),
+    ],
+)
+
+
+XFORMERS_OTHER = FAMILY.rule(
+    "TR079a",
+    Kind.NOT_CONVERTIBLE,
+    "memory_efficient_attention with arguments that torch's attention does not have",
+    why="""`op` names a kernel of xformers, `output_dtype` another dtype than the input's. Leave them out, or keep
+    xformers where there is CUDA and write the call in torch for the others.""",
+    source="xformers.ops.fmha",
+    examples=[
+        Example(
+            """
+            from xformers.ops import memory_efficient_attention
+
+            def attend(q, k, v):
+                return memory_efficient_attention(q, k, v, op=kernel)
+            """
+        ),
     ],
 )
 

@@ -156,7 +156,7 @@ NAMES = FAMILY.rule(
 
 
 def _says_cuda(node: ast.expr | None) -> bool:
-    """Whether a text that is put together here begins with cuda."""
+    """Return whether a text that is put together here begins with cuda."""
     if isinstance(node, ast.JoinedStr):
         return bool(node.values) and _says_cuda(node.values[0])
     if isinstance(node, ast.BinOp):

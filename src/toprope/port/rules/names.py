@@ -9,6 +9,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind
+from toprope.port.stand_ins import refused
 
 __all__ = ["FAMILY"]
 
@@ -146,9 +147,10 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
         return False
     drop_ins = table().drop_ins
     known = [alias for alias in node.names if f"{module}.{alias.name}" in drop_ins]
-    swapped = [alias for alias in known if not _is_used_in_script(file, node, alias)]
+    scripted = [alias for alias in known if _is_used_in_script(file, node, alias)]
+    swapped = [alias for alias in known if alias not in scripted and _fits(file, node, alias)]
     for alias in known:
-        if alias not in swapped:
+        if alias in scripted:
             rule, _ = drop_ins[f"{module}.{alias.name}"]
             file.report(rule, alias, held_back="what TorchScript compiles, or may, uses the name")
     gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
@@ -168,6 +170,19 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
             private = alias.name.startswith("_")
             file.report(PRIVATE if private else UNKNOWN, alias, "the import stays; see what is said where it is used")
     return True
+
+
+def _fits(file: File, node: ast.ImportFrom, alias: ast.alias) -> bool:
+    """Return whether the runtime's object can take the place of an imported name.
+
+    A function cannot replace a class, and every call must be one that the runtime's function understands.
+    """
+    full = f"{node.module}.{alias.name}"
+    calls = [(use, file.parent(use)) for use in _uses(file, node, alias)]
+    called = [parent for use, parent in calls if isinstance(parent, ast.Call) and parent.func is use]
+    if full in table().functions and len(called) < len(calls):
+        return False
+    return not any(refused(table().drop_ins[full][1], each) for each in called)
 
 
 def _whole_swap(file: File, node: ast.ImportFrom) -> tuple[Edit, ...]:
@@ -264,7 +279,7 @@ def _has_torch(file: File, node: ast.Import) -> bool:
 
 
 def _is_module(module: str, name: str) -> bool:
-    """Whether an imported name is torch.cuda or one of its modules."""
+    """Return whether an imported name is torch.cuda or one of its modules."""
     full = f"{module}.{name}"
     return full in ("torch.cuda", "torch.cuda.amp", "torch.cuda.memory", "torch.cuda.nvtx", "torch.cuda.random")
 
@@ -274,14 +289,8 @@ def _kept(file: File, node: ast.stmt, alias: ast.alias) -> str:
 
 
 def _uses(file: File, node: ast.stmt, alias: ast.alias) -> list[ast.Name]:
-    """Where the name that an import binds is used in the file."""
-    bound = alias.asname or alias.name
-    return [
-        name
-        for name, scope in file.walk.scopes.items()
-        if isinstance(name, ast.Name) and name.id == bound and isinstance(name.ctx, ast.Load)
-        and any(binding.node is node for binding in scope.find(bound))
-    ]  # fmt: skip
+    """Return where the name that an import binds is used in the file."""
+    return file.reads(alias.asname or alias.name, node)
 
 
 def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
@@ -290,7 +299,7 @@ def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
-    """Whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
+    """Return whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
     uses = _uses(file, node, alias)
     exported = f'"{alias.asname or alias.name}"' in file.source.text and "__all__" in file.walk.names
     return bool(uses) and not exported and all(_converted(file, use) for use in uses)

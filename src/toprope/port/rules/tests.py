@@ -117,7 +117,7 @@ def _is_cuda(file: File, node: ast.Attribute) -> bool:
 
 
 def _is_assigned(file: File, node: ast.Attribute) -> bool:
-    """Whether a class of the file sets the attribute itself: it is no tensor's."""
+    """Return whether a class of the file sets the attribute itself: it is no tensor's."""
     around = next((each for each in file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
     return around is not None and any(
         isinstance(each, ast.Attribute) and each.attr == "is_cuda" and isinstance(each.ctx, ast.Store)
@@ -236,7 +236,7 @@ OTHERS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu"
 
 
 def _tells_apart(file: File, node: ast.AST) -> bool:
-    """Whether the function around a place, or the file, asks for another kind of accelerator too."""
+    """Return whether the function around a place, or the file, asks for another kind of accelerator too."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     around: ast.AST = next((each for each in file.ancestors(node) if isinstance(each, kinds)), file.walk.module.node)
     return any(
@@ -250,7 +250,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _named(node: ast.expr) -> bool:
-    """Whether it is "cuda", or a tuple, list or set of nothing else."""
+    """Return whether it is "cuda", or a tuple, list or set of nothing else."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return len(node.elts) == 1 and _is_text(node.elts[0])
     return _is_text(node)

@@ -1,0 +1,165 @@
+"""Row 19c: devices as attributes of classes, which are resolved when they are read."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.edits import Edit
+from toprope.port.family import Family
+from toprope.port.file import File
+from toprope.port.places import names_default, said
+from toprope.port.rule import Example, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("attributes", "Attributes of classes", words=[b"cuda", b"nccl"])
+
+ATTRIBUTE = FAMILY.rule(
+    "TR019c", Kind.REVIEW, 'class C: device = "cuda": resolved when it is read, or when a dataclass is made',
+    why="""A question at the import of a module freezes CUDA_VISIBLE_DEVICES before the program sets it. An attribute
+    of a class becomes one that answers when it is read, as C.device and as self.device; what is assigned to
+    an object hides it as before. The field of a dataclass gets a factory, and the class itself then no
+    longer has the attribute. Models of pydantic and others that read their class when it is made are left:
+    resolve the value where it is used.""",
+    source="Python's documentation of descriptors and dataclasses",
+    examples=[
+        Example(
+            """
+            class Trainer:
+                device = "cuda"
+
+                def run(self, x):
+                    return x.to(self.device)
+            """,
+            """
+            from toprope.device import portable
+            class Trainer:
+                device = portable.attribute("cuda")
+
+                def run(self, x):
+                    return x.to(self.device)
+            """,
+        ),
+        Example(
+            """
+            from dataclasses import dataclass
+
+            @dataclass
+            class Options:
+                device: str = "cuda"
+            """,
+            """
+            from toprope.device import portable
+            from dataclasses import dataclass, field
+
+            @dataclass
+            class Options:
+                device: str = field(default_factory=lambda: portable.resolve("cuda"))
+            """,
+        ),
+        Example(
+            """
+            from dataclasses import dataclass, field
+
+            @dataclass
+            class Options:
+                device: str = field(default="cuda:1", metadata={"help": "where"})
+            """,
+            """
+            from toprope.device import portable
+            from dataclasses import dataclass, field
+
+            @dataclass
+            class Options:
+                device: str = field(default_factory=lambda: portable.resolve("cuda:1"), metadata={"help": "where"})
+            """,
+        ),
+        Example(
+            """
+            from pydantic import BaseModel
+
+            class Options(BaseModel):
+                device: str = "cuda"
+            """
+        ),
+    ],
+)  # fmt: skip
+
+
+@FAMILY.string("cuda", "cuda:*", "nccl")
+def _text(file: File, node: ast.Constant) -> bool:
+    return (node.value == "nccl" or said(file, node) is not None) and _default(file, node)
+
+
+@FAMILY.call("torch.device")
+def _device(file: File, node: ast.Call) -> bool:
+    given = [*node.args, *(each.value for each in node.keywords)]
+    texts = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+    return len(texts) == len(given) > 0 and texts[0].partition(":")[0] == "cuda" and _default(file, node)
+
+
+def _default(file: File, node: ast.expr) -> bool:
+    statement = file.parent(node)
+    if isinstance(statement, ast.keyword):
+        return _field(file, statement, node)
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return False
+    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+    around = file.parent(statement)
+    if not isinstance(around, ast.ClassDef) or not isinstance(target, ast.Name) or not names_default(target.id, node):
+        return False
+    return _attribute(file, around, statement, node)
+
+
+def _attribute(file: File, around: ast.ClassDef, statement: ast.stmt, node: ast.expr) -> bool:
+    bases = [ast.unparse(each) for each in around.bases]
+    if any("Enum" in each for each in bases):
+        return False
+    if any(_is_dataclass(file, each) for each in around.decorator_list) and isinstance(statement, ast.AnnAssign):
+        field, edits = _field_name(file)
+        if field:
+            made = f"{field}(default_factory=lambda: {file.portable('resolve')}("
+            file.report(ATTRIBUTE, node, edits=[file.replace(node, made, node, "))"), *edits])
+        else:
+            file.report(ATTRIBUTE, node, "resolve it where it is used: portable.resolve(options.device)")
+    elif isinstance(statement, ast.AnnAssign) and (bases or around.decorator_list):
+        file.report(ATTRIBUTE, node, "resolve it where it is used: portable.resolve(options.device)")
+    else:
+        file.report(ATTRIBUTE, node, edits=file.replace(node, f"{file.portable('attribute')}(", node, ")"))
+    file.done(node)
+    return True
+
+
+def _is_dataclass(file: File, decorator: ast.expr) -> bool:
+    asked = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return file.dotted(asked) == "dataclasses.dataclass"
+
+
+def _field_name(file: File) -> tuple[str, list[Edit]]:
+    """What the file calls dataclasses.field, and the edit that gives it the name where it has none."""
+    imports: list[tuple[ast.AST, str]] = []
+    for name, bindings in file.walk.module.bindings.items():
+        if all(each.imported == "dataclasses.field" for each in bindings):
+            return name, []
+        if all(each.imported == "dataclasses" for each in bindings):
+            return f"{name}.field", []
+        imports += [(each.node, name) for each in bindings if each.imported == "dataclasses.dataclass"]
+    if len(imports) == 1 and "field" not in file.walk.names and isinstance(imports[0][0], ast.ImportFrom):
+        return "field", [file.after(imports[0][0].names[-1], ", field")]
+    return "", []
+
+
+def _field(file: File, keyword: ast.keyword, node: ast.expr) -> bool:
+    """`device: str = field(default="cuda")` of a dataclass."""
+    call = file.parent(keyword)
+    statement = file.parent(call) if isinstance(call, ast.Call) else None
+    if keyword.arg != "default" or not isinstance(call, ast.Call) or not isinstance(statement, ast.AnnAssign):
+        return False
+    if file.dotted(call.func) != "dataclasses.field" or not isinstance(statement.target, ast.Name):
+        return False
+    if not names_default(statement.target.id, node):
+        return False
+    pieces = f"default_factory=lambda: {file.portable('resolve')}(", node, ")"
+    file.report(ATTRIBUTE, node, edits=file.replace(keyword, *pieces))
+    file.done(node)
+    return True

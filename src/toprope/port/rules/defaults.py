@@ -1,0 +1,285 @@
+"""Rows 19a, 19b and 19d: devices as defaults of parameters and as constants, resolved where they are used."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.edits import Edit
+from toprope.port.family import Family
+from toprope.port.file import File
+from toprope.port.places import is_text, names_default, said
+from toprope.port.rule import Example, Kind, Rule
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family("defaults", "Defaults", words=[b"cuda", b"nccl"])
+
+_P, _R = Kind.PRESERVING, Kind.REVIEW
+_IMPORT_TIME = """A question about devices that is asked at the import of a module freezes CUDA_VISIBLE_DEVICES before
+the program sets it, and CUDA that was started before a fork fails in the child."""
+_SOURCE = "PyTorch's documentation of CUDA semantics; torch.utils.data on multiprocessing"
+
+PARAMETER = FAMILY.rule(
+    "TR019a", _P, 'def f(device="cuda"): the text stays, and is resolved in the function',
+    why=f"""{_IMPORT_TIME} So the default stays "cuda", and the first statement makes of it the name of the device in
+    use. On CUDA that is the same text; a device, a number, None or another text goes through as it is.""",
+    source=_SOURCE,
+    examples=[
+        Example(
+            '''
+            def run(x, device="cuda"):
+                """Run."""
+                return x.to(device)
+            ''',
+            '''
+            from toprope.device import portable
+            def run(x, device="cuda"):
+                """Run."""
+                device = portable.resolve(device)
+                return x.to(device)
+            ''',
+        ),
+        Example(
+            """
+            import torch
+
+            class Model:
+                def __init__(self, *, device=torch.device("cuda:1"), backend="nccl"):
+                    self.device = device
+                    self.backend = backend
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            class Model:
+                def __init__(self, *, device=torch.device("cuda:1"), backend="nccl"):
+                    device = portable.resolve(device)
+                    backend = portable.resolve(backend)
+                    self.device = device
+                    self.backend = backend
+            """,
+        ),
+        Example(
+            """
+            move = lambda x, device="cuda": x.to(device)
+            def run(x, device="cuda"): return x.to(device)
+            """,
+            """
+            from toprope.device import portable
+            move = lambda x, device="cuda": x.to(portable.resolve(device))
+            def run(x, device="cuda"): return x.to(portable.resolve(device))
+            """,
+        ),
+        Example(
+            """
+            class Runner(Protocol):
+                def run(self, x, device="cuda"): ...
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+CONSTANT = FAMILY.rule(
+    "TR019b", _R, 'DEVICE = "cuda" that only functions of the file use: the text stays, and is resolved in them',
+    why=f"""{_IMPORT_TIME} What reads the constant in this file asks for the device in use at that moment. A file that
+    imports the constant sees the text: resolve it there too, with portable.resolve(DEVICE).""",
+    source=_SOURCE,
+    examples=[
+        Example(
+            """
+            DEVICE = "cuda"
+
+            def run(x, device=DEVICE):
+                return x.to(device), x.to(DEVICE)
+            """,
+            """
+            from toprope.device import portable
+            DEVICE = "cuda"
+
+            def run(x, device=DEVICE):
+                device = portable.resolve(device)
+                return x.to(device), x.to(portable.resolve(DEVICE))
+            """,
+        ),
+        Example(
+            """
+            DEVICE = "cuda"
+            x = torch.ones(2, device=DEVICE)
+            """,
+            """
+            from toprope.device import portable
+            DEVICE = portable.name()
+            x = torch.ones(2, device=DEVICE)
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+SHARED = FAMILY.rule(
+    "TR019d", _R, 'DEVICE = "cuda" that only other files use: the name of the device in use, asked for at the import',
+    why=f"""{_IMPORT_TIME} Who reads the constant is not seen from this file, so the answer must be there when it is
+    imported. Look whether the program sets CUDA_VISIBLE_DEVICES or forks after it.""",
+    source=_SOURCE,
+    examples=[
+        Example(
+            """
+            DEVICE = "cuda"
+            SEED = 3
+            """,
+            """
+            from toprope.device import portable
+            DEVICE = portable.name()
+            SEED = 3
+            """,
+        ),
+    ],
+)  # fmt: skip
+
+
+def _resolved(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
+    return f"{file.portable('resolve')}(", node, ")"
+
+
+@FAMILY.string("cuda", "cuda:*", "nccl")
+def _text(file: File, node: ast.Constant) -> bool:
+    around = file.parent(node)
+    if file.calls_runtime(around, "resolve", "attribute"):
+        return True  # resolved already
+    if node.value != "nccl" and said(file, node) is None:
+        return False
+    return _default(file, node)
+
+
+@FAMILY.call("torch.device")
+def _device(file: File, node: ast.Call) -> bool:
+    texts = [
+        each.value for each in (*node.args, *(each.value for each in node.keywords)) if isinstance(each, ast.Constant)
+    ]
+    if not texts or len(texts) != len(node.args) + len(node.keywords) or str(texts[0]).partition(":")[0] != "cuda":
+        return False
+    if file.calls_runtime(file.parent(node), "attribute"):
+        return True
+    return _default(file, node)
+
+
+def _default(file: File, node: ast.expr) -> bool:
+    around = file.parent(node)
+    if isinstance(around, ast.arguments):
+        return _parameter(file, around, node)
+    if not isinstance(around, ast.Assign | ast.AnnAssign):
+        return False
+    target = around.targets[0] if isinstance(around, ast.Assign) and len(around.targets) == 1 else None
+    target = around.target if isinstance(around, ast.AnnAssign) else target
+    if not isinstance(target, ast.Name) or not names_default(target.id, node):
+        return False
+    above = file.parent(around)
+    return above is None and not is_text(node, "nccl") and _constant(file, target, node)
+
+
+# Parameters
+
+
+def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Rule = PARAMETER) -> bool:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    parameter = next(each for each, value in pairs if value is default)
+    if not names_default(parameter.arg, default if rule is PARAMETER else ast.Constant("cuda")):
+        return False
+    function = file.parent(arguments)
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    if isinstance(function, ast.Lambda):
+        _wrap(file, rule, default, file.reads(parameter.arg, parameter))
+        return True
+    body = [each for each in function.body if not _says_nothing(each)]
+    if not body or any(_resolves(file, each, parameter.arg) for each in body[:8]):
+        return True
+    first = min((body[0], *getattr(body[0], "decorator_list", ())), key=lambda each: each.lineno)
+    start = file.source.starts[first.lineno - 1]
+    indent = file.source.text[start : file.source.span(body[0])[0]] if first is body[0] else ""
+    if first is not body[0]:
+        indent = file.source.text[start : file.source.span(first)[0]].rpartition("@")[0]
+    if indent.strip():  # on the line of the def, or behind another statement
+        _wrap(file, rule, default, file.reads(parameter.arg, parameter))
+        return True
+    line = f"{indent}{parameter.arg} = {file.portable('resolve')}({parameter.arg}){file.source.newline}"
+    file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
+    return True
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    """A docstring, `...`, `pass`, `raise NotImplementedError`: a body of these alone uses no parameter."""
+    if isinstance(statement, ast.Raise):
+        return "NotImplemented" in ast.unparse(statement)
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+def _resolves(file: File, statement: ast.stmt, name: str) -> bool:
+    return (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Name)
+        and statement.targets[0].id == name
+        and file.calls_runtime(statement.value, "resolve", "name", "device")
+    )
+
+
+def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], message: str = "") -> None:
+    """Resolve a name wherever it is read, but for where that is done already."""
+    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve")]
+    edits = [file.replace(each, *_resolved(file, each)) for each in bare]
+    held = (
+        "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""
+    )
+    if edits:
+        file.report(rule, place, message or "resolved where it is read", edits=edits, held_back=held)
+
+
+# Constants of a module
+
+
+def _constant(file: File, target: ast.Name, node: ast.expr) -> bool:
+    bindings = file.walk.module.bindings[target.id]
+    reads = file.reads(target.id, *(each.node for each in bindings))
+    if not reads:
+        return _shared(file, target, node)
+    defaults = [each for each in reads if isinstance(file.parent(each), ast.arguments)]
+    others = [each for each in reads if each not in defaults]
+    if any(_at_import(file, each) for each in others) or len(bindings) != 1:
+        return False  # the module itself uses it: asked for when the program runs, as it was
+    for each in defaults:
+        around = file.parent(each)
+        if isinstance(around, ast.arguments) and not _parameter(file, around, each, CONSTANT):
+            return False
+    message = "resolved where it is read; a file that imports it must do so too"
+    _wrap(file, CONSTANT, node, others, message)
+    file.done(node)
+    return True
+
+
+def _at_import(file: File, node: ast.AST) -> bool:
+    """Return whether an expression is evaluated when the module is imported."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    inner = node
+    for outer in file.ancestors(node):
+        if isinstance(outer, kinds) and not isinstance(inner, ast.arguments):
+            return inner in getattr(outer, "decorator_list", ())
+        inner = outer
+    return True
+
+
+def _shared(file: File, target: ast.Name, node: ast.expr) -> bool:
+    """A constant that nothing in the file reads: configuration for others."""
+    scripts = {"setuptools", "distutils.core"}
+    imported = {each.imported for bindings in file.walk.module.bindings.values() for each in bindings}
+    if imported & scripts or any((each or "").startswith("setuptools.") for each in imported):
+        return False
+    named = said(file, node)
+    if named is None:
+        return False
+    file.report(SHARED, node, edits=file.replace(node, *named.pieces(file.portable("name"))))
+    return True
