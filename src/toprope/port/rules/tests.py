@@ -40,6 +40,25 @@ IS_CUDA = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+
+            use_cuda = x.is_cuda
+            y = torch.zeros(2)
+            if use_cuda:
+                y = y.cuda()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            use_cuda = portable.is_accelerator(x)
+            y = torch.zeros(2)
+            if use_cuda:
+                y = y.to(portable.device())
+            """,
+        ),
+        Example(
+            """
             def forward(self, input):
                 if input.is_cuda and self.gpus > 1:
                     return nn.parallel.data_parallel(self.main, input, range(self.gpus))
@@ -202,8 +221,10 @@ TYPE = FAMILY.rule(
     ],
 )
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
+_SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
 _KERNELS = re.compile(
-    r"custom_op|\w_cuda\b|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
+    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
+    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b"
 )
 
 
