@@ -119,11 +119,12 @@ print("EDITOR", out.device.type, out.dtype, names, {"cuda": 11.8})
 
 
 def test_excerpts_are_converted_and_a_second_run_makes_no_edit():
-    for program, left in ((TRAINER, {"--no-cuda", "cudnn.benchmark"}), (LOADER, {"cuda"})):
+    for program, left in ((TRAINER, {"--no-cuda", "cudnn.benchmark", "nccl"}), (LOADER, {"cuda"})):
         ported = port(program.encode())
         text = ported.after.decode()
         ast.parse(text)
         assert port(ported.after).after == ported.after
+        assert ('default="nccl", type=portable.resolve' in text) == (program is TRAINER)  # the text stays
         own = own_names([program])
         assert {each.text for each in sites(text, own) if each.kind != "import"} == left
         assert {"use_cuda", "cuda:0 is fast"}.isdisjoint(each.before for each in ported.findings)

@@ -113,7 +113,7 @@ def _why(found: Finding) -> str:
 
 
 def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
-    """Whether a place that stays as it is may fail on another device."""
+    """Return whether a place that stays as it is may fail on another device."""
     code = finding.rule.code
     if code in RUNS or code in QUESTIONS:  # an unconverted question is answered with no
         return False
@@ -130,7 +130,7 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
 
 
 def _is_tried(file: File, node: ast.AST) -> bool:
-    """Whether an import stands in a try that goes on without it."""
+    """Return whether an import is in a try that goes on without it."""
     inner = node
     for around in file.ancestors(node):
         if isinstance(around, ast.Try) and inner in around.body and around.handlers:
@@ -140,7 +140,7 @@ def _is_tried(file: File, node: ast.AST) -> bool:
 
 
 def _is_shown(file: File, node: ast.AST) -> bool:
-    """Whether a text is a key, or only printed."""
+    """Return whether a text is a key, or only printed."""
     around = file.parent(node)
     if isinstance(around, ast.Subscript | ast.JoinedStr) or (isinstance(around, ast.Dict) and node in around.keys):
         return True
@@ -171,7 +171,7 @@ def _behind_cuda(file: File, node: ast.AST) -> bool:
 
 
 def _needs_cuda(file: File, test: ast.expr) -> bool:
-    """Whether a condition holds on CUDA alone, converted or not."""
+    """Return whether a condition holds on CUDA alone, converted or not."""
     if isinstance(test, ast.BoolOp):
         parts = [_needs_cuda(file, each) for each in test.values]
         return any(parts) if isinstance(test.op, ast.And) else all(parts)
@@ -192,7 +192,7 @@ def _needs_cuda(file: File, test: ast.expr) -> bool:
 
 
 def _named(file: File, node: ast.expr, below: str, name: str) -> bool:
-    """Whether a node is a name of torch.cuda, or of the runtime."""
+    """Return whether a node is a name of torch.cuda, or of the runtime."""
     full = file.dotted(node)
     return full is not None and (full == f"{below}.{name}" or full == f"{file.runtime}.{name}")
 
@@ -317,7 +317,7 @@ class _Opened:
                 yield from self._attribute(name.lstrip("-").replace("-", "_"), positive)
 
     def _kept(self, target: ast.expr, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where what is assigned to a name, an attribute or a key is read."""
+        """Follow what is assigned to a name, an attribute or a key is read."""
         if isinstance(target, ast.Name):
             yield from self._read(target.id, [each.node for each in self.file.bindings(target)], positive)
         elif isinstance(target, ast.Attribute):
@@ -329,13 +329,13 @@ class _Opened:
                     yield from self.by(node, positive)
 
     def _imported(self, alias: ast.alias, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where a name is read that an import binds."""
+        """Find the places where a name is read that an import binds."""
         statement = self.file.parent(alias)
         if statement is not None:
             yield from self._read(alias.asname or alias.name, [statement], positive)
 
     def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """What the answer opens where a name is read that one of these nodes binds."""
+        """Follow the answer to where a name is read that one of these nodes binds."""
         for each in self.file.reads(name, *bound_by):
             yield from self.by(each, positive)
 
@@ -347,7 +347,7 @@ class _Opened:
     def _called(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where the answer of a function is used: its name in this file, or the attribute where it is a method."""
+        """Follow the answer of a function: its name in this file, or the attribute where it is a method."""
         yield from self._read(function.name, [function], positive)
         if isinstance(self.file.parent(function), ast.ClassDef):
             yield from self._attribute(function.name, positive)
@@ -355,7 +355,7 @@ class _Opened:
     def _default(
         self, arguments: ast.arguments, default: ast.AST, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where a parameter is read whose default is the answer."""
+        """Follow a parameter whose default is the answer."""
         for name, parameters in _parameters(arguments, default).items():
             yield from self._read(name, parameters, positive)
 

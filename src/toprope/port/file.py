@@ -27,7 +27,7 @@ _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
 
 
 def is_runtime(module: str) -> bool:
-    """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
+    """Return whether this is a name of the module that ported code calls: toprope's, or a vendored one."""
     return module == RUNTIME or module.rpartition(".")[2] == VENDORED
 
 
@@ -109,11 +109,11 @@ class File:
         return name if module == self.runtime or is_runtime(module) else None
 
     def calls_runtime(self, node: ast.AST | None, *names: str) -> bool:
-        """Whether a node is a call of one of these functions of the runtime module."""
+        """Return whether a node is a call of one of these functions of the runtime module."""
         return isinstance(node, ast.Call) and self.of_runtime(node.func) in names
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
-        """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
+        """Return whether a node is Python's own function or class of this name, such as `str`."""
         return isinstance(node, ast.Name) and node.id == name and not self.scope(node).find(name)
 
     def scope(self, node: ast.AST) -> Scope:
@@ -138,7 +138,7 @@ class File:
         return self.scope(node).find(node.id)
 
     def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
-        """Where a name is read that one of these statements, parameters or names binds."""
+        """Find the places where a name is read that one of these statements, parameters or names binds."""
         return [
             node
             for node, scope in self.walk.scopes.items()
@@ -163,7 +163,7 @@ class File:
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
 
     def in_fstring(self, node: ast.AST) -> bool:
-        """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
+        """Return whether a node is in the braces of an f-string, where Python 3.11 does not say exactly where."""
         return any(isinstance(each, ast.JoinedStr) for each in self.ancestors(node))
 
     def text(self, node: ast.AST) -> str:
@@ -193,7 +193,7 @@ class File:
         self._done.add(node)
 
     def is_done(self, node: ast.AST) -> bool:
-        """Whether a rule has dealt with this node itself."""
+        """Return whether a rule has dealt with this node itself."""
         return node in self._done
 
     def pass_over(self, node: ast.AST) -> None:
@@ -201,7 +201,7 @@ class File:
         self._passed.add(node)
 
     def is_passed_over(self, node: ast.AST) -> bool:
-        """Whether a rule has dealt with this node, but not with what is in it."""
+        """Return whether a rule has dealt with this node, but not with what is in it."""
         return node in self._passed
 
     def portable(self, name: str) -> str:
@@ -238,7 +238,7 @@ class File:
         return finding
 
     def stands_there(self, node: ast.AST) -> bool:
-        """Whether the text at the place of a node is that node: inside f-strings the tree may be wrong about it."""
+        """Return whether the text at the place of a node is that node: in f-strings the tree may be wrong about it."""
         try:
             body = parse(f"({self.text(node)})").body
         except UnreadableError:

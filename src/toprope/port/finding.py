@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def converted(self) -> bool:
-        """Whether the file is changed because of it."""
+        """Return whether the file is changed because of it."""
         return bool(self.edits) and not self.held_back
 
     @property
@@ -91,7 +91,7 @@ class Ported:
 
     @property
     def changed(self) -> bool:
-        """Whether the port would write the file, or one beside it."""
+        """Return whether the port would write the file, or one beside it."""
         return self.before != self.after or self.beside is not None
 
     def counts(self) -> Counter[Kind]:

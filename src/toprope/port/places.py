@@ -107,7 +107,7 @@ def _made(file: File, node: ast.expr) -> tuple[bool, ast.expr] | None:
 
 
 def _asks(file: File, test: ast.expr) -> bool:
-    """Whether a condition is `torch.cuda.is_available()` and nothing else."""
+    """Return whether a condition is `torch.cuda.is_available()` and nothing else."""
     return isinstance(test, ast.Call) and not test.args and file.dotted(test.func) == "torch.cuda.is_available"
 
 
@@ -117,22 +117,22 @@ def _kept(file: File, inner: ast.expr) -> str | ast.expr:
 
 
 def device_name(name: str) -> bool:
-    """Whether something of this name is a device by all likelihood: `device`, `self.train_device`, `dev0`."""
+    """Return whether something of this name is a device by all likelihood: `device`, `self.train_device`, `dev0`."""
     return bool(_DEVICE_NAME.search(name)) and not _NO_DEVICE.search(name)
 
 
 def is_text(node: ast.expr, text: str) -> bool:
-    """Whether a node is exactly this text."""
+    """Return whether a node is exactly this text."""
     return isinstance(node, ast.Constant) and node.value == text
 
 
 def names_default(name: str, value: ast.expr) -> bool:
-    """Whether something of this name is a device by all likelihood, or a backend where its value is "nccl"."""
+    """Return whether something of this name is a device by all likelihood, or a backend where its value is "nccl"."""
     return name.lower().endswith("backend") if is_text(value, "nccl") else device_name(name)
 
 
 def index_name(file: File, node: ast.expr) -> bool:
-    """Whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
+    """Return whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return bool(_INDEX_NAME.fullmatch(name))
 
@@ -216,7 +216,7 @@ def _by_surroundings(file: File, inner: ast.AST, outer: ast.AST | None) -> Use:
 
 
 def _is_map(statement: ast.Assign) -> bool:
-    """Whether a table is kept as `map_location`: from names in a file to names of devices."""
+    """Return whether a table is kept as `map_location`: from names in a file to names of devices."""
     return all(isinstance(each, ast.Name) and each.id == "map_location" for each in statement.targets)
 
 
@@ -281,7 +281,7 @@ def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
 
 
 def _used_as_device(file: File, target: ast.Name) -> bool:
-    """Whether what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
+    """Return whether what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
     scope = file.scope(target)
     for node, where in file.walk.scopes.items():
         if isinstance(node, ast.Name) and node.id == target.id and where is scope and isinstance(node.ctx, ast.Load):

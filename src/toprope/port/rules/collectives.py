@@ -18,7 +18,7 @@ REDUCED = FAMILY.rule(
     "all_reduce of a float64 tensor: float32 where the backend reduces no float64",
     why="""HCCL reduces no float64 on most NPUs: the program runs until its first reduction, often the end of an epoch,
     and stops with `HCCL allreduce: Unsupported data type at::kDouble`. A tensor that is made as float64 for a reduction
-    is made as float32 there, and stays float64 on CUDA and the CPU. Counts above 16 million and long sums lose digits.""",
+    is made as float32 there, and stays float64 on CUDA and the CPU. Counts above 16 million lose digits.""",
     source="HCCL's documentation of AllReduce; torch_npu's ProcessGroupHCCL; a public trainer on the simulated card",
     examples=[
         Example(
@@ -91,7 +91,7 @@ def _made(file: File, node: ast.Assign) -> bool:
 
 
 def _is_reduced(file: File, statement: ast.Assign, target: ast.Name) -> bool:
-    """Whether what is assigned is given to a collective that reduces."""
+    """Return whether what is assigned is given to a collective that reduces."""
     for read in file.reads(target.id, statement):
         call = file.parent(read)
         call = file.parent(call) if isinstance(call, ast.List | ast.Tuple) else call
@@ -114,7 +114,7 @@ def _reduces(file: File, node: ast.Call) -> bool:
 
 
 def _is_double(file: File, node: ast.expr) -> bool:
-    """Whether an expression ends as float64: `x.double()`, `x.to(torch.float64)`."""
+    """Return whether an expression ends as float64: `x.double()`, `x.to(torch.float64)`."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     if node.func.attr == "double":

@@ -262,7 +262,7 @@ def _constant(file: File, target: ast.Name, node: ast.expr) -> bool:
 
 
 def _at_import(file: File, node: ast.AST) -> bool:
-    """Whether an expression is evaluated when the module is imported."""
+    """Return whether an expression is evaluated when the module is imported."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     inner = node
     for outer in file.ancestors(node):

@@ -121,7 +121,7 @@ def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
 
 
 def _is_own(file: File, node: ast.expr) -> bool:
-    """Whether it is chosen already, or called a device: no number."""
+    """Return whether it is chosen already, or called a device: no number."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return isinstance(node, ast.IfExp | ast.Constant) or (device_name(name) and not index_name(file, node))
 

@@ -89,7 +89,7 @@ _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface"
 
 
 def _guarded(file: File, node: ast.stmt) -> bool:
-    """Whether an import stands in a try that goes on without it."""
+    """Return whether an import stands in a try that goes on without it."""
     inner: ast.AST = node
     for around in file.ancestors(node):
         if isinstance(around, ast.Try) and inner in around.body and around.handlers:

@@ -173,8 +173,10 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
 
 
 def _fits(file: File, node: ast.ImportFrom, alias: ast.alias) -> bool:
-    """Whether the runtime's thing can take the place of an imported name: no function that of a class, and every call
-    is one that it understands."""
+    """Return whether the runtime's thing can take the place of an imported name.
+
+    A function does not take the place of a class, and every call must be one that it understands.
+    """
     full = f"{node.module}.{alias.name}"
     calls = [(use, file.parent(use)) for use in _uses(file, node, alias)]
     called = [parent for use, parent in calls if isinstance(parent, ast.Call) and parent.func is use]
@@ -277,7 +279,7 @@ def _has_torch(file: File, node: ast.Import) -> bool:
 
 
 def _is_module(module: str, name: str) -> bool:
-    """Whether an imported name is torch.cuda or one of its modules."""
+    """Return whether an imported name is torch.cuda or one of its modules."""
     full = f"{module}.{name}"
     return full in ("torch.cuda", "torch.cuda.amp", "torch.cuda.memory", "torch.cuda.nvtx", "torch.cuda.random")
 
@@ -297,7 +299,7 @@ def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
-    """Whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
+    """Return whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
     uses = _uses(file, node, alias)
     exported = f'"{alias.asname or alias.name}"' in file.source.text and "__all__" in file.walk.names
     return bool(uses) and not exported and all(_converted(file, use) for use in uses)
