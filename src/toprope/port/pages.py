@@ -6,12 +6,15 @@ A rule's examples are its tests, so that what a page shows is what happens.
 from __future__ import annotations
 
 import sys
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from toprope.port.registry import all_rules, families
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["index", "main", "page", "pages"]
+__all__ = ["advice", "index", "main", "page", "pages"]
 
 _KINDS = {
     Kind.PRESERVING: "P: the same on CUDA, and it works elsewhere",
@@ -33,9 +36,26 @@ def page(rule: Rule) -> str:
         rule.why,
         f"Known from: {rule.source}." if rule.source else "",
         *(_example(rule, example) for example in rule.examples),
+        *_advice(rule),
         f"`{comment} toprope: ignore[{rule.code}]` at the end of a line leaves it as it is; [more](../port.md).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+@cache
+def advice() -> dict[str, dict[str, Any]]:
+    """Advice by the rules' codes: what to do (`do`), when the rule is wrong (`wrong`), and its `keywords`."""
+    return tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
+
+
+def _advice(rule: Rule) -> list[str]:
+    """The sections that a reader of a report looks for."""
+    found = advice()[rule.code]
+    return [
+        f"## What to do\n\n{found['do']}",
+        f"## When the rule is wrong\n\n{found['wrong']}",
+        "Keywords: " + ", ".join(f"`{each}`" for each in found["keywords"]) + ".",
+    ]
 
 
 def _example(rule: Rule, example: Example) -> str:
