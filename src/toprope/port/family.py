@@ -44,10 +44,19 @@ class Family:
         self.functions: set[str] = set()
 
     def rule(
-        self, code: str, kind: Kind, title: str, *, why: str, source: str = "", examples: Iterable[Example] = ()
+        self,
+        code: str,
+        kind: Kind,
+        title: str,
+        *,
+        why: str,
+        source: str = "",
+        examples: Iterable[Example] = (),
+        hint: bool = False,
     ) -> Rule:
         """Add a rule to the family."""
-        rule = Rule(code, kind, title, " ".join(why.split()), " ".join(source.split()), tuple(examples), self.name)
+        why, source = " ".join(why.split()), " ".join(source.split())
+        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint)
         self.rules.append(rule)
         return rule
 

@@ -21,6 +21,7 @@ _KINDS = {
     Kind.REVIEW: "R: look at it; numerics, speed or the branch taken may change off CUDA",
     Kind.NOT_CONVERTIBLE: "N: reported with advice, never rewritten",
 }
+_HINT = "A hint: advice on code that is not CUDA's. It is listed and counted apart, and `--check` does not fail for it."
 _LANGUAGES = {
     "TR106": "text", "TR106a": "text", "TR107": "dockerfile", "TR108": "sh", "TR108a": "sh", "TR110": "markdown",
     "TR109": "text", "TR120": "cpp", "TR120a": "cpp",
@@ -32,7 +33,7 @@ def page(rule: Rule) -> str:
     comment = "//" if _LANGUAGES.get(rule.code) == "cpp" else "#"
     parts = [
         f"# {rule.code}: {_plain(rule.title)}",
-        f"{_KINDS[rule.kind]}.",
+        _HINT if rule.hint else f"{_KINDS[rule.kind]}.",
         rule.why,
         f"Known from: {rule.source}." if rule.source else "",
         *(_example(rule, example) for example in rule.examples),
@@ -92,7 +93,7 @@ def index() -> str:
     for name, title in titles.items():
         lines += ["", f"## {_plain(title)}", "", "| rule | class | pattern |", "| --- | --- | --- |"]
         lines += [
-            f"| [{rule.code}]({rule.code}.md) | {rule.kind} | {_plain(rule.title)} |"
+            f"| [{rule.code}]({rule.code}.md) | {rule.label} | {_plain(rule.title)} |"
             for rule in all_rules().values()
             if rule.family == name
         ]
