@@ -77,7 +77,7 @@ class Looked:
 
     def counts(self, kind: Kind) -> tuple[int, int]:
         """How many places rules of a kind found, and how many are rewritten."""
-        found = [finding for each in self.files for finding in each.findings if finding.rule.kind is kind]
+        found = [finding for each in self.files for finding in each.sites if finding.rule.kind is kind]
         return len(found), sum(finding.converted for finding in found)
 
 
@@ -122,7 +122,7 @@ def _places(path: str, file: Ported, source: Source, own: frozenset[str]) -> Ite
     def offset(line: int, column: int) -> int:
         return source.starts[line - 1] + column - 1
 
-    spans = [(offset(each.line, each.column), offset(each.end_line, each.end_column), each) for each in file.findings]
+    spans = [(offset(each.line, each.column), offset(each.end_line, each.end_column), each) for each in file.sites]
     for site in sites(source.text, own):
         start, end = source.offset(site.line, site.column), source.offset(site.end_line, site.end_column)
         yield Place(path, site, tuple(each for low, high, each in spans if low < end and start < high))

@@ -10,6 +10,7 @@ import pytest
 from device_stand_ins import run
 from toprope.cli import main
 from toprope.port.placement import Place
+from toprope.port.registry import all_rules
 from toprope.port.scan import find
 from toprope.port.vendor import plan, text
 
@@ -69,6 +70,66 @@ def test_a_baseline_knows_moved_lines_and_nothing_else(tree, capsys, monkeypatch
     (tree / "b.py").unlink()
     (tree / "a.py").write_text(PROGRAM)
     assert status(".", "--check", "--baseline", "known.json") == 0  # files are named from the baseline
+
+
+HINTS = """import torch
+import torch.nn.functional as F
+
+def attend(q, k, v, mask):
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    weights = torch.softmax(q @ k.mT, dim=-1) @ v
+    return torch.linalg.inv(out), weights.double() @ v.double(), torch.searchsorted(out, weights)
+
+step = torch.optim.AdamW(parameters, fused=True)
+image = image.to(torch.float64, memory_format=torch.channels_last)
+"""
+
+
+def test_hints_are_listed_and_do_not_fail_a_check(tmp_path, capsys):
+    (tmp_path / "a.py").write_text(HINTS)
+    codes = {"TR098", "TR099", "TR100", "TR111", "TR112", "TR113", "TR114", "TR115"}
+    assert codes == {rule.code for rule in all_rules().values() if rule.hint}
+    assert status(tmp_path, "--check") == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{tmp_path}: 1 file, 0 with sites, 0 sites\n  hints ")
+    assert {line.split()[1] for line in said.splitlines() if line.startswith(f"{tmp_path}/a.py:")} == codes
+    assert status(tmp_path, "--check", "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sites"], found["files_with_sites"], found["rate"]) == ({"P": 0, "R": 0, "N": 0}, 0, None)
+    assert found["hints"] == len(found["findings"]) == sum(each["hint"] for each in found["findings"])
+    assert status(tmp_path, "--format", "sarif") == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert {each["level"] for each in run["results"]} == {"note"}
+    assert {each["defaultConfiguration"]["level"] for each in run["tool"]["driver"]["rules"]} == {"note"}
+    page = tmp_path / "page.html"
+    assert status(tmp_path, "--format", "html", "--output", page) == 0
+    assert "<td>sites</td><td>0</td>" in page.read_text()
+    assert page.read_text().count("data-kind=hint") == found["hints"]
+    base = tmp_path / "known.json"
+    assert status(tmp_path, "--write-baseline", base) == 0
+    assert json.loads(base.read_text())["findings"] == []
+    with (tmp_path / "a.py").open("a") as file:
+        file.write("model.cuda()\n")
+    assert status(tmp_path, "--check") == 1
+
+
+CALL = "y = torch.linalg.inv(torch.nn.functional.scaled_dot_product_attention(q, k, v))"
+
+
+def test_a_condition_is_converted_with_hints_behind_it(tmp_path):
+    (tmp_path / "a.py").write_text(f"import torch\nif torch.cuda.is_available():\n    {CALL}\n")
+    assert status(tmp_path, "--write") == 0
+    assert "if portable.is_available():" in (tmp_path / "a.py").read_text()
+    assert status(tmp_path, "--check") == 0
+
+
+def test_a_hint_does_not_hide_what_a_trace_saw_in_its_line(tmp_path):
+    (tmp_path / "a.py").write_text(f"import torch\n{CALL}\n")
+    trace = tmp_path / "trace.json"
+    site = {"what": "a device", "text": "cuda", "count": 2, "stack": [{"file": str(tmp_path / "a.py"), "line": 2}]}
+    trace.write_text(json.dumps({"version": 1, "sites": [site]}))
+    assert status(tmp_path / "a.py", "--check", "--with-trace", trace) == 1
+    assert status(tmp_path / "a.py", "--check", "--with-trace", trace, "--ignore", "TR000") == 0
 
 
 def test_what_is_no_baseline_and_no_trace(tree, capsys):

@@ -24,6 +24,8 @@ flash_attn_func: return p.flash_attn_func(q, q, q, causal=True) + x.sum()
 memory_efficient_attention: return p.memory_efficient_attention(q, q, q) + x.sum()
 tensor: return p.tensor(torch.float32, [1.0, 2.0, 3.0]) + x
 is_tensor: return x + 1 if p.is_tensor(x) else x
+resolve attribute: return x + len(p.resolve("cuda")) + len(p.attribute("nccl").__get__(None)) + (p.resolve(3) == 3)
+reduced_dtype: return x + (p.reduced_dtype(torch.int64) == torch.int64)
 map_location: return x + (p.map_location(None, "cpu") is None)
 """
 # On the simulated card these are calls of its native part, which torch.compile does not trace.

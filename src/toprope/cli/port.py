@@ -205,7 +205,7 @@ def _codes(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _status(done: list[Ported], check: bool) -> int:
-    if check and any(not finding.known for each in done for finding in each.findings):
+    if check and any(not finding.known for each in done for finding in each.sites):
         return 1
     return 3 if any(each.skipped for each in done) else 0
 

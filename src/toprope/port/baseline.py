@@ -1,7 +1,7 @@
 """A baseline: the places that are known, so that CI only fails for new ones.
 
 A place is known by its file, its rule and its text. Lines may move; where a file has the same place more often than
-the baseline says, the rest is new.
+the baseline says, the rest is new. Hints need no baseline: they are in none.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
         UsageError: it cannot be written.
     """
     places = Counter(
-        _place(path, file, finding)
-        for file in files
-        for finding in file.findings
-        if not (written and finding.converted)
+        _place(path, file, finding) for file in files for finding in file.sites if not (written and finding.converted)
     )
     rows = [
         {"path": file, "rule": rule, "text": text, "count": count}
@@ -73,7 +70,7 @@ def mark_known(path: Path, files: Sequence[Ported]) -> int:
     left = read(path)
     known = 0
     for file in files:
-        for finding in file.findings:
+        for finding in file.sites:
             place = _place(path, file, finding)
             if left[place] > 0:
                 left[place] -= 1

@@ -115,7 +115,7 @@ def _why(found: Finding) -> str:
 def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     """Return whether a place that stays as it is may fail on another device."""
     code = finding.rule.code
-    if code in RUNS or code in QUESTIONS:  # an unconverted question is answered with no
+    if not finding.is_site or code in RUNS or code in QUESTIONS:  # an unconverted question is answered with no
         return False
     if finding.held_back == AS_CLASS:  # nothing is an instance of CUDA's class there
         return False

@@ -12,7 +12,7 @@ from toprope.port.stand_ins import refused
 
 __all__ = ["Family"]
 
-AS_CLASS = "it stands as a class here, which is CUDA's; torch.Stream, torch.Event and torch.device are any device's"
+AS_CLASS = "it is used as a class here, and stays CUDA's; torch.device is every device's"
 
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
@@ -44,10 +44,19 @@ class Family:
         self.functions: set[str] = set()
 
     def rule(
-        self, code: str, kind: Kind, title: str, *, why: str, source: str = "", examples: Iterable[Example] = ()
+        self,
+        code: str,
+        kind: Kind,
+        title: str,
+        *,
+        why: str,
+        source: str = "",
+        examples: Iterable[Example] = (),
+        hint: bool = False,
     ) -> Rule:
         """Add a rule to the family."""
-        rule = Rule(code, kind, title, " ".join(why.split()), " ".join(source.split()), tuple(examples), self.name)
+        why, source = " ".join(why.split()), " ".join(source.split())
+        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint)
         self.rules.append(rule)
         return rule
 

@@ -62,6 +62,16 @@ class Finding:
             return Kind.REVIEW
         return self.rule.kind
 
+    @property
+    def is_site(self) -> bool:
+        """Whether it is a place of CUDA's, and no hint."""
+        return not self.rule.hint
+
+    @property
+    def label(self) -> str:
+        """The class as reports name it: P, R, N or hint."""
+        return str(self.kind) if self.is_site else self.rule.label
+
 
 @dataclass
 class Ported:
@@ -94,6 +104,11 @@ class Ported:
         """Return whether the port would write the file, or one beside it."""
         return self.before != self.after or self.beside is not None
 
+    @property
+    def sites(self) -> list[Finding]:
+        """The findings that are no hints."""
+        return [finding for finding in self.findings if finding.is_site]
+
     def counts(self) -> Counter[Kind]:
-        """Number of places of each kind."""
-        return Counter(finding.kind for finding in self.findings)
+        """Number of sites of each kind."""
+        return Counter(finding.kind for finding in self.sites)

@@ -6,18 +6,22 @@ A rule's examples are its tests, so that what a page shows is what happens.
 from __future__ import annotations
 
 import sys
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from toprope.port.registry import all_rules, families
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["index", "main", "page", "pages"]
+__all__ = ["advice", "index", "main", "page", "pages"]
 
 _KINDS = {
     Kind.PRESERVING: "P: the same on CUDA, and it works elsewhere",
     Kind.REVIEW: "R: look at it; numerics, speed or the branch taken may change off CUDA",
     Kind.NOT_CONVERTIBLE: "N: reported with advice, never rewritten",
 }
+_HINT = "A hint: advice on code that is not CUDA's. It is listed and counted apart, and `--check` does not fail for it."
 _LANGUAGES = {
     "TR106": "text", "TR106a": "text", "TR107": "dockerfile", "TR108": "sh", "TR108a": "sh", "TR110": "markdown",
     "TR109": "text", "TR120": "cpp", "TR120a": "cpp",
@@ -29,13 +33,30 @@ def page(rule: Rule) -> str:
     comment = "//" if _LANGUAGES.get(rule.code) == "cpp" else "#"
     parts = [
         f"# {rule.code}: {_plain(rule.title)}",
-        f"{_KINDS[rule.kind]}.",
+        _HINT if rule.hint else f"{_KINDS[rule.kind]}.",
         rule.why,
         f"Known from: {rule.source}." if rule.source else "",
         *(_example(rule, example) for example in rule.examples),
+        *_advice(rule),
         f"`{comment} toprope: ignore[{rule.code}]` at the end of a line leaves it as it is; [more](../port.md).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+@cache
+def advice() -> dict[str, dict[str, Any]]:
+    """Advice by the rules' codes: what to do (`do`), when the rule is wrong (`wrong`), and its `keywords`."""
+    return tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
+
+
+def _advice(rule: Rule) -> list[str]:
+    """The sections that a reader of a report looks for."""
+    found = advice()[rule.code]
+    return [
+        f"## What to do\n\n{found['do']}",
+        f"## When the rule is wrong\n\n{found['wrong']}",
+        "Keywords: " + ", ".join(f"`{each}`" for each in found["keywords"]) + ".",
+    ]
 
 
 def _example(rule: Rule, example: Example) -> str:
@@ -72,7 +93,7 @@ def index() -> str:
     for name, title in titles.items():
         lines += ["", f"## {_plain(title)}", "", "| rule | class | pattern |", "| --- | --- | --- |"]
         lines += [
-            f"| [{rule.code}]({rule.code}.md) | {rule.kind} | {_plain(rule.title)} |"
+            f"| [{rule.code}]({rule.code}.md) | {rule.label} | {_plain(rule.title)} |"
             for rule in all_rules().values()
             if rule.family == name
         ]

@@ -18,6 +18,7 @@ from toprope.port.source import Source, UnreadableError
 __all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 
 _MOST_NAMES = 8
+_HINTS = "advice on code that is not CUDA's; --check does not fail for it"
 _NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
 
 
@@ -27,9 +28,10 @@ class Totals:
 
     Attributes:
         files, lines: all that were looked at.
-        concerned: files with at least one place.
+        concerned: files with at least one site.
         changed: files that the port changes.
-        places: by kind.
+        places: sites by kind.
+        hints: places of rules that only advise, which are no sites.
         converted: places that are rewritten, by kind.
         skipped: files that could not be looked at.
         ignored: places that comments and options left out.
@@ -42,6 +44,7 @@ class Totals:
     concerned: int
     changed: int
     places: dict[Kind, int]
+    hints: int
     converted: dict[Kind, int]
     skipped: int
     ignored: int
@@ -57,13 +60,14 @@ class Totals:
 
 def totals(files: Sequence[Ported]) -> Totals:
     """The numbers of a port."""
-    findings = [finding for each in files for finding in each.findings]
+    findings = [finding for each in files for finding in each.sites]
     return Totals(
         files=len(files),
         lines=sum(each.lines for each in files),
-        concerned=sum(bool(each.findings) for each in files),
+        concerned=sum(bool(each.sites) for each in files),
         changed=sum(each.changed for each in files),
         places={kind: sum(finding.kind is kind for finding in findings) for kind in Kind},
+        hints=sum(len(each.findings) for each in files) - len(findings),
         converted={kind: sum(finding.kind is kind and finding.converted for finding in findings) for kind in Kind},
         skipped=sum(bool(each.skipped) for each in files),
         ignored=sum(each.ignored for each in files),
@@ -103,6 +107,8 @@ def text(
             (Kind.NOT_CONVERTIBLE, f"need another kernel or tool: {_most(files)}" if left else ""),
         ]
         lines += [f"  {_NAMES[kind]:10} {sums.places[kind]:5}   {what:70} {kind}".rstrip() for kind, what in rows]
+    if sums.hints:
+        lines.append(f"  hints      {sums.hints:5}   {_HINTS:70} hint")
     if sums.ignored:
         lines.append(f"  ignored    {sums.ignored:5}   by a comment or an option")
     if sums.known:
@@ -172,7 +178,7 @@ def _most(files: Sequence[Ported]) -> str:
     found = Counter(
         finding.before.split("(")[0].split("\n")[0].strip()[:30]
         for each in files
-        for finding in each.findings
+        for finding in each.sites
         if finding.kind is Kind.NOT_CONVERTIBLE
     )
     return ", ".join(f"{what} ({number})" for what, number in found.most_common(2))
@@ -185,7 +191,7 @@ def _line(file: Ported, finding: Finding) -> str:
     if finding.seen:
         said += f" (asked {_many(finding.seen, 'time')} in the trace)"
     cell = f" (cell {finding.cell})" if finding.cell is not None else ""
-    return f"{file.path}:{finding.line}:{finding.column}{cell}  {finding.rule.code} {finding.kind}  {said}"
+    return f"{file.path}:{finding.line}:{finding.column}{cell}  {finding.rule.code} {finding.label}  {said}"
 
 
 def diff(file: Ported) -> str:
@@ -233,6 +239,7 @@ def as_dict(
         "files_changed": sums.changed,
         "sites": {str(kind): number for kind, number in sums.places.items()},
         "rewritten": {str(kind): number for kind, number in sums.converted.items()},
+        "hints": sums.hints,
         "rate": sums.rate,
         "ignored": sums.ignored,
         "known": sums.known,
@@ -260,6 +267,7 @@ def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
         "end_column": finding.end_column,
         "rule": finding.rule.code,
         "kind": str(finding.kind),
+        "hint": not finding.is_site,
         "rewritten": finding.converted,
         "before": finding.before,
         "after": finding.after,

@@ -9,7 +9,7 @@ from html import escape
 
 from toprope.drawing import page
 from toprope.port.finding import Finding, Ported
-from toprope.port.rule import Kind
+from toprope.port.rule import HINT, Kind
 
 __all__ = ["html"]
 
@@ -17,9 +17,10 @@ _AROUND = 3
 """Lines around a change that are shown."""
 
 _KINDS = {
-    Kind.PRESERVING: "the same on CUDA, and works elsewhere",
-    Kind.REVIEW: "look at it: numerics, speed or the branch may change off CUDA",
-    Kind.NOT_CONVERTIBLE: "needs another kernel or tool",
+    str(Kind.PRESERVING): "the same on CUDA, and works elsewhere",
+    str(Kind.REVIEW): "look at it: numerics, speed or the branch may change off CUDA",
+    str(Kind.NOT_CONVERTIBLE): "needs another kernel or tool",
+    HINT: "advice on code that is not CUDA's; no site",
 }
 
 _STYLE = """
@@ -70,17 +71,18 @@ def html(files: Sequence[Ported], title: str) -> str:
 
 
 def _totals(files: Sequence[Ported], findings: Sequence[Finding]) -> Iterator[str]:
-    kinds = Counter(finding.kind for finding in findings)
+    kinds = Counter(finding.label for finding in findings)
+    sites = len(findings) - kinds[HINT]
     converted = sum(finding.converted for finding in findings)
-    rate = f"{100 * converted / len(findings):.0f} %" if findings else "nothing to convert"
+    rate = f"{100 * converted / sites:.0f} %" if sites else "nothing to convert"
     rows = [
         ("files looked at", len(files)),
-        ("files with findings", sum(bool(file.findings) for file in files)),
+        ("files with sites", sum(bool(file.sites) for file in files)),
         ("files that change", sum(file.changed for file in files)),
         ("files skipped", sum(bool(file.skipped) for file in files)),
-        ("places", len(findings)),
+        ("sites", sites),
         *((f"{kind}: {text}", kinds[kind]) for kind, text in _KINDS.items()),
-        ("places rewritten", f"{converted} ({rate})" if findings else 0),
+        ("sites rewritten", f"{converted} ({rate})" if sites else 0),
     ]
     yield "<table class=totals>"
     yield from (f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in rows)
@@ -126,8 +128,8 @@ def _row(finding: Finding) -> str:
     if finding.converted:
         told += f" &rarr; <code>{escape(finding.after[:300])}</code>"
     return (
-        f"<tr data-kind={finding.kind} data-rule={finding.rule.code}><td class=number>{place}</td>"
-        f"<td class={finding.kind}>{finding.rule.code} {finding.kind}</td><td>{told}</td><td>{escape(text)}</td></tr>"
+        f"<tr data-kind={finding.label} data-rule={finding.rule.code}><td class=number>{place}</td>"
+        f"<td class={finding.label}>{finding.rule.code} {finding.label}</td><td>{told}</td><td>{escape(text)}</td></tr>"
     )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 from toprope.port.finding import Finding, Ported
-from toprope.port.rule import Kind, Rule
+from toprope.port.rule import HINT, Kind, Rule
 
 __all__ = ["root_of", "sarif"]
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _BASE = "SRCROOT"
 _ADDRESS = re.compile(r"https://[^\s;,]+")
-_LEVELS = {Kind.PRESERVING: "note", Kind.REVIEW: "warning", Kind.NOT_CONVERTIBLE: "error"}
+_LEVELS = {str(Kind.PRESERVING): "note", str(Kind.REVIEW): "warning", str(Kind.NOT_CONVERTIBLE): "error", HINT: "note"}
 
 
 def sarif(files: Sequence[Ported], version: str, rules: Iterable[Rule], root: Path | None = None) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
             "markdown": f"{rule.why}\n\nSource: {rule.source}\n\nMore: `{rule.page}`",
         },
         **({"helpUri": found[0]} if (found := _ADDRESS.search(rule.source)) else {}),
-        "defaultConfiguration": {"level": _LEVELS[rule.kind]},
-        "properties": {"class": str(rule.kind), "family": rule.family},
+        "defaultConfiguration": {"level": _LEVELS[rule.label]},
+        "properties": {"class": rule.label, "family": rule.family},
     }
 
 
@@ -107,7 +107,7 @@ def _result(place: dict[str, Any], finding: Finding, index: dict[str, int]) -> d
     result: dict[str, Any] = {
         "ruleId": finding.rule.code,
         "ruleIndex": index[finding.rule.code],
-        "level": _LEVELS[finding.kind],
+        "level": _LEVELS[finding.label],
         "message": {"text": text},
         "locations": [{"physicalLocation": {**place, "region": region}}],
         "properties": {"converted": finding.converted},

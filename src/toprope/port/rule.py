@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import dedent
 
-__all__ = ["Example", "Kind", "Rule"]
+__all__ = ["HINT", "Example", "Kind", "Rule"]
+
+HINT = "hint"
+"""The class of hints in reports."""
 
 
 class Kind(StrEnum):
@@ -58,6 +61,8 @@ class Rule:
         source: where that is known from: documentation, a public thread, or "tried".
         examples: programs before and after.
         family: the family's name.
+        hint: whether its places are advice on code that is not CUDA's. Such code is ported: hints are listed and
+            counted apart from sites, and `--check` and a baseline leave them out.
     """
 
     code: str
@@ -67,6 +72,12 @@ class Rule:
     source: str
     examples: tuple[Example, ...]
     family: str
+    hint: bool = False
+
+    @property
+    def label(self) -> str:
+        """The class as reports name it: P, R, N or hint."""
+        return HINT if self.hint else str(self.kind)
 
     @property
     def page(self) -> str:

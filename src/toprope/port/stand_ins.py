@@ -59,7 +59,7 @@ def _signature(arguments: ast.arguments, first: int) -> Signature:
 
 
 def refused(name: str, call: ast.Call) -> str:
-    """Why the runtime's function does not take a call's arguments; "" where it does, or nothing is known of it."""
+    """Return why the runtime's function does not take a call's arguments; "" where it does, or is not known."""
     signature = signatures().get(name)
     if signature is None:
         return ""

@@ -101,7 +101,7 @@ def mark(files: Sequence[Ported], sites: Sequence[Site], leave: Callable[[Findin
 def _note(
     file: Ported, line: int, site: Site, through: tuple[str, int] | None, leave: Callable[[Finding], bool] | None
 ) -> None:
-    there = [each for each in file.findings if each.line <= line <= each.end_line and each.cell is None]
+    there = [each for each in file.sites if each.line <= line <= each.end_line and each.cell is None]
     if there:
         for each in _meant(there, site):
             each.seen += site.count

@@ -16,7 +16,7 @@ DEFAULT = FAMILY.rule(
     "TR019",
     Kind.REVIEW,
     'add_argument("--device", default="cuda"): the default stays, and is resolved when the command line is read',
-    why="""The option keeps its name, its default and what it takes: "cuda" stands for the device in use, whether it is
+    why="""The option keeps its name, its default and what it takes: "cuda" means the device in use, whether it is
     the default or was given. It is resolved when the arguments are parsed, not when the parser is made. Where the
     option has choices, the device's name must be one of them.""",
     source="argparse: a default that is a text is converted by `type`; click",

@@ -23,6 +23,7 @@ FUSED = FAMILY.rule(
     "TR111",
     Kind.REVIEW,
     "F.scaled_dot_product_attention: reaches npu_fusion_attention only for some arguments",
+    hint=True,
     why="""On a 910B and newer torch_npu's own scaled_dot_product_attention calls the fused kernel
     (npu_fusion_attention) for query, key and value of four dimensions in float16, bfloat16 or float32 whose mask is
     None or boolean. With a mask of numbers (0 and -inf), three dimensions, float64 or more than 512 channels a head it
@@ -51,6 +52,7 @@ BY_HAND = FAMILY.rule(
     "TR112",
     Kind.REVIEW,
     "softmax(q @ k.T) @ v: attention written out by hand",
+    hint=True,
     why="""The matrix of all scores is computed and kept, on every device. torch's scaled_dot_product_attention computes
     the same in one kernel on CUDA, and on NPUs from the 910B on through npu_fusion_attention, where its mask is boolean
     or None. Write it with that function where nothing else needs the scores; the last digits differ. Leave it where the

@@ -136,7 +136,7 @@ def _is_dataclass(file: File, decorator: ast.expr) -> bool:
 
 
 def _field_name(file: File) -> tuple[str, list[Edit]]:
-    """What the file calls dataclasses.field, and the edit that gives it the name where it has none."""
+    """The file's name for dataclasses.field, and the edit that gives it the name where it has none."""
     imports: list[tuple[ast.AST, str]] = []
     for name, bindings in file.walk.module.bindings.items():
         if all(each.imported == "dataclasses.field" for each in bindings):

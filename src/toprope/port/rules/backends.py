@@ -206,6 +206,7 @@ DTYPE = FAMILY.rule(
     "TR098",
     Kind.REVIEW,
     "float64, complex64, torch.polar, view_as_complex: dtypes that not every card computes in",
+    hint=True,
     why="""Many kernels of NPUs have no float64 and no complex numbers (EZ1001); rotary embeddings that multiply complex
     numbers are the usual place. float32, or pairs of real numbers, work everywhere, with other rounding.""",
     source="the vendor's tables of operators: toprope explain refusals",
@@ -250,6 +251,7 @@ LAYOUT = FAMILY.rule(
     "TR099",
     Kind.REVIEW,
     "memory_format=torch.channels_last: another order of the bytes",
+    hint=True,
     why="""NPUs have formats of their own, and torch_npu makes such tensors contiguous: the result is the same, the hint
     says nothing there.""",
     source="torch_npu's documentation",
@@ -275,6 +277,7 @@ FUSED = FAMILY.rule(
     "TR100",
     Kind.REVIEW,
     "torch.optim.AdamW(fused=True): not every device has the fused kernel",
+    hint=True,
     why="""torch raises where the parameters' device has none. The results differ in the last digits.""",
     source="torch.optim; torch_npu has optimizers of its own (NpuFusedAdamW)",
     examples=[

@@ -26,7 +26,8 @@ def _one(before: str, after: str) -> Example:
 AVAILABLE = FAMILY.rule(
     "TR001", _P, "torch.cuda.is_available(): whether the device in use is not the CPU",
     why="""The question decides what a program runs on; asked of CUDA alone, it sends every other accelerator
-    to the CPU.""",
+    to the CPU. It is converted only together with all that it guards: where a branch keeps something of CUDA alone,
+    the question and that branch stay as they are, since the other branch is right off CUDA.""",
     source=_DOCS,
     examples=[
         _one("use = torch.cuda.is_available()", "use = portable.is_available()"),
@@ -40,6 +41,36 @@ AVAILABLE = FAMILY.rule(
             from toprope.device.portable import is_available
 
             use = is_available()
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+            cuda = torch.cuda.is_available()
+            if cuda:
+                model.cuda()
+                print(torch.cuda.nccl.version())
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            if not torch.cuda.is_available():
+                backend, graph = "gloo", None
+            elif torch.version.cuda:
+                graph = torch.cuda.CUDAGraph()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            if not portable.is_available():
+                backend, graph = "gloo", None
+            elif portable.version():
+                graph = torch.cuda.CUDAGraph()
             """,
         ),
         Example(
@@ -187,7 +218,7 @@ def _available(file: File, node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         around: ast.AST = node
         for each in file.ancestors(node):
-            if isinstance(each, ast.stmt | ast.IfExp):
+            if isinstance(each, ast.stmt | ast.IfExp | ast.arguments | ast.comprehension):
                 break
             around = each
         rule = FEATURE if _FEATURE.search(file.text(around)) else AVAILABLE

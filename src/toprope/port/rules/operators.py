@@ -23,6 +23,7 @@ ON_HOST = FAMILY.rule(
     "TR113",
     Kind.REVIEW,
     "torch.linalg.inv, x.lgamma(), nn.HuberLoss: operators without a kernel on the card",
+    hint=True,
     why="""torch_npu hands an operator that has no kernel to the host: its tensors are copied there and back, and the
     card waits for that. It matters in a loop, not in a set-up that runs once. Which operators these are depends on the
     release of torch_npu (--torch-npu) and on the chip (--chip). The line says what to write instead where a source
@@ -44,6 +45,7 @@ REFUSED = FAMILY.rule(
     "TR114",
     Kind.REVIEW,
     "x.double() @ y.double(), torch.bmm of float64: dtypes that the chip's kernels refuse",
+    hint=True,
     why="""CANN's kernels check the dtypes of their operands and end the program with EZ1001 for another one, where CUDA
     computes. Use float32 (float64 has no kernel for most matrix products, norms and activations), or do that part on
     the CPU. Reported where the text itself says the dtype: a cast, a dtype= of a tensor that is made there, or the
@@ -69,6 +71,7 @@ SLOW = FAMILY.rule(
     "TR115",
     Kind.REVIEW,
     "torch.searchsorted, torch.bucketize: operators that are slow on the card",
+    hint=True,
     why="""They have a kernel, but on the chip's own small CPU (AI CPU), one that is compiled when it is first used, or
     one that others measured as slow. Keep them out of loops, or compute the same with other operators.""",
     source="operator_kinds.toml and operator_advice.toml, each row with its source",
