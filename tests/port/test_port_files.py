@@ -34,11 +34,11 @@ def ported(text, name):
 @pytest.mark.parametrize(("rule", "example"), CASES)
 def test_example(rule, example):
     found = ported(example.before, NAMES[rule.code])
-    text = found.after if found.beside is None else found.beside[1]
+    text = found.after if found.companion is None else found.companion[1]
     assert text.decode() == (example.before if example.after is None else example.after)
     assert (rule in [each.rule for each in found.findings]) == example.reported
     again = ported(text.decode(), NAMES[rule.code])
-    assert (again.after, again.beside) == (text, None)
+    assert (again.after, again.companion) == (text, None)
 
 
 def test_names():
@@ -113,7 +113,7 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
     found = ported(REQUIREMENTS, "sub/requirements.txt")
     assert found.after.decode() == REQUIREMENTS
     assert found.changed
-    name, text = found.beside
+    name, text = found.companion
     assert name == "requirements-npu.txt"
     lines = text.decode().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
@@ -143,7 +143,7 @@ def test_what_a_list_for_npus_lacks_is_reported_and_the_list_is_left(tmp_path):
 
 def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for_it():
     found = ported("triton-windows<3.5\nnumpy\n", "requirements.txt")
-    assert found.beside[1] == b"# triton-windows<3.5\nnumpy\n"
+    assert found.companion[1] == b"# triton-windows<3.5\nnumpy\n"
     (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
     assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
 

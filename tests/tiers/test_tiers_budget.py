@@ -229,10 +229,10 @@ for call in range(5):
     with torch.no_grad():
         model(x)
     stats = handle.stats()
-    beside = torch.npu.max_memory_allocated() - before
+    used = torch.npu.max_memory_allocated() - before
     assert stats.peak_bytes["device"] <= budget, stats
     assert stats.device_peak_bytes == torch.npu.max_memory_allocated(), stats
-    assert beside <= budget + 2**19, (call, beside, budget)
+    assert used <= budget + 2**19, (call, used, budget)
     assert stats.device_peak_bytes <= stats.peak_bytes["device"] + stats.outside_bytes, stats
 print("ended")
 """

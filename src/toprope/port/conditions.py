@@ -16,6 +16,7 @@ from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.rule import Kind
+from toprope.port.scopes import with_defaults
 
 __all__ = ["hold_back"]
 
@@ -356,18 +357,9 @@ class _Opened:
         self, arguments: ast.arguments, default: ast.AST, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Return where a parameter is read whose default is the answer."""
-        for name, parameters in _parameters(arguments, default).items():
-            yield from self._read(name, parameters, positive)
-
-
-def _parameters(arguments: ast.arguments, default: ast.AST) -> dict[str, list[ast.AST]]:
-    """The parameter that a default belongs to, by its name."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs: list[tuple[ast.arg, ast.expr | None]] = list(
-        zip(reversed(positional), reversed(arguments.defaults), strict=False)
-    )
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return {each.arg: [each] for each, value in pairs if value is default}
+        for parameter, value in with_defaults(arguments):
+            if value is default:
+                yield from self._read(parameter.arg, [parameter], positive)
 
 
 def _opposite(positive: bool | None) -> bool | None:

@@ -86,7 +86,7 @@ class Ported:
         lines: number of its lines, 0 where it was skipped.
         ignored: how many places a comment or an option left out.
         operators: number of calls of torch's operators: under KNOWN, under DEPENDS, or under a name that no table has.
-        beside: name and bytes of a file that is put beside it where it is written, and must not be there yet.
+        companion: name and bytes of a file that is put next to it when it is written, and must not be there yet.
     """
 
     path: str
@@ -97,12 +97,12 @@ class Ported:
     lines: int = 0
     ignored: int = 0
     operators: Counter[str] = field(default_factory=Counter)
-    beside: tuple[str, bytes] | None = None
+    companion: tuple[str, bytes] | None = None
 
     @property
     def changed(self) -> bool:
-        """Return whether the port would write the file, or one beside it."""
-        return self.before != self.after or self.beside is not None
+        """Return whether the port would write the file, or one next to it."""
+        return self.before != self.after or self.companion is not None
 
     @property
     def sites(self) -> list[Finding]:

@@ -11,8 +11,8 @@ from string import Formatter
 from toprope.port.file import File
 
 __all__ = [
-    "Said", "Use", "device_name", "index_name", "is_card", "is_index", "is_template", "is_text", "names_default",
-    "said", "use",
+    "Said", "Use", "device_name", "index_name", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text",
+    "names_default", "said", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -97,6 +97,13 @@ def said(file: File, node: ast.expr) -> Said | None:
             named = said(file, body)
             return None if named is None or named.chosen else Said(named.index, chosen=True, is_device=is_device)
     return None
+
+
+def is_constant_cuda(call: ast.Call) -> bool:
+    """Return whether the arguments of `torch.device` are constants that name CUDA: `torch.device("cuda", 1)`."""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    texts = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+    return len(texts) == len(given) > 0 and texts[0].partition(":")[0] == "cuda"
 
 
 def is_template(file: File, node: ast.expr) -> bool:

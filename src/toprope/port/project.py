@@ -45,7 +45,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Facts:
-    """Return what one file says.
+    """Facts from one file.
 
     Attributes:
         classes: its classes by their names.
@@ -61,7 +61,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Project:
-    """Return what is known of all the files that are ported.
+    """Facts from all the files that are ported.
 
     Attributes:
         classes: the classes by their names.

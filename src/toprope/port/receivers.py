@@ -94,7 +94,7 @@ def _may_be(file: File, types: Types, owner: str) -> bool:
 
 
 class _Inference:
-    """Return what an expression may be, as far as the file and the project's classes say it."""
+    """Types that an expression may have, as far as the file and the project's classes say it."""
 
     def __init__(self, file: File) -> None:
         self._file = file

@@ -201,9 +201,9 @@ def diff(file: Ported) -> str:
     before, after = (_decoded(data) for data in (file.before, file.after))
     name = file.path.lstrip("/")
     parts = list(difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}"))
-    if file.beside is not None:
-        beside = str(PurePath(name).with_name(file.beside[0]))
-        parts += difflib.unified_diff([], _lines(_decoded(file.beside[1])), "/dev/null", f"b/{beside}")
+    if file.companion is not None:
+        added = str(PurePath(name).with_name(file.companion[0]))
+        parts += difflib.unified_diff([], _lines(_decoded(file.companion[1])), "/dev/null", f"b/{added}")
     return "".join(part if part.endswith("\n") else f"{part}\n\\ No newline at end of file\n" for part in parts)
 
 

@@ -167,9 +167,10 @@ def _kind(path: Path) -> FileKind | None:
 def project_in(files: Sequence[Path]) -> Project:
     """Collect the facts of these files. They are parsed only if one of them concerns the others."""
     modules = _modules(files)
-    if not any(WORDS.search(_program(path)) for path in files):
+    programs = [_program(path) for path in files]
+    if not any(map(WORDS.search, programs)):
         return Project(modules=modules)
-    return project_of((_facts(_program(path)) for path in files), modules)
+    return project_of(map(_facts, programs), modules)
 
 
 def _program(path: Path) -> bytes:
@@ -255,7 +256,7 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Proje
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         ported = port_text(data, name, kind, choice.leaves)
-        twin = path.with_name(ported.beside[0]) if ported.beside is not None else None
+        twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, twin=twin.read_bytes())
         return ported

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "Scope", "Walk"]
+__all__ = ["Binding", "Scope", "Walk", "with_defaults"]
 
 _SKIPPED = {"ctx", "op", "ops", "kind", "type_comment", "type_ignores", "conversion", "level"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -281,3 +281,13 @@ _SPECIAL: dict[type[ast.AST], Any] = {
     ast.MatchStar: Walk._other_name,
     ast.MatchMapping: Walk._other_name,
 }
+
+
+def with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
+    """The parameters that have a default, each with it: those by position from the last one, then those by keyword."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [
+        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+        *((parameter, default) for parameter, default in keywords if default is not None),
+    ]

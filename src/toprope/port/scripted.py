@@ -23,7 +23,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class _Class(Protocol):
-    """Return what is asked of a class here."""
+    """Bases and methods of a class, as far as TorchScript asks for them."""
 
     @property
     def bases(self) -> frozenset[str]:
@@ -32,7 +32,7 @@ class _Class(Protocol):
 
 @dataclass(frozen=True)
 class Scripts:
-    """Return what a file has compiled.
+    """Functions and classes that a file has compiled.
 
     Attributes:
         compiles: names of functions and classes, methods as "Net.forward", and ANY_MODULE.

@@ -66,16 +66,16 @@ def write(ported: Ported, *, backup: bool = False) -> None:
         elif target.read_bytes() != ported.before:
             ported.skipped = "it was changed by someone else in the meantime"
         else:
-            if ported.beside is not None:
-                _put(target.with_name(ported.beside[0]), ported.beside[1])
+            if ported.companion is not None:
+                _put(target.with_name(ported.companion[0]), ported.companion[1])
             if ported.after != ported.before:
                 _replace(target, ported.after, backup)
     except FileExistsError:
-        ported.skipped = f"{ported.beside[0] if ported.beside else target} is there already"
+        ported.skipped = f"{ported.companion[0] if ported.companion else target} is there already"
     except OSError as error:
         ported.skipped = f"it cannot be written: {error.strerror}"
     if ported.skipped:
-        ported.after, ported.beside = ported.before, None
+        ported.after, ported.companion = ported.before, None
 
 
 def _put(place: Path, data: bytes) -> None:

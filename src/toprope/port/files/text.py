@@ -134,7 +134,7 @@ def _put_next_to_it(ported: Ported, twin: bytes | None) -> None:
     name = twin_of(PurePath(ported.path))
     text, ported.after = ported.after, ported.before
     if twin is None:
-        ported.beside = (name, text) if text != ported.before else None
+        ported.companion = (name, text) if text != ported.before else None
         return
     there = twin.decode("utf-8", errors="replace")
     ported.findings = [each for each in ported.findings if not each.converted or each.after not in there]

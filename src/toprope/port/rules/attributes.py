@@ -7,7 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import names_default, said
+from toprope.port.places import is_constant_cuda, names_default, said
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -93,9 +93,7 @@ def _text(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.call("torch.device")
 def _device(file: File, node: ast.Call) -> bool:
-    given = [*node.args, *(each.value for each in node.keywords)]
-    texts = [str(each.value) for each in given if isinstance(each, ast.Constant)]
-    return len(texts) == len(given) > 0 and texts[0].partition(":")[0] == "cuda" and _default(file, node)
+    return is_constant_cuda(node) and _default(file, node)
 
 
 def _default(file: File, node: ast.expr) -> bool:

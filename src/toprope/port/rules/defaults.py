@@ -7,8 +7,9 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_text, names_default, said
+from toprope.port.places import is_constant_cuda, is_text, names_default, said
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 
@@ -153,10 +154,7 @@ def _text(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.call("torch.device")
 def _device(file: File, node: ast.Call) -> bool:
-    texts = [
-        each.value for each in (*node.args, *(each.value for each in node.keywords)) if isinstance(each, ast.Constant)
-    ]
-    if not texts or len(texts) != len(node.args) + len(node.keywords) or str(texts[0]).partition(":")[0] != "cuda":
+    if not is_constant_cuda(node):
         return False
     if file.calls_runtime(file.parent(node), "attribute"):
         return True
@@ -181,12 +179,7 @@ def _default(file: File, node: ast.expr) -> bool:
 
 
 def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Rule = PARAMETER) -> bool:
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs: list[tuple[ast.arg, ast.expr | None]] = [
-        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    parameter = next(each for each, value in pairs if value is default)
+    parameter = next(each for each, value in with_defaults(arguments) if value is default)
     if not names_default(parameter.arg, default if rule is PARAMETER else ast.Constant("cuda")):
         return False
     function = file.parent(arguments)

@@ -334,7 +334,7 @@ def _ddp(file: File, node: ast.Call) -> bool:
         value = file.argument(node, position, name)
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
             continue
-        if isinstance(value, ast.Call) and file.of_runtime(value.func) == "device_ids":
+        if file.calls_runtime(value, "device_ids"):
             continue
         file.report(DDP, value, edits=file.replace(value, f"{file.portable('device_ids')}(", value, ")"))
     return False

@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 
@@ -44,13 +45,9 @@ NUMBER = FAMILY.rule(
 
 @FAMILY.node(ast.FunctionDef, ast.AsyncFunctionDef)
 def _numbers(file: File, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    pairs: list[tuple[ast.arg, ast.expr | None]] = [
-        *zip(reversed([*node.args.posonlyargs, *node.args.args]), reversed(node.args.defaults), strict=False),
-        *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
-    ]
-    for parameter, value in pairs:
+    for parameter, value in with_defaults(node.args):
         number = isinstance(value, ast.Constant) and type(value.value) is int
-        if number and value is not None and parameter.arg in ("device", "gpu", "device_id") and _has_torch(file):
+        if number and parameter.arg in ("device", "gpu", "device_id") and _has_torch(file):
             file.report(NUMBER, value, "a number is a CUDA device to torch: portable.device(...) where it is used")
     return False
 

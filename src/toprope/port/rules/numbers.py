@@ -9,6 +9,7 @@ from toprope.port.file import File
 from toprope.port.places import Use, device_name, index_name, is_card, is_index, use
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 
@@ -254,10 +255,7 @@ def _name_of(file: File, node: ast.expr) -> str:
         case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)]):
             return name
         case ast.arguments() as arguments:
-            positional = [*arguments.posonlyargs, *arguments.args]
-            pairs = [*zip(reversed(positional), reversed(arguments.defaults), strict=False)]
-            pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
-            return next((argument.arg for argument, default in pairs if default is node), "")
+            return next((parameter.arg for parameter, default in with_defaults(arguments) if default is node), "")
     return ""
 
 
