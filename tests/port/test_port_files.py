@@ -147,7 +147,8 @@ def test_a_requirement_over_several_lines_is_left_out_whole():
     assert [(each.line, each.before) for each in found.findings] == [(2, "bitsandbytes==0.41.0"), (7, "triton")]
     lines = found.beside[1].decode().splitlines()
     assert lines[-6:] == [
-        "# bitsandbytes==0.41.0 \\", "#     --hash=sha256:a \\", "#     --hash=sha256:b", "torch", "# xformers \\", "# triton",
+        "# bitsandbytes==0.41.0 \\", "#     --hash=sha256:a \\", "#     --hash=sha256:b", "torch", "# xformers \\",
+        "# triton",
     ]  # fmt: skip
 
 

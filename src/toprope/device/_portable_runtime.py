@@ -468,8 +468,10 @@ def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scal
     return _attention(q, k, v, mask, dropout_p, causal and mask is None, softmax_scale).transpose(1, 2)
 
 def memory_efficient_attention(query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0,
-                               scale: float | None = None) -> torch.Tensor:
+                               scale: float | None = None, *, op: Any = None, output_dtype: Any = None) -> torch.Tensor:
     """xformers' function through torch's own attention. Tensors are (batch, length, heads, size) or without heads."""
+    if op is not None or output_dtype is not None:
+        raise NotImplementedError("torch's attention has no op and no output_dtype; do: leave them out there")
     swap = query.dim() == 4
     query, key, value = (each.transpose(1, 2) if swap else each for each in (query, key, value))
     out = _attention(query, key, value, attn_bias, p, False, scale)
