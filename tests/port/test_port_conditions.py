@@ -286,7 +286,27 @@ def test_flash_attention_with_what_torch_has_not_is_class_n(more):
     done = ported(text)
     assert body(done) == text
     assert [each.kind for each in done.findings] == ["N"]
-    assert "has no argument" in done.findings[0].message
+    assert f"takes {more.partition('=')[0]} as " in done.findings[0].message
+
+
+@pytest.mark.parametrize(("more", "kind"), [("op=None, output_dtype=None", "R"), ("op=kernel", "N")])
+def test_xformers_attention_is_converted_where_its_other_arguments_are_the_defaults(more, kind):
+    done = ported(f"from xformers.ops import memory_efficient_attention as mea\ny = mea(q, k, v, None, 0.0, {more})\n")
+    assert [(each.kind, each.converted) for each in done.findings] == [(kind, kind == "R")]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        ("q, k, v, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, return_attn_probs=False", "R"),
+        ("q, k, v, 0.0, None, True, (-1, -1), 0.0, None, True", "R"),
+        ("q, k, v, 0.0, None, True, window", "N"),
+        ("q, k, v, softcap=self.softcap", "N"),
+    ],
+)
+def test_flash_attention_is_converted_where_its_other_arguments_are_the_defaults(call, kind):
+    done = ported(f"from flash_attn import flash_attn_func\ny = flash_attn_func({call})\n")
+    assert [(each.kind, each.converted) for each in done.findings] == [(kind, kind == "R")]
 
 
 # Mixed precision, reductions

@@ -122,28 +122,39 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
     for line in lines:  # as pip reads them
         if not line.startswith("#"):
             Requirement(line.split("#")[0])
-    assert kind_of("sub/requirements-npu.txt") is None
+    assert kind_of("sub/requirements-cuda.txt") is None
     (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
     (first,) = port_files(find([tmp_path]))
     write(first)
     assert (tmp_path / "requirements.txt").read_text() == REQUIREMENTS
     assert (tmp_path / "requirements-npu.txt").read_bytes() == text
-    (second,) = port_files(find([tmp_path]))
-    assert (second.changed, second.findings) == (False, [])
+    assert text.startswith(b"# Made by toprope port from requirements.txt, which stays for CUDA")
+    for second in port_files(find([tmp_path])):
+        assert (second.changed, second.findings) == (False, [])
 
 
-def test_what_a_list_for_npus_lacks_is_reported_and_the_list_is_left(tmp_path):
+def test_a_list_for_npus_that_is_there_stays_and_what_it_has_of_cuda_is_reported(tmp_path):
     (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
-    (tmp_path / "requirements-npu.txt").write_text('# flash-attn>=2.6 ; python_version < "3.13"  # fast\nmine\n')
-    (kept,) = port_files(find([tmp_path]))
-    assert [each.line for each in kept.findings] == [1, 2]
-    assert {each.held_back for each in kept.findings} == {"requirements-npu.txt is there already, without it"}
-    assert not kept.changed
+    (tmp_path / "requirements-npu.txt").write_text("torch==2.1.0\nflash-attn>=2\ntorch==2.4.0+cu118\n")
+    npu, general = port_files(find([tmp_path]))
+    assert [(each.line, each.rule.code, each.edits) for each in npu.findings] == [(2, "TR106", ()), (3, "TR106a", ())]
+    assert (npu.changed, general.changed, list(general.findings)) == (False, False, [])
+
+
+def test_a_requirement_over_several_lines_is_left_out_whole():
+    text = "numpy\nbitsandbytes==0.41.0 \\\n    --hash=sha256:a \\\n    --hash=sha256:b\ntorch\n# xformers \\\ntriton\n"
+    found = ported(text, "requirements.txt")
+    assert [(each.line, each.before) for each in found.findings] == [(2, "bitsandbytes==0.41.0"), (7, "triton")]
+    lines = found.companion[1].decode().splitlines()
+    assert lines[-6:] == [
+        "# bitsandbytes==0.41.0 \\", "#     --hash=sha256:a \\", "#     --hash=sha256:b", "torch", "# xformers \\",
+        "# triton",
+    ]  # fmt: skip
 
 
 def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for_it():
     found = ported("triton-windows<3.5\nnumpy\n", "requirements.txt")
-    assert found.companion[1] == b"# triton-windows<3.5\nnumpy\n"
+    assert found.companion[1].endswith(b"# triton-windows<3.5\nnumpy\n")
     (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
     assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
 

@@ -127,6 +127,12 @@ if WORLD != "cuda":
     a["flash"] = torch.allclose(p.flash_attn_func(q, k, k, causal=True), want, atol=1e-5)
     q = torch.randn(2, 3, 4, 8)
     a["xformers"] = torch.allclose(p.memory_efficient_attention(q, q, q), p.flash_attn_func(q, q, q), atol=1e-5)
+    for refused in (lambda: p.flash_attn_func(q, q, q, window_size=(2, 0)),
+                    lambda: p.memory_efficient_attention(q, q, q, op=object())):
+        try:
+            refused()
+        except NotImplementedError as error:
+            a.setdefault("refused", []).append(str(error).partition(" has no ")[0])
     p.set_default_tensor_type(torch.float64)
     a["default"] = [str(torch.ones(1).dtype), torch.ones(1).device.type]
 else:
@@ -209,6 +215,7 @@ ON_DEVICES = {
     "streams": [True, True, True, True, True, 32.0],
     "tensor": [[2, 3], [4, 5], None, "torch.float16"],
     "flash": True,
+    "refused": ["torch's attention", "torch's attention"],
     "xformers": True,
 }
 

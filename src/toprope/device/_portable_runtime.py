@@ -454,8 +454,12 @@ def _attention(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, 
 _SCALES = "scale=" in str(torch.nn.functional.scaled_dot_product_attention.__doc__)  # torch 2.1 and newer
 
 def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None,
-                    causal: bool = False, *, deterministic: bool = False) -> torch.Tensor:
+                    causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+                    deterministic: bool = False, return_attn_probs: bool = False) -> torch.Tensor:
     """flash_attn's function through torch's own attention. Tensors are (batch, length, heads, size)."""
+    if tuple(window_size) != (-1, -1) or softcap or alibi_slopes is not None or return_attn_probs:
+        raise NotImplementedError("torch's attention has no window_size, softcap, alibi_slopes and return_attn_probs; "
+                                  "do: write the mask out, or call another kernel there")
     mask = None
     if causal and q.shape[1] != k.shape[1]:  # flash_attn aligns the last query with the last key, torch the first
         mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril(k.shape[1] - q.shape[1])
@@ -464,8 +468,10 @@ def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scal
     return _attention(q, k, v, mask, dropout_p, causal and mask is None, softmax_scale).transpose(1, 2)
 
 def memory_efficient_attention(query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0,
-                               scale: float | None = None) -> torch.Tensor:
+                               scale: float | None = None, *, op: Any = None, output_dtype: Any = None) -> torch.Tensor:
     """xformers' function through torch's own attention. Tensors are (batch, length, heads, size) or without heads."""
+    if op is not None or output_dtype is not None:
+        raise NotImplementedError("torch's attention has no op and no output_dtype; do: leave them out there")
     swap = query.dim() == 4
     query, key, value = (each.transpose(1, 2) if swap else each for each in (query, key, value))
     out = _attention(query, key, value, attn_bias, p, False, scale)

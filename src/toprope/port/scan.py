@@ -258,7 +258,7 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Proje
         ported = port_text(data, name, kind, choice.leaves)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
-            ported = port_text(data, name, kind, choice.leaves, twin=twin.read_bytes())
+            ported = port_text(data, name, kind, choice.leaves, has_twin=True)
         return ported
     collects = gc.isenabled()
     gc.disable()  # trees are large, and gone at the end of each file

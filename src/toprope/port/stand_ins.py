@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,11 +20,18 @@ class Signature:
         names: those that may be given by name.
         positions: how many may be given without a name; None for any number.
         any_name: whether it takes names that it does not list.
+        fixed: those that are taken with their default alone: position and default by name.
     """
 
     names: frozenset[str]
     positions: int | None
     any_name: bool = False
+    fixed: tuple[tuple[str, int, object], ...] = ()
+
+
+_FIXED = {"flash_attn_func": ("window_size", "softcap", "alibi_slopes", "return_attn_probs"),
+          "memory_efficient_attention": ("op", "output_dtype")}  # fmt: skip
+"""Arguments that the function takes so that a call may name them, and refuses where they are not the default."""
 
 
 @cache
@@ -35,7 +43,7 @@ def signatures() -> dict[str, Signature]:
     blocks = [module.body, *(each.orelse for each in module.body if isinstance(each, ast.If))]
     for statement in (each for block in blocks for each in block):
         if isinstance(statement, ast.FunctionDef):
-            found[statement.name] = _signature(statement.args, 0)
+            found[statement.name] = _signature(statement.args, 0, _FIXED.get(statement.name, ()))
         elif isinstance(statement, ast.ClassDef):
             made = {each.name: each for each in statement.body if isinstance(each, ast.FunctionDef)}
             init = made.get("__init__") or made.get("__new__")
@@ -49,13 +57,26 @@ def signatures() -> dict[str, Signature]:
     return found
 
 
-def _signature(arguments: ast.arguments, first: int) -> Signature:
+def _signature(arguments: ast.arguments, first: int, fixed: Sequence[str] = ()) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args][first:]
+    names = [each.arg for each in (*positional, *arguments.kwonlyargs)]
+    values = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    defaults = {
+        name: ast.literal_eval(value) for name, value in zip(names, values, strict=True) if name in fixed and value
+    }
     return Signature(
-        frozenset(each.arg for each in (*positional, *arguments.kwonlyargs)),
+        frozenset(names),
         None if arguments.vararg else len(positional),
         arguments.kwarg is not None,
+        tuple((each, names.index(each), defaults[each]) for each in fixed),
     )
+
+
+def _is_value(node: ast.expr, value: object) -> bool:
+    try:
+        return bool(ast.literal_eval(node) == value)
+    except ValueError:  # no literal
+        return False
 
 
 def refused(name: str, call: ast.Call) -> str:
@@ -66,7 +87,12 @@ def refused(name: str, call: ast.Call) -> str:
     for each in call.keywords:
         if each.arg is not None and each.arg not in signature.names and not signature.any_name:
             return f"portable.{name} has no argument {each.arg}"
+    named = {each.arg: each.value for each in call.keywords}
     starred = any(isinstance(each, ast.Starred) for each in call.args)
     if signature.positions is not None and not starred and len(call.args) > signature.positions:
         return f"portable.{name} takes {signature.positions} arguments, and {len(call.args)} are given"
+    for argument, position, default in signature.fixed:
+        given = named.get(argument, call.args[position] if position < len(call.args) and not starred else None)
+        if given is not None and not _is_value(given, default):
+            return f"portable.{name} takes {argument} as {default} alone"
     return ""

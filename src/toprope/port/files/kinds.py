@@ -52,8 +52,7 @@ def kind_of(path: str) -> FileKind | None:
     if suffix in (".txt", ".in") and (
         "requirement" in name or "constraint" in name or "requirement" in place.parent.name.lower()
     ):
-        named = place.stem.lower()  # by its name it is for one of the two
-        return None if named.endswith(("-cuda", "-npu")) else FileKind.REQUIREMENTS
+        return None if place.stem.lower().endswith("-cuda") else FileKind.REQUIREMENTS  # by its name it is for CUDA
     if name in ("pyproject.toml", "setup.cfg", "pipfile"):
         return FileKind.PROJECT
     if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":

@@ -12,14 +12,23 @@ def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tu
     return Rule(code, kind, title, " ".join(why.split()), source, examples, "files")
 
 
+def _twin(without: str, text: str) -> str:
+    """The list for NPUs of an example."""
+    return (
+        "# Made by toprope port from requirements.txt, which stays for CUDA; without what is built for CUDA alone:\n"
+        f"{without}\n# Add torch_npu, in the release that belongs to the torch of this list.\n{text}"
+    )
+
+
 PACKAGE = _rule(
     "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12, packages for CUDA alone: requirements-npu.txt is without them",
     """They cannot be installed, or do nothing, on a machine without CUDA, and no marker of pip says "where there is
-    CUDA". The list stays as it is, so that nothing changes for those who install it; a list for the others is put next
-    to it. In pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
+    CUDA". The list stays as it is, so that nothing changes for those who install it; requirements-npu.txt is put
+    next to it, and says what it is without. Where that is there already it stays, and what it has of CUDA's is reported
+    in it. In pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
     "the packages' pages on PyPI",
     (
-        Example("torch\nflash-attn==2.6.3", "torch\n# flash-attn==2.6.3"),
+        Example("torch\nflash-attn==2.6.3", _twin("#   flash-attn==2.6.3", "torch\n# flash-attn==2.6.3")),
         Example("torch\nnumpy", reported=False),
     ),
 )  # fmt: skip
@@ -33,7 +42,11 @@ BUILD = _rule(
     (
         Example(
             "--extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0+cu121\nnumpy",
-            "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0\nnumpy",
+            _twin(
+                "#   --extra-index-url https://download.pytorch.org/whl/cu121\n"
+                "#   torch==2.4.0+cu121 (here torch==2.4.0)",
+                "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0\nnumpy",
+            ),
         ),
         Example("torch==2.4.0", reported=False),
     ),

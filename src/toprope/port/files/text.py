@@ -22,6 +22,7 @@ _WORDS = re.compile(
     rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu",
     re.I,
 )
+_FOR_NPUS = "-npu"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _PACKAGES = re.compile(
     r"""(?<![\w./@-])(?:
@@ -65,7 +66,7 @@ def text_rules() -> dict[str, Rule]:
 
 
 def port_text(
-    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, twin: bytes | None = None
+    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, has_twin: bool = False
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -74,7 +75,7 @@ def port_text(
         path: its name, for the report.
         kind: what it is.
         leave: says of a finding that it is not wanted.
-        twin: of a list of requirements the list for NPUs that is there already, from `twin_of`.
+        has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
     """
     if kind in (FileKind.CUDA, FileKind.CPP):
         return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
@@ -88,7 +89,8 @@ def port_text(
         ported.skipped, ported.lines = f"byte {error.start} is not utf-8", 0
         return ported
     findings = []
-    for number, start, line in _lines(text):
+    lines = _joined(text) if kind is FileKind.REQUIREMENTS else _lines(text)
+    for number, start, line in lines:
         for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start)):
             column = low - start + 1
             findings.append(
@@ -117,29 +119,41 @@ def port_text(
                 (edit,) = each.edits
                 each.after = render(text, [edit], min(edit.start, edit.end - len(each.before)), edit.end)
     if kind is FileKind.REQUIREMENTS:
-        _put_next_to_it(ported, twin)
+        _put_next_to_it(ported, has_twin)
     return ported
 
 
 def twin_of(path: PurePath) -> str:
     """The name of the list of requirements for NPUs that belongs to a list."""
-    return f"{path.stem}-npu{path.suffix}"
+    return f"{path.stem}{_FOR_NPUS}{path.suffix}"
 
 
-def _put_next_to_it(ported: Ported, twin: bytes | None) -> None:
+def _put_next_to_it(ported: Ported, has_twin: bool) -> None:
     """Leave a list as it is, for those who have CUDA, and make the list for NPUs next to it.
 
-    Where that is there already it is its user's: what it has of the places is dealt with, the others are reported.
+    Where that is there already it is its user's: it is looked at itself, and what it has of CUDA's is only reported.
     """
-    name = twin_of(PurePath(ported.path))
+    place = PurePath(ported.path)
     text, ported.after = ported.after, ported.before
-    if twin is None:
-        ported.companion = (name, text) if text != ported.before else None
-        return
-    there = twin.decode("utf-8", errors="replace")
-    ported.findings = [each for each in ported.findings if not each.converted or each.after not in there]
+    if place.stem.lower().endswith(_FOR_NPUS):
+        for each in ported.findings:
+            each.edits, each.after = (), ""
+    elif has_twin:
+        ported.findings = [each for each in ported.findings if not each.edits]
+    elif text != ported.before:
+        ported.companion = twin_of(place), _header(place.name, ported).encode() + text
+
+
+def _header(name: str, ported: Ported) -> str:
+    """Say in the list for NPUs where it is from, what it is without, and why."""
+    end = "\r\n" if b"\r\n" in ported.before else "\n"
+    lines = [f"# Made by toprope port from {name}, which stays for CUDA; without what is built for CUDA alone:"]
     for each in ported.findings:
-        each.after, each.held_back = "", f"{name} is there already, without it" if each.edits else ""
+        if each.converted:
+            here = "" if each.after.startswith("#") else f" (here {each.after})"
+            lines.append(f"#   {each.before}{here}")
+    lines.append("# Add torch_npu, in the release that belongs to the torch of this list.")
+    return "".join(f"{line}{end}" for line in lines)
 
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
@@ -149,6 +163,20 @@ def _lines(text: str) -> Iterator[tuple[int, int, str]]:
         yield number, start, text[start : found.start()]
         number, start = number + 1, found.end()
     yield number, start, text[start:]
+
+
+def _joined(text: str) -> Iterator[tuple[int, int, str]]:
+    """Lines as pip joins them: after a backslash a requirement goes on in the next line, a comment does not."""
+    first: tuple[int, int] | None = None
+    for number, start, line in _lines(text):
+        number, begin = first or (number, start)
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            first = number, begin
+            continue
+        first = None
+        yield number, begin, text[begin : start + len(line)]
+    if first is not None:
+        yield *first, text[first[1] :]
 
 
 def _message(rule: Rule, text: str, kind: FileKind) -> str:
@@ -195,12 +223,14 @@ def _pins(kind: FileKind, line: str, start: int) -> _Found:
 def _requirements(line: str, start: int) -> _Found:
     """A list of requirements for pip: a line that is one for CUDA becomes a comment."""
     found = _PACKAGES.match(line.lstrip())
-    if found is None or line.endswith("\\"):
+    if found is None:
         yield from _packages(line, start)
         return
     at = start + len(line) - len(line.lstrip())
     text = line.strip()
-    yield PACKAGE, at, at + len(text), (Edit(at, at + len(text), ("# " + text,)),)
+    shown = _LINE_END.split(text)[0].rstrip("\\ \t")
+    commented = _LINE_END.sub(lambda end: f"{end[0]}# ", f"# {text}")
+    yield PACKAGE, at, at + len(shown), (Edit(at, at + len(text), (commented,)),)
 
 
 def _shell(line: str, start: int) -> _Found:

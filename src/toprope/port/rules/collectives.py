@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.tensor_facts import dtype_of
 
 __all__ = ["FAMILY"]
 
@@ -47,6 +49,25 @@ REDUCED = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+            import torch.distributed as dist
+
+            def synchronize(self):
+                self.sums = torch.zeros(2, dtype=torch.double).cuda()
+                dist.all_reduce(self.sums)
+            """,
+            """
+            import torch
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            def synchronize(self):
+                self.sums = torch.zeros(2, dtype=portable.reduced_dtype(torch.double)).to(portable.device())
+                dist.all_reduce(self.sums)
+            """,
+        ),
+        Example(
+            """
             import torch.distributed as dist
 
             loss = total.double()
@@ -73,52 +94,77 @@ _REDUCES = tuple(
     for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_base",
                  "all_reduce_coalesced")
 )  # fmt: skip
-_DOUBLE = ("torch.float64", "torch.double")
 _CURE = "HCCL reduces no float64: reduce it as float32, with .float() before and .double() behind if need be"
+_MOVES = ("cuda", "npu", "to", "clone", "contiguous", "detach", "reshape", "view", "flatten", "squeeze", "unsqueeze")
+_DEPTH = 4
 
 
-@FAMILY.node(ast.Assign)
-def _made(file: File, node: ast.Assign) -> bool:
-    target = node.targets[0]
-    if not isinstance(target, ast.Name) or not isinstance(node.value, ast.Call):
+@FAMILY.keyword("dtype")
+def _made(file: File, node: ast.keyword) -> bool:
+    """A tensor that is made as float64 and reaches a collective that reduces."""
+    call = file.parent(node)
+    if not isinstance(call, ast.Call) or not _is_float64(file, node.value):
         return False
-    dtype = file.keyword(node.value, "dtype")
-    if dtype is None or file.dotted(dtype.value) not in _DOUBLE or not _is_reduced(file, node, target):
+    if not any(call is origin for each in _reducing(file) for origin in _given(file, each)):
         return False
-    edits = file.replace(dtype.value, f"{file.portable('reduced_dtype')}(", dtype.value, ")")
-    file.report(REDUCED, dtype.value, edits=edits)
-    file.done(dtype.value)
-    return False
-
-
-def _is_reduced(file: File, statement: ast.Assign, target: ast.Name) -> bool:
-    """Return whether what is assigned is given to a collective that reduces."""
-    for read in file.reads(target.id, statement):
-        call = file.parent(read)
-        call = file.parent(call) if isinstance(call, ast.List | ast.Tuple) else call
-        if isinstance(call, ast.Call) and file.dotted(call.func) in _REDUCES:
-            return True
+    edits = file.replace(node.value, f"{file.portable('reduced_dtype')}(", node.value, ")")
+    file.report(REDUCED, node.value, edits=edits)
+    file.done(node.value)
     return False
 
 
 @FAMILY.call(*_REDUCES)
 def _reduces(file: File, node: ast.Call) -> bool:
-    given = [*node.args[:2], *(each.value for each in node.keywords if each.arg in ("tensor", "output", "input"))]
-    for each in given:
-        values = [each]
-        if isinstance(each, ast.Name):
-            values = [binding.value for binding in file.bindings(each) if binding.value is not None]
-        if any(_is_double(file, value) for value in values):
+    for origin in _given(file, node):
+        made = file.keyword(origin, "dtype") if isinstance(origin, ast.Call) else None
+        if made is None and dtype_of(file, origin) == "float64":
             file.report(REDUCED, node, _CURE)
             break
     return False
 
 
-def _is_double(file: File, node: ast.expr) -> bool:
-    """Return whether an expression ends as float64: `x.double()`, `x.to(torch.float64)`."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    if node.func.attr == "double":
-        return not node.args
-    given = [*node.args, *(each.value for each in node.keywords)]
-    return node.func.attr in ("to", "type") and any(file.dotted(each) in _DOUBLE for each in given)
+def _is_float64(file: File, node: ast.expr) -> bool:
+    return file.dotted(node) in ("torch.float64", "torch.double")
+
+
+def _reducing(file: File) -> Iterator[ast.Call]:
+    """Find the calls of collectives that reduce."""
+    for node in file.walk.scopes:
+        call = file.parent(node)
+        if isinstance(call, ast.Call) and call.func is node and file.dotted(node) in _REDUCES:
+            yield call
+
+
+def _given(file: File, call: ast.Call) -> Iterator[ast.expr]:
+    """Find the expressions that make the tensors given to a collective."""
+    given = [*call.args[:2], *(each.value for each in call.keywords if each.arg in ("tensor", "output", "input"))]
+    for each in given:
+        for part in each.elts if isinstance(each, ast.List | ast.Tuple) else [each]:
+            yield from _origins(file, part, _DEPTH)
+
+
+def _origins(file: File, node: ast.expr, depth: int) -> Iterator[ast.expr]:
+    """Follow a tensor through names, attributes and calls that keep its dtype to what makes it."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MOVES:
+        if any(file.dotted(each) for each in (*node.args, *(keyword.value for keyword in node.keywords))):
+            break  # x.to(torch.float64)
+        node = node.func.value
+    values: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        values = [value for each in file.bindings(node) if (value := _assigned(each.node, each.value)) is not None]
+    elif isinstance(node, ast.Attribute):
+        text = ast.unparse(node)
+        kept = [
+            each for each in file.walk.scopes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        ]
+        kept = [each for each in kept if each.attr == node.attr and ast.unparse(each) == text]
+        values = [value for each in kept if (value := _assigned(file.parent(each), None)) is not None]
+    if not values:
+        yield node
+    elif depth:
+        for value in values:
+            yield from _origins(file, value, depth - 1)
+
+
+def _assigned(statement: ast.AST | None, value: ast.expr | None) -> ast.expr | None:
+    return statement.value if value is None and isinstance(statement, ast.Assign | ast.AnnAssign) else value

@@ -24,7 +24,8 @@ FLASH = FAMILY.rule(
     Kind.REVIEW,
     "from flash_attn import flash_attn_func: torch's own attention where the package is not there",
     why="""flash_attn is for NVIDIA's and AMD's cards. torch's scaled_dot_product_attention computes the same with the
-    other order of dimensions, on every device; the last digits differ.""",
+    other order of dimensions, on every device; the last digits differ. window_size, softcap, alibi_slopes and
+    return_attn_probs are taken with their defaults alone: other calls are class N (TR077a).""",
     source="flash_attn's interface; tried against torch's attention",
     examples=[
         Example(
