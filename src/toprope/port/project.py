@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from toprope.port.scripted import Scripts, reached, scripts_of
+from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
 __all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "last_name", "project_of"]
 
@@ -30,7 +30,7 @@ class Class:
     """A class of the project; classes of the same name are taken together.
 
     Attributes:
-        bases: the last names of what it inherits from.
+        bases: the last names of what it inherits from, layers of torch in full.
         members: the methods and properties that it defines, and `is_cuda` where it sets it.
         attributes: what it assigns to `self`.
     """
@@ -122,15 +122,16 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
-    return Project(classes, project.modules, reached(scripts, classes, modules_of_torch), compared)
+    return Project(classes, project.modules, reached(scripts, classes, modules_of_torch, project.modules), compared)
 
 
 def facts_of(tree: ast.Module) -> Facts:
     """Return what a file says."""
     classes: dict[str, Class] = {}
+    imports = imports_of(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            found = _class(node)
+            found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
     return Facts(classes, scripts_of(tree), frozenset(_compared(tree)))
 
@@ -166,7 +167,7 @@ def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
                 yield name
 
 
-def _class(node: ast.ClassDef) -> Class:
+def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
     members, attributes = set(), set()
     for each in node.body:
         match each:
@@ -185,7 +186,15 @@ def _class(node: ast.ClassDef) -> Class:
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 attributes.add(name)
-    return Class(frozenset(filter(None, map(last_name, node.bases))), frozenset(members), frozenset(attributes))
+    bases = frozenset(_base(each, imports) for each in node.bases)
+    return Class(bases, frozenset(members), frozenset(attributes))
+
+
+def _base(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """The last name of what a class inherits from; a layer of torch in full, since projects reuse these names."""
+    last, full = last_name(node), full_name(node, imports)
+    kept = last in _PLAIN or last in ("Module", "Parameter", "ScriptModule") or last.endswith("Tensor")
+    return full if full.startswith("torch.") and not kept else last
 
 
 def last_name(node: ast.AST) -> str:
