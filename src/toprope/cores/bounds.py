@@ -128,7 +128,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
 
     Cards that are alike are looked at once, and kinds whose largest operators fit (S1) not at all unless asked to go
     `beyond`: then the heaviest set is found also where it does not fit, and not only one that does not. None when the
-    deadline (of `time.monotonic`) has passed first.
+    deadline (of `time.thread_time`) has passed first.
     """
     found: list[Bound] = []
     order = starts(graph)
@@ -137,7 +137,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
         kinds = [kind for kind, name in enumerate(KINDS) if beyond or not sums[card.name, name].fits]
         found += [sums[card.name, name] for kind, name in enumerate(KINDS) if kind not in kinds]
         if kinds:
-            if time.monotonic() > deadline:
+            if time.thread_time() > deadline:
                 return None
             view = _View(graph, card, order)
             found += [view.heaviest(kind, beyond) for kind in kinds]
@@ -147,7 +147,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
 def one_local_sets(graph: Graph, deadline: float = math.inf) -> list[Bound] | None:
     """S3: for each card and kind of core, what collectives that can be active together need, and one local operator.
 
-    Where it does not fit, the search for more ends. None when the deadline (of `time.monotonic`) has passed first.
+    Where it does not fit, the search for more ends. None when the deadline (of `time.thread_time`) has passed first.
     """
     found: list[Bound] = []
     order = starts(graph)
@@ -205,7 +205,7 @@ class _View:
                 else:
                     windows[column, window] = max(need, windows.get((column, window), 0))
         for (column, window), need in windows.items():
-            if time.monotonic() > deadline:
+            if time.thread_time() > deadline:
                 return None
             inside, places = self.collectives(kind, column, window)
             if need + inside > most:

@@ -40,7 +40,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
     Args:
         graph: the program's.
         discipline: how cards hand out cores. Under D0b a search that finds nothing proves nothing.
-        deadline: when to give up, in seconds of `time.monotonic`.
+        deadline: when to give up, in seconds of `time.thread_time`.
         improve: seconds to look for a shorter witness once there is one.
     """
     boxes = _Boxes(graph, discipline)
@@ -48,7 +48,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
     fewest, looked_at = len(graph.ids), 0
     waiting = [_Box([0] * len(boxes.lengths), list(boxes.lengths))]
     while waiting:
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             return Outcome(witness, False, looked_at)
         box = waiting.pop()
         looked_at += 1
@@ -59,7 +59,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
             waiting += boxes.parts(box)
             continue
         if witness is None:
-            deadline = min(deadline, time.monotonic() + improve)
+            deadline = min(deadline, time.thread_time() + improve)
         witness, fewest = found, sum(box.lower)  # all others in the box have more finished
     return Outcome(witness, discipline is not Discipline.D0B, looked_at)
 

@@ -38,7 +38,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     Args:
         graph: the program's.
         discipline: how cards hand out cores; for D0b there is no such encoding.
-        deadline: when to give up, in seconds of `time.monotonic`.
+        deadline: when to give up, in seconds of `time.thread_time`.
         improve: seconds to look for the shortest witness once there is one.
     """
     from ortools.sat.python import cp_model
@@ -49,7 +49,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     solver.parameters.num_workers = 1
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
-    solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
+    solver.parameters.max_time_in_seconds = max(deadline - time.thread_time(), 0.01)
     status = solver.solve(encoding.model)
     if status == cp_model.INFEASIBLE:
         return Outcome(None, True, 1)
@@ -58,7 +58,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     witness = encoding.state(solver)
     encoding.hint(solver)
     encoding.model.minimize(sum(done for stream in encoding.done for done in stream))
-    solver.parameters.max_time_in_seconds = max(min(deadline - time.monotonic(), improve), 0.01)
+    solver.parameters.max_time_in_seconds = max(min(deadline - time.thread_time(), improve), 0.01)
     status = solver.solve(encoding.model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         witness = min(encoding.state(solver), witness, key=lambda state: sum(state.done))

@@ -64,7 +64,7 @@ def plan_exact(
     """
     solver_module = _cp_model()
     sources, program = sources or Sources(), assuming_cores(program)
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     disciplines = strictest(program) if disciplines is None else tuple(disciplines)
     unlimited = as_it_is(program, sources, disciplines, deadline)
     if unlimited is not None:
@@ -72,7 +72,7 @@ def plan_exact(
     incumbent = plan_by_sums(program, sources)
     search = _Search(solver_module, program, sources, incumbent)
     unproven = 0
-    while (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - time.thread_time()) > 0:
         proposed = search.propose(left)
         if proposed is None:
             break
@@ -90,7 +90,7 @@ def plan_exact(
 
 
 def _check(program: Program, discipline: Discipline, deadline: float) -> Result:
-    left = max(deadline - time.monotonic(), 0.1)
+    left = max(deadline - time.thread_time(), 0.1)
     return check(program, discipline=discipline, seconds=left, findings=False, beside=False)
 
 
