@@ -36,6 +36,7 @@ def register(torch: ModuleType) -> None:
     torch.distributed.is_hccl_available = is_hccl_available
     torch.distributed.reinit_process_group = reinit_process_group
     after_import("torch._dynamo.trace_rules", _keep_dynamo_out)
+    after_import("torch.distributed.fsdp.sharded_grad_scaler", _scale_on_cards)
 
 
 def _keep_dynamo_out() -> None:
@@ -43,6 +44,15 @@ def _keep_dynamo_out() -> None:
     from torch._dynamo import trace_rules
 
     trace_rules.add("toprope.sim.distributed")
+
+
+def _scale_on_cards() -> None:
+    """Put torch_npu's gradient scaler for FSDP in the place of torch's, as torch_npu does."""
+    from torch.distributed.fsdp import sharded_grad_scaler
+
+    from toprope.sim.npu.amp.sharded_grad_scaler import _ShardedGradScaler
+
+    sharded_grad_scaler.ShardedGradScaler = _ShardedGradScaler  # type: ignore[misc]
 
 
 def _create(options: Any, backend_options: Any) -> Any:
