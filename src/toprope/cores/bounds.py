@@ -54,7 +54,7 @@ class Bound:
 
     @property
     def fits(self) -> bool:
-        """Whether the card has as many cores as they need."""
+        """True if the card has as many cores as they need."""
         return self.total <= self.capacity
 
     def text(self, program: Program) -> str:
@@ -216,7 +216,7 @@ class _View:
 
     def windows(self, kind: int, column: int) -> Iterator[tuple[int, int, Window]]:
         """For each local operator of a column: what it needs, no less than it and collectives can need together, and
-        the places of the other columns, as pairs of bounds that are not included, that can be active beside it."""
+        the places of the other columns, as pairs of bounds that are not included, that can be active with it."""
         others = [other for other in range(len(self.streams)) if other != column]
         upper = [0] * len(self.streams)
         largest: list[deque[tuple[int, int]]] = [deque() for _ in self.streams]
@@ -238,7 +238,7 @@ class _View:
                 yield need, rough, tuple(zip(before, upper, strict=True))
 
     def collectives(self, kind: int, column: int, window: Window) -> tuple[int, tuple[Place, ...]]:
-        """What collectives inside a window need together at most, other than those of a column; and which."""
+        """The most that collectives inside a window need together, other than those of a column; and which they are."""
         handing = Handing(self.before, [lower for lower, _ in window])
         for other, place in self.order:
             lower, upper = window[other]

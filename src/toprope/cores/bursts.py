@@ -57,7 +57,7 @@ def explore(graph: Graph, deadline: float, most: int = MOST_MOMENTS) -> Outcome:
 
 
 class _Machine:
-    """What can happen next."""
+    """The moments that can come next."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -88,7 +88,7 @@ def check(
     discipline: Discipline = Discipline.D0,
     seconds: float = 10.0,
     findings: bool = True,
-    beside: bool = True,
+    further: bool = True,
 ) -> Result:
     """Find out whether a program can deadlock.
 
@@ -98,7 +98,7 @@ def check(
         seconds: time for all of it, as this thread computes, so that other work on the machine changes no answer. Of
             what is left after the verdict, the search for a fix gets 5 seconds and each other discipline one.
         findings: whether to look for what else is wrong as well.
-        beside: whether to answer the further questions: what fixes it, and the other disciplines.
+        further: whether to answer the further questions: what fixes it, and the other disciplines.
 
     Returns:
         The verdict with its proof or its witness. A program with a collective that lacks a member is never safe. An
@@ -118,8 +118,8 @@ def check(
         discipline,
         decision.proof,
         decision.witness and checker.fewer.back(decision.witness),
-        checker.fixes(decision, discipline, deadline) if beside else Fixes(),
-        checker.others(discipline, deadline) if beside else {},
+        checker.fixes(decision, discipline, deadline) if further else Fixes(),
+        checker.others(discipline, deadline) if further else {},
         _findings(program) if findings else (),
     )
 
@@ -208,7 +208,7 @@ class _Checker:
         if found.witness is None and not found.whole and solver:
             found = exact_solver.solve(self.graph, discipline, deadline)
             by = "exact test, by CP-SAT"
-        return self._told(found, by, time.thread_time() - began)
+        return self._decision(found, by, time.thread_time() - began)
 
     def _exact_bursts(self, deadline: float) -> _Decision:
         """D0b lies within D0; its own moments are searched only where D0 does not answer."""
@@ -219,9 +219,9 @@ class _Checker:
         found = search(self.graph, Discipline.D0B, began + 2 * (deadline - began) / 3)
         if found.witness is None:
             found = explore(self.graph, deadline)
-        return self._told(found, f"exact test, {found.looked_at} moments looked at", time.thread_time() - began)
+        return self._decision(found, f"exact test, {found.looked_at} moments looked at", time.thread_time() - began)
 
-    def _told(self, found: Outcome, by: str, seconds: float) -> _Decision:
+    def _decision(self, found: Outcome, by: str, seconds: float) -> _Decision:
         if found.witness is not None:
             return _Decision(Verdict.DEADLOCK, f"{by}: a moment in which nothing can go on", found.witness)
         if found.whole:

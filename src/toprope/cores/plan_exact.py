@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["plan_exact"]
 
 _HORIZON = 2**40
-"""Times are whole numbers in the solver: the longest has at most so many steps."""
+"""Times are whole numbers in the solver: the most steps that the longest may have."""
 
 
 def plan_exact(
@@ -91,7 +91,7 @@ def plan_exact(
 
 def _check(program: Program, discipline: Discipline, deadline: float) -> Result:
     left = max(deadline - time.thread_time(), 0.1)
-    return check(program, discipline=discipline, seconds=left, findings=False, beside=False)
+    return check(program, discipline=discipline, seconds=left, findings=False, further=False)
 
 
 class _Search:
@@ -240,7 +240,7 @@ class _Search:
         return pieces
 
     def _duration(self, piece: Sequence[int]) -> Any:
-        """How long operators of a stream take one after the other with its limit."""
+        """Time that operators of a stream take one after the other with its limit."""
         total: Any = 0
         if not piece:
             return total
@@ -265,7 +265,7 @@ class _Search:
         return self.known[key]
 
     def _blocks(self, name: str, block: Cores, most: int) -> cp_model.IntVar:
-        """How many blocks the limit of a stream allows."""
+        """Number of blocks that the limit of a stream allows."""
         key = name, block, most
         if key not in self.blocks:
             self.blocks[key] = blocks = self.model.new_int_var(1, most, "")

@@ -100,7 +100,7 @@ def strictest(program: Program) -> tuple[Discipline, ...]:
 
 @dataclass(frozen=True)
 class _Proof:
-    """Whether a program is safe under some disciplines, and what proves or refutes it."""
+    """The answer if a program is safe under some disciplines, with its proof or refutation."""
 
     safe: bool
     results: tuple[Result, ...]
@@ -111,7 +111,7 @@ class _Proof:
 
     @property
     def doubt(self) -> str:
-        """Why it is not called safe."""
+        """The reason why it is not called safe."""
         result = self.results[-1]
         state = result.witness
         if state is None:
@@ -128,7 +128,7 @@ def _prove(program: Program, disciplines: Iterable[Discipline], deadline: float)
     results = []
     for discipline in disciplines:
         left = max(deadline - time.thread_time(), 0.0)
-        results.append(check(program, discipline=discipline, seconds=left, findings=False, beside=False))
+        results.append(check(program, discipline=discipline, seconds=left, findings=False, further=False))
         if results[-1].verdict is not Verdict.SAFE:
             return _Proof(False, tuple(results))
     return _Proof(True, tuple(results))
@@ -280,7 +280,7 @@ class _Search:
         return self.choices[name]
 
     def _loss(self, name: str, limit: Cores) -> float:
-        """How much slower its limit makes a stream."""
+        """Factor by which its limit makes a stream slower."""
         choices = self._choices(name)
         return choices.time(larger(limit, choices.least)) - choices.best
 
