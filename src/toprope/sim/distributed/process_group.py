@@ -21,7 +21,7 @@ _NAME_LENGTH = 128
 
 
 class ProcessGroupHCCL(ProcessGroupGloo):
-    """What torch_npu names so: the communication of one group of processes, each with a card.
+    """torch_npu's class of this name: the communication of one group of processes, each with a card.
 
     Collectives of a group run one after the other in the order they were asked for, as on the stream that HCCL has
     for them; gloo has one thread for each group here.
@@ -34,7 +34,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
     """
 
     class Options:
-        """What a group is made with: the fields of torch_npu's class of this name. Only the time-out does anything.
+        """Options of a group: the fields of torch_npu's class of this name. Only the time-out does anything.
 
         Attributes:
             op_timeout: seconds that HCCL gives a kernel of its own.
@@ -74,7 +74,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
-        """Which collective of the group is the next, for traces."""
+        """Counts the group's collectives, for traces."""
         self._name = ""
 
     def settle(self, seconds: float | None = None) -> None:
@@ -88,7 +88,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
 
     @property
     def options(self) -> Options:  # type: ignore[override]
-        """What the group was made with."""
+        """The options that the group was made with."""
         return self._options
 
     supports_splitting = False

@@ -1,4 +1,4 @@
-"""What a real card's HCCL refuses, so that a program meets it here. The facts are in hccl.toml.
+"""Refusals of a real card's HCCL, so that a program meets them here. The facts are in hccl.toml.
 
 `install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch it off: gloo can do all of it.
 """

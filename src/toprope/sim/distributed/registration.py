@@ -106,21 +106,21 @@ def _with_default_backend(create_group: Any) -> Any:
 
 
 def is_hccl_available() -> bool:
-    """Whether process groups can have the backend `hccl`."""
+    """Return True if process groups can have the backend `hccl`."""
     from torch.distributed import Backend
 
     return "hccl" in Backend.backend_list
 
 
 def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
-    """What torch_npu offers to mend a group's links after a fault; simulated links do not break and stay as they are.
+    """torch_npu's function to repair a group's links after a fault; simulated links do not break and stay as they are.
 
     Args:
         group: the group, None for the default one.
-        rebuild_link: whether the links are to be made anew.
+        rebuild_link: whether the links are to be made again.
 
     Returns:
-        The group where the links are made anew, else None.
+        The group where the links are made again, else None.
     """
     from torch.distributed import distributed_c10d
 

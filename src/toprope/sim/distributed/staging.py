@@ -179,8 +179,10 @@ class Staging:
         return _summable(view)
 
     def finish(self) -> Callable[[], None]:
-        """What copies results to the card where gloo did not write there itself. It holds no backend: gloo's thread
-        runs it, and must not be the one that lets go of a backend last, which ends that thread."""
+        """A function that copies results to the card where gloo did not write there itself.
+
+        It holds no backend: gloo's thread runs it, and must not release a backend last, which ends that thread.
+        """
         back = self._back
 
         def copy_back() -> None:

@@ -23,7 +23,7 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Whether torch was built with torch.distributed."""
+    """Return True if torch was built with torch.distributed."""
     return dist.is_available()
 
 
@@ -38,7 +38,7 @@ def _is_support_hccl_comm_name() -> bool:
 
 
 def is_hccl_available() -> bool:
-    """Whether process groups can have the backend `hccl`: where there is a card."""
+    """Return True if process groups can have the backend `hccl`: where there is a card."""
     return "hccl" in dist.Backend.backend_list
 
 
