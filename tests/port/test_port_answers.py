@@ -45,7 +45,7 @@ GIVEN = [
     "p = torch.cuda.get_device_properties(0)\n    print(p.name, p.total_memory / 2**30)",
     "print(torch.cuda.get_device_properties(0))",
     "fast = torch.cuda.get_device_capability() >= (8, 0)",
-    "major, minor = torch.cuda.get_device_capability()\n    if (major, minor) >= (8, 0) or major > 7:\n        fast = True",
+    "major, minor = torch.cuda.get_device_capability()\n    if (major, minor) >= (8, 0) or major > 7:\n        x = 1",
     "print('on %s' % torch.cuda.get_device_name(0))",
     "fast = 'A100' in torch.cuda.get_device_name()",
 ]
@@ -79,7 +79,7 @@ class Attend:
 
 ONLY_CUDA = [
     "def _has(x):\n    if x.device.type != 'cuda' and use_custom_op():\n        return False\n    return True\n\n"
-    "def _kernel(x):\n    def run():\n        return torch.cuda.get_device_capability(x.device) < (8, 0)\n    return run\n\n"
+    "def _kernel(x):\n    def run():\n        return torch.cuda.get_device_capability(x) < (8, 0)\n    return run\n\n"
     "def op(x):\n    if _has(x):\n        return _kernel(x)\n    return x\n",
     "def _f_cuda(x):\n    torch.cuda.synchronize()\n\ndef f(x, impl):\n"
     "    if x.device.type == 'cuda' and _init():\n        return _f_cuda(x)\n    return x\n",
@@ -138,7 +138,7 @@ def test_a_function_of_the_project_is_compiled_under_each_way_of_importing_it(tm
 
 
 def test_a_layer_that_is_called_as_torchs_own_is_a_module():
-    text = "class Linear(torch.nn.Linear):\n    def to(self, *a):\n        return self\n\n\ndef f(m):\n    return m.cuda()\n"
+    text = "class Linear(torch.nn.Linear):\n    def to(self, *a):\n        return self\n\n\ndef f(m):\n    m.cuda()\n"
     assert after(text) == text
 
 
