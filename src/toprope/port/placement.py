@@ -119,7 +119,7 @@ class Tree:
             (root,) = facts.roots
             first = root / facts.folder.relative_to(root).parts[0]
             return _absolute(package if root in package.parents else first, root)
-        folders = set(facts.roots)
+        folders = set(facts.roots) or self._next_to(facts)
         if facts.runs or facts.notebook or not folders:
             folders.add(facts.folder)
         if facts.wanders or not (facts.runs or facts.notebook or facts.roots):
@@ -127,6 +127,11 @@ class Tree:
         if around is not None:
             folders.add(around.parent)  # `python -m package.file`
         return Place(VENDORED, tuple(sorted(folders)))
+
+    def _next_to(self, facts: _Facts) -> set[Path]:
+        """The folders from which the files next to it are imported: it may be imported by a name made at run time."""
+        found = {root for each in self._facts.values() if each.folder == facts.folder for root in each.roots}
+        return {root for root in found if root in facts.folder.parents}
 
     def at(self, path: Path, folder: Path) -> Place:
         """How a file imports the one copy in a folder."""

@@ -7,7 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, is_text, names_default, said
+from toprope.port.places import is_constant_cuda, is_text, names_default, names_kind, resolver_for, said
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import with_defaults
 
@@ -138,14 +138,14 @@ SHARED = FAMILY.rule(
 )  # fmt: skip
 
 
-def _resolved(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
-    return f"{file.portable('resolve')}(", node, ")"
+def _resolved(file: File, node: ast.Name) -> tuple[str | ast.AST, ...]:
+    return f"{file.portable(resolver_for(node.id))}(", node, ")"
 
 
 @FAMILY.string("cuda", "cuda:*", "nccl")
 def _text(file: File, node: ast.Constant) -> bool:
     around = file.parent(node)
-    if file.calls_runtime(around, "resolve", "attribute"):
+    if file.calls_runtime(around, "resolve", "resolve_kind", "attribute"):
         return True  # resolved already
     if node.value != "nccl" and said(file, node) is None:
         return False
@@ -198,7 +198,8 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
     if indent.strip():  # on the line of the def, or behind another statement
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
         return True
-    line = f"{indent}{parameter.arg} = {file.portable('resolve')}({parameter.arg}){file.source.newline}"
+    resolver = file.portable(resolver_for(parameter.arg))
+    line = f"{indent}{parameter.arg} = {resolver}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
     return True
 
@@ -217,13 +218,13 @@ def _resolves(file: File, statement: ast.stmt, name: str) -> bool:
         isinstance(statement, ast.Assign)
         and isinstance(statement.targets[0], ast.Name)
         and statement.targets[0].id == name
-        and file.calls_runtime(statement.value, "resolve", "name", "device")
+        and file.calls_runtime(statement.value, "resolve", "resolve_kind", "name", "device", "kind")
     )
 
 
 def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], message: str = "") -> None:
     """Resolve a name wherever it is read, but for where that is done already."""
-    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve")]
+    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind")]
     edits = [file.replace(each, *_resolved(file, each)) for each in bare]
     held = (
         "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""
@@ -274,5 +275,6 @@ def _shared(file: File, target: ast.Name, node: ast.expr) -> bool:
     named = said(file, node)
     if named is None:
         return False
-    file.report(SHARED, node, edits=file.replace(node, *named.pieces(file.portable("name"))))
+    function = "kind" if names_kind(target.id) and named.index is None else "name"
+    file.report(SHARED, node, edits=file.replace(node, *named.pieces(file.portable(function))))
     return True
