@@ -20,6 +20,7 @@ from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.no_import import why_no_import
 from toprope.port.project import WORDS, Project, facts_of, project_of
+from toprope.port.reexports import star_names
 from toprope.port.registry import Table, table
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
@@ -100,6 +101,8 @@ def _look(
         raise UnreadableError("it is nested too deeply") from None
     if project is None and WORDS.search(source.data):
         project = project_of([facts_of(tree)])
+    if b"import" in source.data and b"*" in source.data:
+        walk.assume(*star_names(tree, {} if project is None else project.exports))
     file = File(source, walk, runtime, project, context)
     index = 0
     while index < len(walk.nodes):

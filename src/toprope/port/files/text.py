@@ -66,7 +66,13 @@ def text_rules() -> dict[str, Rule]:
 
 
 def port_text(
-    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, has_twin: bool = False
+    data: bytes,
+    path: str,
+    kind: FileKind,
+    leave: Callable[[Finding], bool] | None = None,
+    *,
+    has_twin: bool = False,
+    vendored: bool = False,
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -75,6 +81,7 @@ def port_text(
         path: its name, for the report.
         kind: what it is.
         leave: says of a finding that it is not wanted.
+        vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
     """
     if kind in (FileKind.CUDA, FileKind.CPP):
@@ -91,7 +98,7 @@ def port_text(
     findings = []
     lines = _joined(text) if kind is FileKind.REQUIREMENTS else _lines(text)
     for number, start, line in lines:
-        for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start)):
+        for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start, vendored=vendored)):
             column = low - start + 1
             findings.append(
                 Finding(
@@ -212,10 +219,10 @@ def _packages(line: str, start: int) -> _Found:
             yield PACKAGE, start + found.start(), start + found.end(), ()
 
 
-def _pins(kind: FileKind, line: str, start: int) -> _Found:
+def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
-        for low, high in old_pins(line):
+        for low, high in old_pins(line, vendored=vendored):
             if not _is_comment(line, low):
                 yield PIN, start + low, start + high, ()
 

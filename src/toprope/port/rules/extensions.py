@@ -119,7 +119,7 @@ def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     for each in dict.fromkeys((last, name.rpartition(".")[2])):
-        if not each or each in file.context.modules:
+        if not each or each in file.project.modules:
             continue
         if each in file.context.extensions or each in _KNOWN_BINARY:
             return each
@@ -127,13 +127,13 @@ def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
         is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
         if is_module and _NAME.fullmatch(each):
             return each
-        if from_import and each == name and _EXTENSION.fullmatch(each) and each not in file.context.modules:
+        if from_import and each == name and _EXTENSION.fullmatch(each):
             return each
     return ""
 
 
 def _own(file: File, name: str) -> bool:
-    return name in file.context.modules
+    return name in file.project.modules
 
 
 def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:
