@@ -186,7 +186,8 @@ def read(words):
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dist-backend", type=str, default="nccl")
-    return vars(parser.parse_args(words))
+    args = parser.parse_args(words)
+    return {"device": args.device, "dist_backend": args.dist_backend}
 
 
 def constant(device=DEVICE):

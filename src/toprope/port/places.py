@@ -11,7 +11,7 @@ from string import Formatter
 from toprope.port.file import File
 
 __all__ = [
-    "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "is_card", "is_constant_cuda", "is_index",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card", "is_constant_cuda", "is_index",
     "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "use",
 ]  # fmt: skip
 
@@ -24,6 +24,8 @@ _KIND_NAME = re.compile(r"(?:^|_)(?:device|dev|accelerator)_?(?:type|kind)s?$|^d
 _INDEX_NAME = re.compile(r"(?:local_?rank|rank|gpu|gpu_?(?:id|index|idx|num)|device_?(?:id|index|idx))", re.IGNORECASE)
 
 # Calls whose argument of this position is the type of a device, its name, or a device.
+FACTORIES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "to_empty")
+"""Methods of tensors and modules that take a device."""
 TAKES_KIND = {
     "torch.autocast": 0, "torch.amp.autocast": 0, "torch.amp.autocast_mode.autocast": 0, "torch.amp.GradScaler": 0,
     "torch.GradScaler": 0, "torch.get_autocast_dtype": 0, "torch.is_autocast_enabled": 0,
@@ -196,6 +198,11 @@ def names_default(name: str, value: ast.expr) -> bool:
 def index_name(file: File, node: ast.expr) -> bool:
     """Return whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return index_name_of(name)
+
+
+def index_name_of(name: str) -> bool:
+    """Return whether a name is that of a device's number."""
     return bool(_INDEX_NAME.fullmatch(name))
 
 

@@ -15,7 +15,8 @@ __all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
-    rb"|default\s*=\s*[\"'](?:cuda|nccl)|import\s+\*|\bimport\s+torch\b"
+    rb"|default\s*=\s*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
+    rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose

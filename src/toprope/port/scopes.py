@@ -7,7 +7,7 @@ import builtins
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "Scope", "Walk", "with_defaults"]
+__all__ = ["Binding", "Scope", "Walk", "arguments_of", "with_defaults"]
 
 _SKIPPED = {"ctx", "op", "ops", "kind", "type_comment", "type_ignores", "conversion", "level"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -295,6 +295,11 @@ _SPECIAL: dict[type[ast.AST], Any] = {
     ast.MatchStar: Walk._other_name,
     ast.MatchMapping: Walk._other_name,
 }
+
+
+def arguments_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    """The parameters that a call may give by their names."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
 def with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:

@@ -11,7 +11,7 @@ from toprope.port.places import is_constant_cuda, is_text, names_default, names_
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import with_defaults
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "resolve_in"]
 
 FAMILY = Family("defaults", "Defaults", words=[b"cuda", b"nccl"])
 
@@ -186,10 +186,26 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     if isinstance(function, ast.Lambda):
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
-        return True
+    else:
+        resolve_in(file, function, parameter, default, rule)
+    return True
+
+
+def resolve_in(
+    file: File, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, default: ast.expr, rule: Rule
+) -> None:
+    """Resolve a parameter in the first statement of its function, or where it is read if that has no line of its own.
+
+    Args:
+        file: the file.
+        function: the function.
+        parameter: its parameter.
+        default: the place to report.
+        rule: what to report.
+    """
     body = [each for each in function.body if not _says_nothing(each)]
     if not body or any(_resolves(file, each, parameter.arg) for each in body[:8]):
-        return True
+        return
     first = min((body[0], *getattr(body[0], "decorator_list", ())), key=lambda each: each.lineno)
     start = file.source.starts[first.lineno - 1]
     indent = file.source.text[start : file.source.span(body[0])[0]] if first is body[0] else ""
@@ -197,11 +213,10 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
         indent = file.source.text[start : file.source.span(first)[0]].rpartition("@")[0]
     if indent.strip():  # on the line of the def, or behind another statement
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
-        return True
+        return
     resolver = file.portable(resolver_for(parameter.arg))
     line = f"{indent}{parameter.arg} = {resolver}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
-    return True
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
