@@ -139,7 +139,6 @@ def is_accelerator(what: Any) -> bool:
     place = getattr(what, "device", None)
     place = place if isinstance(place, (torch.device, str)) else getattr(what, "type", None)
     return isinstance(place, (torch.device, str)) and is_accelerator(place)
-
 def is_available() -> bool: return _chosen().type != "cpu"
 def device_count() -> int: return int(_ask("device_count", 0))
 def current_device() -> int: return int(_ask("current_device", 0))
@@ -227,7 +226,6 @@ def _host_memory() -> tuple[int, int]:
             return 0, 0
         found = importlib.import_module("psutil").virtual_memory()
         return found.available, found.total
-
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total bytes; of the machine on the CPU, 0 where neither the system nor psutil tells."""
     if not is_available():
@@ -245,7 +243,6 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 def get_rng_state_all() -> list[torch.Tensor]: return _ask("get_rng_state_all", [])
 def set_rng_state(new_state: Any, device: Any = None) -> None: _ask("set_rng_state", None, new_state, *_given(device))
 def set_rng_state_all(new_states: Any) -> None: _ask("set_rng_state_all", None, new_states)
-
 def generator(spec: Any = None) -> torch.Generator:
     """A generator of random numbers on the device; on the CPU where the device draws none itself."""
     try:
@@ -336,7 +333,6 @@ _NO_STREAM: Stream = _host_stream
 def current_stream(device: Any = None) -> Stream: return _ask("current_stream", _NO_STREAM, *_given(device)) or _NO_STREAM
 def default_stream(device: Any = None) -> Stream: return _ask("default_stream", _NO_STREAM, *_given(device)) or _NO_STREAM
 def stream(stream: Any) -> ContextManager[Any]: return _ask("stream", contextlib.nullcontext(stream), stream)
-
 def record_stream(tensor: Any, stream: Any) -> None:
     """tensor.record_stream(stream); nothing for a tensor that is on no accelerator."""
     if not isinstance(tensor, torch.Tensor) or is_accelerator(tensor):
@@ -428,17 +424,14 @@ def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
     empty: Any = torch.empty(0, dtype=dtype, device=device())
     made: torch.Tensor = empty.new(*arguments)
     return made
-
 def to_type(what: Any, dtype: torch.dtype) -> Any:
     """what.type(torch.cuda.FloatTensor): of this dtype and on an accelerator. On which one stays as it is."""
     if isinstance(what, torch.nn.Module):
         return getattr(what, "_apply")(lambda each: to_type(each, dtype))
     return what.to(dtype) if is_accelerator(what) else what.to(device(), dtype)
-
 def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
     """Test for a tensor on an accelerator, of this dtype where one is given."""
     return isinstance(what, torch.Tensor) and is_accelerator(what) and dtype in (None, what.dtype)
-
 def set_default_tensor_type(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     torch.set_default_device(device())
@@ -456,6 +449,16 @@ def profiler_activities() -> list[Any]:
     kinds = {"cuda": "CUDA", "xpu": "XPU", "cpu": ""}.get(_chosen().type, "PrivateUse1")
     activities = torch.profiler.ProfilerActivity
     return [activities.CPU] + ([getattr(activities, kinds)] if kinds and hasattr(activities, kinds) else [])
+_USE_DEVICE = "use_device" in torch.autograd.profiler.profile.__init__.__code__.co_varnames  # torch 2.1 and newer
+def profiler_device() -> dict[str, Any]:
+    """The argument of torch.autograd.profiler.profile for the device in use: use_device since torch 2.1."""
+    if _USE_DEVICE:
+        return {"use_device": kind()} if is_available() else {}
+    return {"use_cuda": True} if kind() == "cuda" else {}
+def profiler_key(name: str) -> str:
+    """The column of a profiler's table that is called "self_cuda_time_total" before torch 2.4."""
+    unified = hasattr(torch.autograd.profiler_util.FormattedTimesMixin, "device_time")
+    return name.replace("cuda_", "device_") if unified else name
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemoryError) or "out of memory" in str(error).lower()
