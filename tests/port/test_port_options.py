@@ -285,7 +285,7 @@ def test_every_script_still_starts_wherever_it_is(repository, capsys):
         assert done.returncode == 0, (folder, words, done.stderr)
         assert done.stdout.strip()
     assert (repository / "book" / "toprope_portable.py").exists()
-    assert (repository / "lib" / "core.py").read_text().startswith("import torch\nfrom lib import toprope_portable")
+    assert (repository / "lib" / "core.py").read_text().startswith("import torch\nfrom . import toprope_portable")
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     for words in (["--vendor"], [], [f"--vendor={repository / 'lib'}"]):  # the second run changes nothing
         assert status(repository, "--write", *words) == 0

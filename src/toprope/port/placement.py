@@ -113,7 +113,10 @@ class Tree:
             return _absolute(min(facts.own), min(facts.own).parent)
         if package is not None and (_is_installed(package) if facts.runs else not facts.roots and not facts.depth):
             return _absolute(package, package.parent)
-        if package is not None and not facts.runs and facts.depth:
+        is_part = bool(facts.depth) and not facts.runs and not facts.notebook
+        if is_part and facts.importers:
+            return _relative(facts, facts.depth)
+        if is_part and package is not None:
             if len(facts.roots) != 1:
                 return _relative(facts, facts.depth)
             (root,) = facts.roots

@@ -62,6 +62,7 @@ class Facts:
         compared: functions, methods and classes with their arguments, by name and by place, that are compared with
             "cuda".
         options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        read: attributes of what holds parsed options, by its name, that it reads.
         exports: the names of torch that other files may import from it.
     """
 
@@ -69,6 +70,7 @@ class Facts:
     scripts: Scripts = field(default_factory=Scripts)
     compared: frozenset[tuple[str, str | int]] = frozenset()
     options: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
     exports: Exports = field(default_factory=Exports)
 
 
@@ -82,6 +84,7 @@ class Project:
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
         compared: functions and their arguments that are compared with "cuda".
         options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        unread: those of them that no file reads by such a name.
         exports: the names of torch that can be imported from each module, by the module's last name.
     """
 
@@ -90,6 +93,7 @@ class Project:
     scripted: frozenset[str] = frozenset()
     compared: frozenset[tuple[str, str | int]] = frozenset()
     options: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def ancestors(self, name: str) -> frozenset[str]:
@@ -144,7 +148,10 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Itera
         compared |= each.compared
     options = frozenset(name for each in facts for name in each.options)
     exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
-    project = Project(classes, frozenset(modules), compared=compared, options=options, exports=exports)
+    unread = options - {name for each in facts for name in each.read}
+    project = Project(
+        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports
+    )
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
@@ -159,7 +166,12 @@ def facts_of(tree: ast.Module) -> Facts:
             found = _class(node)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
     options = frozenset(filter(None, map(_defaulted, ast.walk(tree))))
-    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, exports_of(tree))
+    read = frozenset(
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
+    )
+    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, read, exports_of(tree))
 
 
 def option_of(call: ast.Call) -> str:

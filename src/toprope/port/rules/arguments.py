@@ -152,22 +152,31 @@ def _argument(file: File, node: ast.Call) -> bool:
         parameter = next((each for each in arguments_of(around) if each.arg == option_of(node)), None)
         if parameter is not None:
             resolve_in(file, around, parameter, value, DEFAULT)
-    elif file.keyword(node, "nargs") is not None or not option_of(node):
+    elif file.keyword(node, "nargs") is not None or not option_of(node) or option_of(node) in file.project.unread:
         file.report(DEFAULT, value, "resolve it where it is read: portable.resolve(args.device)")
+    elif any(_is_to_resolve(file, each) for each in file.walk.scopes if getattr(each, "attr", "") == option_of(node)):
+        file.report(DEFAULT, value, "it stays, and is resolved where it is read")
     return False
 
 
 @FAMILY.node(ast.Attribute)
 def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
-    if node.attr not in file.project.options or not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
-        return False
-    around = file.parent(node)
-    if not file.calls_runtime(around, "resolve", "resolve_kind", "device", "name") and not _is_replaced(file, node):
+    if _is_to_resolve(file, node):
         resolver = file.portable(resolver_for(node.attr))
         file.report(DEFAULT, node, "resolved where it is read", edits=file.replace(node, f"{resolver}(", node, ")"))
         file.pass_over(node)
     return False
+
+
+def _is_to_resolve(file: File, node: ast.AST) -> bool:
+    """Return whether an option whose default is a device is read here, and not resolved yet."""
+    if not isinstance(node, ast.Attribute) or node.attr not in file.project.options:
+        return False
+    if not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
+        return False
+    resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
+    return not resolved and not _is_replaced(file, node)
 
 
 @FAMILY.node(ast.Call)
