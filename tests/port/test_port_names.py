@@ -99,6 +99,20 @@ def test_an_option_is_resolved_in_the_file_that_reads_it(tmp_path):
     assert [each.findings for each in port_files(find([tmp_path])) if each.findings] == []
 
 
+def test_all_options_at_once_are_reported_where_the_file_has_such_an_option(tmp_path):
+    parser = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{0}', default='{1}')\n"
+    (tmp_path / "a.py").write_text(parser.format("device", "cuda") + "run(**vars(parser.parse_args()))\n")
+    (tmp_path / "b.py").write_text(parser.format("name", "x") + "args = parser.parse_args()\nprint(vars(args))\n")
+    (tmp_path / "c.py").write_text("def show(args):\n    return args.device, vars(args)\n")
+    found = {each.path[-4:]: [one.before for one in each.findings] for each in port_files(find([tmp_path]))}
+    assert found == {"a.py": ["vars(parser.parse_args())"], "b.py": [], "c.py": ["args.device", "vars(args)"]}
+
+
+def test_a_number_that_is_handed_on_as_a_device_is_said_once_a_file():
+    text = "import torch\ndef build(local_rank, rank):\n    make(device=local_rank)\n    make(device=local_rank)\n    make(device=rank)\n"
+    assert [(each.rule.code, each.line) for each in port.port(text.encode()).findings] == [("TR021b", 3), ("TR021b", 5)]
+
+
 NAMED = """import torch.distributed as dist
 {before}
 dist.init_process_group(backend={backend})

@@ -25,7 +25,7 @@ from toprope.port.registry import Table, table
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["MOST_BYTES", "port"]
+__all__ = ["MOST_BYTES", "concerns", "port"]
 
 MOST_BYTES = 2_000_000
 """Files larger than this are taken for generated ones, and skipped."""
@@ -63,7 +63,7 @@ def port(
         ported.skipped = f"it has {len(data) / 1e6:.1f} MB: taken for a generated file"
         return ported
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not rules.words.search(data) and not (context is not None and context.mentions_extension(data)):
+    if not concerns(data, rules, project, context):
         return ported
     try:
         source = Source(data)
@@ -83,6 +83,15 @@ def port(
         return ported
     ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
     return ported
+
+
+def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:
+    """Return whether a file can have a place of any rule, by its bytes; others are not parsed."""
+    return bool(
+        rules.words.search(data)
+        or (context is not None and context.mentions_extension(data))
+        or (project is not None and project.mentions_option(data))
+    )
 
 
 def _look(

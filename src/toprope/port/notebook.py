@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from toprope.port.context import Context
-from toprope.port.engine import port
+from toprope.port.engine import concerns, port
 from toprope.port.file import RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
@@ -125,7 +125,7 @@ def port_notebook(
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
     """
     ported = Ported(path, data, data)
-    if not _concerns(data, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+    if not concerns(data, table(), project, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
         return ported
     try:
         text = data.decode("utf-8")
@@ -165,10 +165,6 @@ def port_notebook(
     if changed:
         ported.after = with_cells(text, changed).encode("utf-8")
     return ported
-
-
-def _concerns(data: bytes, context: Context | None) -> bool:
-    return bool(table().words.search(data)) or (context is not None and context.mentions_extension(data))
 
 
 def program_of(data: bytes) -> bytes:

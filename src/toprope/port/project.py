@@ -96,6 +96,10 @@ class Project:
     unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    def mentions_option(self, data: bytes) -> bool:
+        """Return whether the bytes of a file may read an option whose default is a device."""
+        return any(f".{name}".encode() in data for name in self.options)
+
     def ancestors(self, name: str) -> frozenset[str]:
         """A class and all that it inherits from, by their last names."""
         found, ahead = {name}, [name]

@@ -184,10 +184,22 @@ def _handed_on(file: File, node: ast.Call) -> bool:
     """`vars(args)`: all options as texts."""
     if file.project.options and file.is_builtin(node.func, "vars") and len(node.args) == 1:
         given = node.args[0]
-        if _is_parsed(file, given) or _parses(given):
+        values = [each.value for each in file.bindings(given)] if isinstance(given, ast.Name) else [given]
+        is_own = any(each is not None and _parses(each) for each in values)
+        if _declares(file) if is_own else is_options(given):
             names = ", ".join(sorted(file.project.options))
             file.report(DEFAULT, node, f"it hands {names} on as texts: resolve them where they arrive")
     return False
+
+
+def _declares(file: File) -> bool:
+    """Return whether the file itself makes an option whose default is a device."""
+    return any(
+        isinstance(each, ast.Call)
+        and getattr(each.func, "attr", "") == "add_argument"
+        and option_of(each) in file.project.options
+        for each in file.walk.scopes
+    )
 
 
 def _is_parsed(file: File, node: ast.expr) -> bool:

@@ -46,7 +46,7 @@ RANK = FAMILY.rule(
     "TR021b", Kind.REVIEW, "f(device=local_rank): a number that is handed on as a device: reported",
     why="""The function is the program's or a library's: what it does with the number is not seen here. torch takes a bare
     number for a CUDA device; a text is made of it ("cuda:" + str(device)), or it is compared. portable.device(local_rank)
-    is that device of the kind in use, where a device is meant.""",
+    is that device of the kind in use, where a device is meant. Each number is reported once a file.""",
     source="https://github.com/Ascend/pytorch/issues/16; seen in public code",
     examples=[
         Example(
@@ -83,8 +83,11 @@ def _rank(file: File, node: ast.Call) -> bool:
             if _is_device(name) and position < len(node.args):
                 given.append(node.args[position])
     for each in given:
+        text = file.text(each)
+        if any(other.rule is RANK and other.before == text for other in file.findings):
+            continue
         if index_name(file, each) and _has_torch(file) and not _is_torchs(file, node):
-            file.report(RANK, each, "a number is a CUDA device to torch: portable.device(...) where a device is meant")
+            file.report(RANK, each, f"{text} is handed on as a device (said once a file): portable.device({text})")
     return False
 
 
