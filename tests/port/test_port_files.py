@@ -208,7 +208,8 @@ def test_a_release_of_torch_that_is_too_old_is_reported(name, line, want):
 
 WITH_TOPROPE = {
     "requirements.txt": {
-        "torch==2.1.2": True, "torch<=2.3.0": True, "torch>=2.2.0,<=2.3.0": True, "torch<2.10": True, "torch<2.11": False,
+        "torch==2.1.2": True, "torch<=2.3.0": True, "torch>=2.2.0,<=2.3.0": True, "torch<2.10": True,
+        "torch<2.11": False,
         "torch~=2.1.0": True, "torch~=2.1": False, "torch==2.*": False, "torch>=2.1": False, "torch>=1.7": True,
         "torch==2.10.0": False, "torch<3": False,
     },
@@ -220,7 +221,8 @@ WITH_TOPROPE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "want"), [(name, line, want) for name, lines in WITH_TOPROPE.items() for line, want in lines.items()]
+    ("name", "line", "want"),
+    [(name, line, want) for name, lines in WITH_TOPROPE.items() for line, want in lines.items()],
 )
 def test_a_pin_that_toprope_does_not_run_with_is_reported_without_vendor(name, line, want):
     """`torch<=2.3.0` passed, and pip could not install it together with toprope."""

@@ -13,7 +13,8 @@ def codes(text):
 
 PACKAGES = sorted(
     {name for package in kernels._PACKAGES for name in package[3]} | extensions._KNOWN_BINARY | extensions._PLUGINS
-    | {"flash_attn", "flash_attn_3", "xformers", "pynvml", "py3nvml", "nvsmi", "GPUtil", "fastcudnn", "my_cuda", "cuda_ops"}
+    | {"flash_attn", "flash_attn_3", "xformers", "pynvml", "py3nvml", "nvsmi", "GPUtil", "fastcudnn", "my_cuda",
+       "cuda_ops"}
 )  # fmt: skip
 
 
@@ -51,14 +52,15 @@ def test_names_of_torch_through_a_star_are_torchs(text):
 
 PROJECT = {
     "common/__init__.py": "from .base import *\n",
-    "common/base.py": "import torch as th\nimport torch\nfrom torch import cuda, nn\nfrom torch.cuda import synchronize\n",
+    "common/base.py": "import torch as th\nimport torch\nfrom torch import cuda, nn\n"
+                      "from torch.cuda import synchronize\n",
     "listed.py": "import torch\n__all__ = ['nothing']\nnothing = 1\n",
     "star.py": "from common import *\nth.cuda.empty_cache()\ntorch.cuda.empty_cache()\nsynchronize()\n",
     "named.py": "from common.base import torch as t, cuda\nt.cuda.empty_cache()\ncuda.empty_cache()\n",
     "module.py": "import common.base\ncommon.base.torch.cuda.empty_cache()\n",
     "not_exported.py": "from listed import *\nx = torch.cuda.something\n",
     "others.py": "from numpy import *\nx = synchronize()\n",
-}
+}  # fmt: skip
 
 
 def test_names_of_torch_through_the_projects_own_files_are_torchs(tmp_path):
@@ -78,10 +80,12 @@ def test_names_of_torch_through_the_projects_own_files_are_torchs(tmp_path):
 
 OPTIONS = {
     "main.py": "import argparse\nfrom run import run\nparser = argparse.ArgumentParser()\n"
-               "parser.add_argument('--device', default='cuda')\nparser.add_argument('--dist-backend', default='nccl')\n"
+               "parser.add_argument('--device', default='cuda')\n"
+               "parser.add_argument('--dist-backend', default='nccl')\n"
                "parser.add_argument('--where', default='here')\nrun(parser.parse_args())\n",
     "run.py": "import torch\ndef run(args, other):\n    x = torch.ones(2, device=args.device)\n"
-              "    torch.distributed.init_process_group(args.dist_backend)\n    return x, args.where, other.dist_backend\n",
+              "    torch.distributed.init_process_group(args.dist_backend)\n"
+              "    return x, args.where, other.dist_backend\n",
 }  # fmt: skip
 
 
@@ -109,7 +113,8 @@ def test_all_options_at_once_are_reported_where_the_file_has_such_an_option(tmp_
 
 
 def test_a_number_that_is_handed_on_as_a_device_is_said_once_a_file():
-    text = "import torch\ndef build(local_rank, rank):\n    make(device=local_rank)\n    make(device=local_rank)\n    make(device=rank)\n"
+    text = "import torch\ndef build(local_rank, rank):\n" + "    make(device={})\n" * 3
+    text = text.format("local_rank", "local_rank", "rank")
     assert [(each.rule.code, each.line) for each in port.port(text.encode()).findings] == [("TR021b", 3), ("TR021b", 5)]
 
 

@@ -29,9 +29,11 @@ APPEARED = {
         "nn", "nn.Module", "nn.functional", "nn.functional.scaled_dot_product_attention",
         "nn.functional.scaled_dot_product_attention.__doc__", "nn.utils", "nn.utils.rnn", "nn.utils.rnn.PackedSequence",
         # docs/2.0/profiler.html, random.html; torch/autograd/profiler.py, profiler_util.py, serialization.py
-        "profiler", "profiler.ProfilerActivity", "profiler.record_function", "random", "random.fork_rng", "serialization",
+        "profiler", "profiler.ProfilerActivity", "profiler.record_function", "random", "random.fork_rng",
+        "serialization",
         "serialization.default_restore_location", "version", "version.cuda", "autograd", "autograd.profiler",
-        "autograd.profiler.profile", "autograd.profiler.profile.__init__", "autograd.profiler.profile.__init__.__code__",
+        "autograd.profiler.profile", "autograd.profiler.profile.__init__",
+        "autograd.profiler.profile.__init__.__code__",
         "autograd.profiler.profile.__init__.__code__.co_varnames", "autograd.profiler_util",
         "autograd.profiler_util.FormattedTimesMixin",
     },

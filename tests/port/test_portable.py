@@ -506,7 +506,9 @@ def test_generators_are_put_back_on_the_cpu_and_on_the_card(world):
     assert told(f"{WORLDS[world]}\n{FORMS['vendored']}\n{FORKED}") == [True, True]
 
 
-NUMBERED = WORLDS["sim"] + """
+NUMBERED = (
+    WORLDS["sim"]
+    + """
 {}
 import torch
 p = portable
@@ -518,13 +520,12 @@ layer = p.to_type(torch.nn.BatchNorm1d(2), torch.float32)
 tell(kinds, str(x.dtype), [str(each.device) for each in moved], [str(each.dtype) for each in moved],
     str(layer.num_batches_tracked.dtype), str(layer.weight.device))
 """
+)
 
 
 def test_a_device_with_a_number_has_a_type_without_and_a_tensor_keeps_its_card():
     """torch.autocast("npu:1") is an error; x.type(torch.cuda.FloatTensor) moved what was on another card."""
-    kinds, computed, devices, dtypes, counted, placed = told(
-        NUMBERED.format(FORMS["vendored"]), TOPROPE_DEVICE="npu:1"
-    )
+    kinds, computed, devices, dtypes, counted, placed = told(NUMBERED.format(FORMS["vendored"]), TOPROPE_DEVICE="npu:1")
     assert kinds == ["npu", "npu", "npu", "npu", "cuda:1", "npu:1"]
     assert (computed, devices, dtypes) == ("torch.float16", ["npu:1", "npu:0"], ["torch.float16", "torch.int64"])
     assert (counted, placed) == ("torch.float32", "npu:1")

@@ -25,7 +25,8 @@ memory_efficient_attention: return p.memory_efficient_attention(q, q, q) + x.sum
 tensor: return p.tensor(torch.float32, [1.0, 2.0, 3.0]) + x
 is_tensor: return x + 1 if p.is_tensor(x) else x
 is_autocast_enabled get_autocast_dtype: return x + p.is_autocast_enabled() + (p.get_autocast_dtype() == torch.float16)
-set_autocast_enabled set_autocast_dtype: p.set_autocast_enabled(False); p.set_autocast_dtype(torch.bfloat16); return x + 1
+set_autocast_enabled: p.set_autocast_enabled(False); return x + 1
+set_autocast_dtype: p.set_autocast_dtype(torch.bfloat16); return x + 1
 to_type: return p.to_type(x, torch.float64).float()
 resolve_kind: return x + (p.resolve_kind("cuda") == KIND) + len(p.resolve_kind("cuda:1"))
 resolve attribute: return x + len(p.resolve("cuda")) + len(p.attribute("nccl").__get__(None)) + (p.resolve(3) == 3)

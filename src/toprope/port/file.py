@@ -33,7 +33,7 @@ def is_runtime(module: str) -> bool:
 
 
 def is_vendored_runtime(module: str) -> bool:
-    """Whether this is a name of the one file of `--vendor`."""
+    """Return whether this is a name of the one file of `--vendor`."""
     return module.rpartition(".")[2] == VENDORED
 
 

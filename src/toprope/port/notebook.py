@@ -94,7 +94,9 @@ class _Notebook:
 
     def shell(self, cell: Cell, above: int, text: str) -> str:
         """Look at commands of the shell. Returns what becomes of them."""
-        looked = port_text(text.encode("utf-8", "replace"), self.path, FileKind.SHELL, self.leave, vendored=self.vendored)
+        looked = port_text(
+            text.encode("utf-8", "replace"), self.path, FileKind.SHELL, self.leave, vendored=self.vendored
+        )
         self.ignored += looked.ignored
         for each in looked.findings:
             each.line, each.end_line, each.cell = each.line + above, each.end_line + above, cell.number

@@ -20,7 +20,9 @@ from toprope.port.files import FileKind, kind_of
 __all__ = ["Place", "Tree", "package_of"]
 
 _IMPORT = re.compile(r"^[ \t]*import[ \t]+(?P<names>[\w., \t]+)", re.M)
-_FROM = re.compile(r"^(?P<indent>[ \t]*)from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)", re.M)
+_FROM = re.compile(
+    r"^(?P<indent>[ \t]*)from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)", re.M
+)
 _RUNS = re.compile(r"^(?:#!.*python|if\s+__name__\s*==|(?:for|while|with|assert)\b|[A-Za-z_][\w.]*\()", re.M)
 _WANDERS = re.compile(r"git clone|%cd\b|os\.chdir")
 
@@ -46,7 +48,7 @@ class _Facts:
         path: the file, absolute.
         names: what it imports by absolute names.
         relative: the files, without their suffix, that it imports by relative names.
-        level: the most dots of a relative import that runs whenever the file is loaded: so many folders are packages.
+        level: the most dots of a relative import that runs whenever the file is loaded: as many folders are packages.
         runs: whether it does something when it is run.
         notebook: whether it is a notebook.
         wanders: whether it goes to another folder while it runs.
@@ -74,7 +76,7 @@ class _Facts:
         return self.path.parent
 
     def package(self, depth: int) -> Path:
-        """The folder that a relative import with so many dots means."""
+        """The folder that a relative import with N dots means."""
         return self.path.parents[depth - 1]
 
 
@@ -95,7 +97,7 @@ class Tree:
             module = facts.folder if facts.path.name == "__init__.py" else facts.path
             self._by_name.setdefault(module.stem, []).append(facts)
         for facts in self._facts.values():
-            for name in {name[:end] for name in facts.names for end in _ends(name)}:
+            for name in {each[:end] for each in facts.names for end in _ends(each)}:
                 self._import(facts, name)
         self._spread()
         self._count()

@@ -11,8 +11,8 @@ from string import Formatter
 from toprope.port.file import File
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card", "is_constant_cuda", "is_index",
-    "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card",
+    "is_constant_cuda", "is_index", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -202,7 +202,7 @@ def index_name(file: File, node: ast.expr) -> bool:
 
 
 def index_name_of(name: str) -> bool:
-    """Return whether a name is that of a device's number."""
+    """Return whether a name says that it is the number of a device."""
     return bool(_INDEX_NAME.fullmatch(name))
 
 
@@ -361,7 +361,7 @@ def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
 
 
 def _handed_on(file: File, target: ast.Name) -> set[Use]:
-    """How what is assigned to a name of another kind (`loc`) is handed on in the same scope, where it is as a device."""
+    """How what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
     scope = file.scope(target)
     found = set()
     for node, where in file.walk.scopes.items():

@@ -153,9 +153,7 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Itera
     options = frozenset(name for each in facts for name in each.options)
     exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
     unread = options - {name for each in facts for name in each.read}
-    project = Project(
-        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports
-    )
+    project = Project(classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports)
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))

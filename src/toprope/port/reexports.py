@@ -1,4 +1,4 @@
-"""Names of torch that files of the project import from each other: `from utils import *`, `from common import torch`."""
+"""Names of torch that files import from each other: `from utils import *`, `from common import torch`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
     Of modules that share their last name a name counts where it means the same in each that has it.
     """
     found: dict[str, dict[str, str]] = {}
-    for _ in range(5):  # through so many files
+    for _ in range(5):  # through up to five files
         before = {name: dict(each) for name, each in found.items()}
         for module, exports in files:
             own = {}

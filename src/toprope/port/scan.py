@@ -203,7 +203,7 @@ def _module(path: Path) -> str:
 def _modules(files: Sequence[Path]) -> frozenset[str]:
     """The names under which these files may import each other: of files, and of the folders they are in.
 
-    A folder with nothing but a setup.py and sources in C++ is none: its name is often that of the extension.
+    A folder with nothing but a setup.py and sources in C++ is none: it often has the extension's name.
     """
     files = [path for path in files if path.suffix in (".py", ".pyi") and path.name != "setup.py"]
     if not files:

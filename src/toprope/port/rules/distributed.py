@@ -14,7 +14,11 @@ from toprope.port.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("distributed", "Several devices", words=[b"nccl", b"NCCL", b"DataParallel", b"device_id", b"init_process_group", b"new_group"])
+FAMILY = Family(
+    "distributed",
+    "Several devices",
+    words=[b"nccl", b"NCCL", b"DataParallel", b"device_id", b"init_process_group", b"new_group"],
+)
 
 BACKEND = FAMILY.rule(
     "TR064",
@@ -134,7 +138,9 @@ def _group(file: File, node: ast.Call) -> bool:
     _convert(file, backend)
     if backend is not None and _comes_from_elsewhere(file, backend):
         edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
-        file.report(BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits)
+        file.report(
+            BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits
+        )
     device = file.argument(node, None, "device_id")
     if device is not None and not _is_own(file, device):
         text = f" if {file.portable('is_available')}() else None"
@@ -160,7 +166,7 @@ def _comes_from_elsewhere(file: File, node: ast.expr) -> bool:
 
 
 def _is_given(file: File, binding: Binding) -> bool:
-    """Return whether a binding is a parameter that is not resolved in its function, or holds what is not in the file."""
+    """Return whether a binding is a parameter that its function does not resolve, or holds what is not in the file."""
     if isinstance(binding.node, ast.arg):
         arguments = file.parent(binding.node)
         defaults = dict(with_defaults(arguments)) if isinstance(arguments, ast.arguments) else {}

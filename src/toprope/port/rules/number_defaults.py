@@ -13,7 +13,9 @@ from toprope.port.scopes import with_defaults
 __all__ = ["FAMILY"]
 
 FAMILY = Family(
-    "number_defaults", "Numbers as defaults", words=[b"device=0", b"device: ", b"gpu=0", b"gpu: ", b"device_id", b"rank"]
+    "number_defaults",
+    "Numbers as defaults",
+    words=[b"device=0", b"device: ", b"gpu=0", b"gpu: ", b"device_id", b"rank"],
 )
 
 NUMBER = FAMILY.rule(
@@ -44,9 +46,10 @@ NUMBER = FAMILY.rule(
 )  # fmt: skip
 RANK = FAMILY.rule(
     "TR021b", Kind.REVIEW, "f(device=local_rank): a number that is handed on as a device: reported",
-    why="""The function is the program's or a library's: what it does with the number is not seen here. torch takes a bare
-    number for a CUDA device; a text is made of it ("cuda:" + str(device)), or it is compared. portable.device(local_rank)
-    is that device of the kind in use, where a device is meant. Each number is reported once a file.""",
+    why="""The function is the program's or a library's: what it does with the number is not seen here. torch takes a
+    bare number for a CUDA device; a text is made of it ("cuda:" + str(device)), or it is compared.
+    portable.device(local_rank) is that device of the kind in use, where a device is meant. Each number is reported once
+    a file.""",
     source="https://github.com/Ascend/pytorch/issues/16; seen in public code",
     examples=[
         Example(

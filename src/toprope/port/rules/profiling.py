@@ -180,8 +180,8 @@ TIMES = FAMILY.rule(
     "TR091a",
     Kind.REVIEW,
     'sort_by="cuda_time_total" and its like: the name that the installed torch has for it',
-    why="""The figures of a profile have lost the device's name: "device_time_total" since torch 2.4, where the old names
-    are a warning, and are gone some day. Older releases know the old names alone.""",
+    why="""The figures of a profile have lost the device's name: "device_time_total" since torch 2.4, where the old
+    names are a warning, and are gone some day. Older releases know the old names alone.""",
     source="torch/autograd/profiler_util.py",
     examples=[
         Example(
@@ -200,9 +200,7 @@ TIMES = FAMILY.rule(
         Example('columns.sort(sort_by="cuda_version")', reported=False),
     ],
 )
-_TIMES = {
-    f"{prefix}cuda_{figure}" for prefix in ("", "self_") for figure in ("time_total", "time", "memory_usage")
-}
+_TIMES = {f"{prefix}cuda_{figure}" for prefix in ("", "self_") for figure in ("time_total", "time", "memory_usage")}
 
 
 @FAMILY.keyword("sort_by")

@@ -11,7 +11,9 @@ from toprope.port.rule import Example, Kind
 __all__ = ["FAMILY"]
 
 FAMILY = Family(
-    "replicas", "Several GPUs in one process", words=[b"nn.parallel", b"nn import parallel", b"cuda.comm", b"import comm"]
+    "replicas",
+    "Several GPUs in one process",
+    words=[b"nn.parallel", b"nn import parallel", b"cuda.comm", b"import comm"],
 )
 
 PARTS = FAMILY.rule(
