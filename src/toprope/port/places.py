@@ -12,7 +12,8 @@ from toprope.port.file import File
 
 __all__ = [
     "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card",
-    "is_constant_cuda", "is_index", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "use",
+    "is_constant_cuda", "is_index", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
+    "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
