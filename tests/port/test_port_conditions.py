@@ -338,7 +338,10 @@ def test_a_reduction_is_float32_on_npus_alone():
 # Every mode
 
 
-@pytest.mark.parametrize("runtime", ["toprope.device.portable", "toprope_portable", "pack.toprope_portable"])
+@pytest.mark.parametrize(
+    "runtime",
+    ["toprope.device.portable", "toprope_portable", "pack.toprope_portable", ".toprope_portable", "..toprope_portable"],
+)
 def test_what_a_rule_made_is_left_alone_in_every_mode(runtime):
     for rule in all_rules().values():
         for example in rule.examples:

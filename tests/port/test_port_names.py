@@ -103,6 +103,30 @@ def test_an_option_is_resolved_in_the_file_that_reads_it(tmp_path):
     assert [each.findings for each in port_files(find([tmp_path])) if each.findings] == []
 
 
+READS = {
+    "with torch.autocast(args.device): pass": "with torch.autocast(portable.kind(args.device)): pass",
+    "x = torch.ones(1).to(args.device)": "x = torch.ones(1).to(portable.resolve(args.device))",
+    "x = torch.ones(1).cuda(args.device)": "x = torch.ones(1).to(portable.device(portable.resolve(args.device)))",
+    "if 'cuda' in args.device: pass": "if portable.is_accelerator(portable.resolve(args.device)): pass",
+    "if str(args.device).startswith('cuda'): pass": "if portable.is_accelerator(portable.resolve(args.device)): pass",
+    "device = torch.device(args.device if torch.cuda.is_available() else 'cpu')":
+        "device = torch.device(portable.resolve(args.device) if portable.is_available() else 'cpu')",
+    "other.device = args.name": "other.device = args.name",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", READS)
+def test_an_option_is_resolved_inside_what_other_rules_rewrite(line):
+    """The question was rewritten, and the option in it left: a second run changed it."""
+    text = (
+        "import argparse\nimport torch\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--device', default='cuda')\nargs = parser.parse_args()\n{line}\n"
+    )
+    ported = port.port(text.encode())
+    assert READS[line] in ported.after.decode().splitlines()
+    assert port.port(ported.after).after == ported.after
+
+
 def test_all_options_at_once_are_reported_where_the_file_has_such_an_option(tmp_path):
     parser = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{0}', default='{1}')\n"
     (tmp_path / "a.py").write_text(parser.format("device", "cuda") + "run(**vars(parser.parse_args()))\n")

@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import resolver_for
+from toprope.port.places import Use, resolver_for, use
 from toprope.port.project import is_options, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
@@ -163,7 +163,7 @@ def _argument(file: File, node: ast.Call) -> bool:
 def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
     if _is_to_resolve(file, node):
-        resolver = file.portable(resolver_for(node.attr))
+        resolver = file.portable("kind" if use(file, node) is Use.KIND else resolver_for(node.attr))
         file.report(DEFAULT, node, "resolved where it is read", edits=file.replace(node, f"{resolver}(", node, ")"))
         file.pass_over(node)
     return False

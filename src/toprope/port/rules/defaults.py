@@ -7,7 +7,16 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, is_text, names_default, names_kind, resolver_for, said
+from toprope.port.places import (
+    Use,
+    is_constant_cuda,
+    is_text,
+    names_default,
+    names_kind,
+    resolver_for,
+    said,
+    use,
+)
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import with_defaults
 
@@ -139,7 +148,8 @@ SHARED = FAMILY.rule(
 
 
 def _resolved(file: File, node: ast.Name) -> tuple[str | ast.AST, ...]:
-    return f"{file.portable(resolver_for(node.id))}(", node, ")"
+    resolver = "kind" if use(file, node) is Use.KIND else resolver_for(node.id)
+    return f"{file.portable(resolver)}(", node, ")"
 
 
 @FAMILY.string("cuda", "cuda:*", "nccl")
@@ -239,7 +249,7 @@ def _resolves(file: File, statement: ast.stmt, name: str) -> bool:
 
 def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], message: str = "") -> None:
     """Resolve a name wherever it is read, but for where that is done already."""
-    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind")]
+    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind", "kind")]
     edits = [file.replace(each, *_resolved(file, each)) for each in bare]
     held = (
         "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""

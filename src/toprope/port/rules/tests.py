@@ -318,7 +318,7 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
             file.done(each)
-    return True
+    return False  # what is asked may be an option that is resolved itself
 
 
 TEXT = FAMILY.rule(
