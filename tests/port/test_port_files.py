@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from toprope.port import port
 from toprope.port.files import FileKind, kind_of, port_text, text_rules
 from toprope.port.files.pins import OLDEST_WITH_TOPROPE
 from toprope.port.scan import find, port_files
@@ -161,6 +162,16 @@ def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for
     assert found.companion[1].endswith(b"# triton-windows<3.5\nnumpy\n")
     (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
     assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
+
+
+@pytest.mark.parametrize(
+    "name", ["tinycudann", "nvdiffrast", "kaolin==0.15.0", "spconv-cu118", "cumm-cu120", "cuda-python", "numba-cuda"]
+)
+def test_a_package_for_cuda_alone_is_one_in_each_list_of_requirements(name):
+    """Packages whose import is reported passed in the lists that install them."""
+    assert [each.rule.code for each in ported(f"numpy\n{name}\n", "requirements.txt").findings] == ["TR106"]
+    text = f"from setuptools import setup\n\nsetup(install_requires=['numpy', {name!r}])\n"
+    assert [each.rule.code for each in port(text.encode()).findings] == ["TR106b"]
 
 
 def test_bytes_that_are_no_text_are_skipped_with_a_reason():

@@ -19,7 +19,8 @@ from toprope.port.rule import Rule
 __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
-    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu",
+    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
+    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d",
     re.I,
 )
 _FOR_NPUS = "-npu"
@@ -30,6 +31,7 @@ _PACKAGES = re.compile(
         | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
         | mamba[-_]ssm | causal[-_]conv1d
         | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
+        | tinycudann | tiny-cuda-nn | nvdiffrast | kaolin | (?:spconv|cumm)-cu\d+ | cuda-python | numba-cuda
         | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
     )(?![\w-])""",
     re.I | re.X,

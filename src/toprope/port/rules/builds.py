@@ -82,7 +82,7 @@ PACKAGE = FAMILY.rule(
 )  # fmt: skip
 _PACKAGES = re.compile(
     r"(?:flash[-_]attn|xformers|triton(?:-windows)?|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
-    r"|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
+    r"|tinycudann|nvdiffrast|kaolin|(?:spconv|cumm)-cu\d+|cuda-python|numba-cuda|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
 )
 
 
