@@ -15,7 +15,7 @@ ARGUMENTS = {
     "UnicodeDecodeError": ("utf-8", b"\xff", 0, 1, "invalid"),
     "UnicodeEncodeError": ("ascii", "é", 0, 1, "invalid"),
     "UnicodeTranslateError": ("é", 0, 1, "invalid"),
-    "BaseExceptionGroup": ("several", [ValueError("one"), KeyError("two")]),
+    "BaseExceptionGroup": ("several", [ValueError("one"), KeyboardInterrupt()]),
     "ExceptionGroup": ("several", [ValueError("one"), KeyError("two")]),
 }
 
