@@ -41,8 +41,9 @@ def holds(one, other):
 
 STAYS = {"TR077", "TR079"}
 """Rewritten and still to be looked at: an import of a package for CUDA that is tried from then on."""
-HOLDS = {"TR006a", "TR088"}
-"""Places that hold others: a method `cuda` of the project, the function in front of a traced program."""
+HOLDS = {"TR006a", "TR019", "TR088"}
+"""Places that hold others: a method `cuda` of the project, the function in front of a traced program;
+a default of an option, which stays as it is and is resolved where the option is read."""
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
