@@ -150,6 +150,18 @@ int64_t pool_of(const void* data) {
   return block == nullptr ? 0 : block->pool;
 }
 
+PoolState* pool_state(int device, int64_t pool) { return new PoolState(heap(device).pool_state(pool)); }
+
+bool restore_pool(int device, int64_t pool, const PoolState* state) {
+  return heap(device).restore_pool(pool, *state, gathered());
+}
+
+void forget_pool_state(PoolState* state) { delete state; }
+
+bool pool_uses_only(int device, int64_t pool, const std::set<const void*>& data) {
+  return heap(device).uses_only(pool, data);
+}
+
 void record_history(size_t room, Context (*gather)()) {
   use_cards();
   gather_context = room == 0 ? nullptr : gather;
