@@ -142,7 +142,7 @@ class _Graph:
             inputs.clear()
             return capture.add_compiled(run, mine, written)
 
-        made = call if recording is None else recording.wrapped(call, wanted, sorted(written))
+        made: Any = call if recording is None else recording.wrapped(call, wanted, sorted(written))
         made._boxed_call = True
         return made
 

@@ -65,7 +65,7 @@ class Recording:
         from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
         from torch._inductor.utils import BoxedBool
 
-        from toprope.sim.npu.graph_trees.trees import get_manager, npugraphify_impl
+        from toprope.sim.npu.graph_trees import trees
 
         forward = self.kwargs.get("boxed_forward_device_index")
         is_backward, is_inference = (bool(self.kwargs.get(name)) for name in ("is_backward", "is_inference"))
@@ -74,12 +74,12 @@ class Recording:
             log_cudagraph_skip_and_bump_counter(self.reason)
             manager = None
             if is_backward and forward is not None and forward.value is not None:
-                manager = get_manager(forward.value, create_if_none_exists=False)
+                manager = trees.get_manager(forward.value, create_if_none_exists=False)
             return call if manager is None else _after(manager.set_to_running_backward, call)
         if forward is not None and not is_inference and not is_backward:
             forward.set(self.card)
-        make = functools.partial(
-            npugraphify_impl,
+        make: Callable[..., Any] = functools.partial(
+            trees.npugraphify_impl,
             call,
             static_input_idxs=self.kwargs.get("static_input_idxs") or (),
             device_index=self.card,

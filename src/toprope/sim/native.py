@@ -74,6 +74,7 @@ class Native:
         self.forked_after_use = get(core_lib, "ts_forked_after_use", c_int)
         self.allocate = get(core_lib, "ts_allocate", c_int, c_int, c_int64, c_uint64, ctypes.POINTER(c_void_p))
         self.release = get(core_lib, "ts_release", None, c_void_p)
+        self.erase_stream = get(core_lib, "ts_erase_stream", None, c_void_p, c_int64)
         self.device_of = get(core_lib, "ts_device_of", c_int, c_void_p)
         self.mark_all_unsafe = get(core_lib, "ts_mark_all_unsafe", None, c_int)
         self.is_safe = get(core_lib, "ts_is_safe", c_int, c_void_p)

@@ -69,6 +69,9 @@ EXPORT int ts_allocate(int device, int64_t stream, uint64_t bytes, void** data) 
   return allocate(device, stream, bytes, data, &shortage);
 }
 EXPORT void ts_release(void* data) { release(data); }
+EXPORT void ts_erase_stream(void* data, int64_t stream) {
+  if (is_stream(stream)) unused_by_stream(data, stream);
+}
 EXPORT int ts_device_of(const void* data) { return device_of(data); }
 EXPORT void ts_mark_all_unsafe(int device) { mark_all_unsafe(device); }
 EXPORT int ts_is_safe(const void* data) { return is_safe(data); }

@@ -68,6 +68,13 @@ class Heap {
     block->uses.push_back({&by, 0});
   }
 
+  void unused_by(void* data, const Stream& by, int64_t here) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Block* block = at(data);
+    if (block == nullptr || block->stream != here) return;
+    std::erase_if(block->uses, [&by](const Use& use) { return use.stream == &by; });
+  }
+
   void mark_all_unsafe() {
     std::lock_guard<std::mutex> guard(mutex_);
     for (Block* block : firsts_) {

@@ -68,6 +68,11 @@ void used_by_stream(void* data, int64_t id) {
   if (device >= 0 && !forked_after_use()) heap(device).used_by(data, stream(device, id));
 }
 
+void unused_by_stream(void* data, int64_t id) {
+  int device = device_of(data);
+  if (device >= 0 && !forked_after_use()) heap(device).unused_by(data, stream(device, id), current_stream(device));
+}
+
 void mark_all_unsafe(int device) {
   use_cards();
   if (is_device(device)) heap(device).mark_all_unsafe();

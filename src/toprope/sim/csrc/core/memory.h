@@ -56,6 +56,8 @@ TOPROPE_API int device_of(const void* data);
 
 // Keeps a block from reuse, once it is freed, until the work that was queued on that stream before is done.
 TOPROPE_API void used_by_stream(void* data, int64_t stream);
+// Takes that back, where the current stream is the one that the memory was taken on.
+TOPROPE_API void unused_by_stream(void* data, int64_t stream);
 
 // Marks all memory in use as perhaps damaged, as after a card was started again; and asks or takes it back for a block.
 TOPROPE_API void mark_all_unsafe(int device);

@@ -84,7 +84,7 @@ def _tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Te
     """Tensor of a storage, with size, stride, offset and dtype of a recorded one."""
     with _disable_current_modes():
         made = torch.empty(0, dtype=metadata["dtype"], device=metadata["device"])
-        made.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])  # type: ignore[call-overload]
+        made.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
     return made
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,9 +31,10 @@ __all__ = [
     "npugraphify",
 ]
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
+# Of torch's, what other modules here call.
+get_manager: Any
+npugraphify_impl: Any
+reset_npugraph_trees: Any
 
 
 class _Compiled:
@@ -83,7 +84,6 @@ __doc__ = _doc
 MarkStepBox, mark_step_begin = steps.MarkStepBox, steps.mark_step_begin
 
 _torchs: Any = SimpleNamespace(**globals())
-_Node, _WarmupNode, _Manager = _torchs.NPUGraphNode, _torchs.NPUWarmupNode, _torchs.NPUGraphTreeManager
 
 
 def clear_cublass_cache() -> None:
@@ -118,7 +118,7 @@ def check_memory_pool(device: int, pool_id: tuple[int, int], live_storages_ptrs:
         ) from None
 
 
-class NPUWarmupNode(_WarmupNode):  # type: ignore[misc]
+class NPUWarmupNode(_torchs.NPUWarmupNode):  # type: ignore[misc]
     """Run of a function before it is recorded, in the memory of the graphs."""
 
     def __init__(
@@ -139,7 +139,7 @@ class NPUWarmupNode(_WarmupNode):  # type: ignore[misc]
         )  # fmt: skip
 
 
-class NPUGraphNode(_Node):  # type: ignore[misc]
+class NPUGraphNode(_torchs.NPUGraphNode):  # type: ignore[misc]
     """Recording of a function into a graph; a node of the tree."""
 
     def __init__(
@@ -163,7 +163,7 @@ class _Modes(dict[Any, Any]):
         return _torchs.CompilationMode.INFERENCE
 
 
-class NPUGraphTreeManager(_Manager):  # type: ignore[misc]
+class NPUGraphTreeManager(_torchs.NPUGraphTreeManager):  # type: ignore[misc]
     """Trees of recordings of one card, and the node that ran last."""
 
     def __init__(self, device_index: int) -> None:
