@@ -16,7 +16,7 @@ __all__ = ["Recording"]
 
 @dataclass
 class Recording:
-    """What graph trees have to know of a compiled function.
+    """Facts about a compiled function that graph trees need.
 
     Attributes:
         reason: why it is not recorded; "" where it is.
@@ -114,7 +114,7 @@ def _attribute(gm: Any, name: str) -> Any:
 
 
 def _reason(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Why a graph of the card cannot be recorded, in torch's words; "" where it can."""
+    """Reason for which a graph of the card cannot be recorded, in torch's words; "" where it can."""
     import torch._inductor.config as config
     from torch._inductor.cudagraph_utils import (
         check_multiple_devices_or_any_cpu_nodes,

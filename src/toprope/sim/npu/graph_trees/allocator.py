@@ -66,7 +66,7 @@ def _free(storage: int) -> None:
 
 
 def _holds_only(device: int, pool: PoolId, addresses: Iterable[int]) -> bool:
-    """Whether these are the blocks of a pool that are in use, all of them."""
+    """Return True if these are all the blocks of a pool that are in use."""
     expected = list(addresses)
     numbers = (ctypes.c_uint64 * len(expected))(*expected)
     return bool(native().pool_uses_only(device, pool_number(pool), numbers, len(expected)))

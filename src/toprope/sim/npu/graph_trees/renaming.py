@@ -17,7 +17,7 @@ _NAMES = (("CUDA", "NPU"), ("cuda", "npu"), ("Cuda", "Npu"))
 
 @dataclass(frozen=True)
 class Renaming:
-    """What is renamed besides "cuda", and what is not.
+    """Rules of renaming besides that for "cuda".
 
     Attributes:
         package: of the module, for its relative imports.
