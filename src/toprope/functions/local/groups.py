@@ -148,7 +148,7 @@ class Groups:
             member.ledger, member.asked = ledger, number
             services.expect(ledger, number, member, self._granted)
         if options.timeout != -1:
-            session.processes.after(options.timeout, lambda: self._too_late(group))
+            session.reactor.after(options.timeout, lambda: self._too_late(group))
         session.pools.make_room()
         services.serve_ledger()
         return ObjectRef(session, group.ready)
@@ -200,7 +200,7 @@ class Groups:
 
     def finish(self, entry: Entry) -> None:
         """An object is there whose value says nothing."""
-        entry.finish(self._session.values.pack(True))
+        entry.finish(self._session.store.pack(True))
 
     def dissolve(self, group: Group) -> None:
         """A group has no members any more: its name is free."""

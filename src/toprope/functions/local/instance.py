@@ -12,10 +12,10 @@ from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRequestError
 from toprope.functions.ledger import Grant
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.timers import Timer
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
+from toprope.functions.timers import Timer
 
 __all__ = ["DEFAULT_NAMESPACE", "LONGEST_ID", "Instance", "State", "exited", "grace_of"]
 

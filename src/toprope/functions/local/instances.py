@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -14,12 +15,11 @@ from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestEr
 from toprope.functions.handles import handles
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local import remarks
 from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
 from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
+from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import InvalidRequestError, parse
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instances"]
 
+_log = logging.getLogger("toprope")
 _NONE = InvokeOptions()
 REMEMBERED = 500
 """Instances that have ended whose calls are still told how; later those are simply not there."""
@@ -58,7 +59,9 @@ class Instances:
                 return id  # the vendor answers with the instance of that name
             instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
             self._by_id[id] = instance
-            remarks.detached(id, options)
+            if options.custom_extensions.get("lifecycle") == "detached":
+                text = "instance %s is detached, and runs in a process of this machine: it ends with this program"
+                _log.warning(text, id)
             self.listing.changed()
             self.appeared.notify_all()
             error = self._check(instance)
@@ -74,10 +77,10 @@ class Instances:
         session.services.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
-            instance.late = session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
+            instance.late = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
         self.serve()
         if instance.state is State.WAITING:
-            remarks.never(f"instance {instance.id}", session.services, instance, instance.request)
+            session.services.warn_if_never(f"instance {instance.id}", instance, instance.request)
             session.pools.make_room()
 
     def serve(self) -> None:
@@ -101,7 +104,7 @@ class Instances:
             nodes = session.services.ledger_of(instance).nodes
             variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
-            process = session.processes.take()
+            process = session.reactor.take()
         except YRRuntimeError as error:
             self._fail(instance, error)
             return
@@ -216,7 +219,7 @@ class Instances:
             self._fail(instance, error)
             return
         self._fail_queue(instance, error)
-        self._session.processes.stop(process, grace_of(instance.options))
+        self._session.reactor.stop(process, grace_of(instance.options))
 
     def lost(self, process: Process) -> None:
         """The process of an instance is gone."""
@@ -257,7 +260,7 @@ class Instances:
         self._session.services.member_gone(instance, error, crashed=crashed)
         if process is not None and not process.closed:
             process.on_lost = lambda gone: self._freed(instance)
-            self._session.processes.stop(process, grace_of(instance.options))
+            self._session.reactor.stop(process, grace_of(instance.options))
         else:
             self._freed(instance)
 

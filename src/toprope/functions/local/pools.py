@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local import remarks
 from toprope.functions.local.masks import mask
+from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.timers import Timer
-from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.timers import Timer
 from toprope.functions.wire import Kind
 
 if TYPE_CHECKING:
@@ -164,12 +163,12 @@ class Pools:
             limit = pool.options.schedule_timeout_ms
             if limit >= 0:
                 late = functools.partial(self._too_late, asking, limit)
-                asking.late = session.processes.after(limit / 1000, late)
+                asking.late = session.reactor.after(limit / 1000, late)
         session.services.serve_ledger()
         if pool.asked:
             if not pool.remarked:
                 pool.remarked = True
-                remarks.never("a function", session.services, pool.asked[0], pool.request)
+                session.services.warn_if_never("a function", pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
@@ -186,7 +185,7 @@ class Pools:
         try:
             variables = {**session.variables_for(f"function-{next(self._numbers)}"), **options.environment()}
             environment, unset = mask(grant, ledger.nodes, {**os.environ, **variables})
-            process = session.processes.take()
+            process = session.reactor.take()
         except YRRuntimeError as error:
             ledger.release(grant.number)
             self._fail_queue(pool, error)
@@ -206,7 +205,7 @@ class Pools:
         if call.kind == Kind.CREATE and error is not None:
             # it is not as the options say: nothing may run in it, and another would be no better
             self._fail_queue(pool, error)
-            self._session.processes.stop(process, GRACE)
+            self._session.reactor.stop(process, GRACE)
             return False
         again = error is not None and self._failed(pool, call, error)
         if process.closed or process.stopping:
@@ -233,7 +232,7 @@ class Pools:
         return False
 
     def _recycle_in(self, seconds: float, pool: Pool, process: Process) -> None:
-        process.recycling = self._session.processes.after(seconds, lambda: self._recycle(pool, process))
+        process.recycling = self._session.reactor.after(seconds, lambda: self._recycle(pool, process))
 
     def _recycle(self, pool: Pool, process: Process) -> None:
         with self._session.lock:
@@ -247,7 +246,7 @@ class Pools:
 
     def _release(self, pool: Pool, process: Process) -> None:
         pool.idle.remove(process)
-        self._session.processes.stop(process, GRACE)
+        self._session.reactor.stop(process, GRACE)
 
     def make_room(self, but: Pool | None = None) -> None:
         """Others need resources: workers without work give theirs back."""
@@ -298,7 +297,7 @@ class Pools:
             elif call.process is None:
                 call.fail(_cancelled(call.entries))
             elif force and pool.at_once == 1:  # other calls run in it, too
-                self._session.processes.kill(call.process)
+                self._session.reactor.kill(call.process)
 
     def holders(self, ledger: str) -> list[Holder]:
         """The workers that hold resources of a ledger."""
@@ -322,7 +321,7 @@ class Pools:
                 pool.asked.clear()
                 self._fail_queue(pool, error)
                 for process in pool.workers:
-                    self._session.processes.kill(process)
+                    self._session.reactor.kill(process)
 
     def end_all(self, error: BaseException) -> None:
         """The session ends: calls that have no result are told so, and their workers end."""
@@ -332,7 +331,7 @@ class Pools:
                 for process in pool.workers:
                     for call in (*process.pending.values(), *process.backlog):
                         call.fail(error)
-                    self._session.processes.stop(process, AT_END)
+                    self._session.reactor.stop(process, AT_END)
 
     def why_waiting(self, pool: Pool, call: Call) -> str:
         """What a call waits for."""

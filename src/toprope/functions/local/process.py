@@ -12,8 +12,8 @@ from toprope.functions.wire import Channel, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Code
-    from toprope.functions.local.timers import Timer
     from toprope.functions.options import InvokeOptions
+    from toprope.functions.timers import Timer
 
 __all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream"]
 
@@ -121,7 +121,7 @@ class Process:
     Attributes:
         number: names it in the session.
         channel: the socket to it.
-        pid: its process; 0 until the zygote has told it.
+        pid: its process; 0 until the forkserver has told it.
         pending: calls sent to it that have no result yet, by number.
         backlog: calls that wait until fewer are on their way; none of them has begun.
         lent: how often each block was sent to it and not let go of.
@@ -134,7 +134,7 @@ class Process:
         buried: whether what it held has been freed.
         stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
-        burial: frees what it held where the zygote does not tell how it ended; None while its socket is open.
+        burial: frees what it held where the forkserver does not tell how it ended; None while its socket is open.
         idle_since: when it last had nothing to do.
         recycling: ends it if it has had nothing to do for long; None while there is none.
         waits: requests of it whose answers it waits for, which others have to bring about.

@@ -51,7 +51,7 @@ class Requests:
                 session.codes[key] = _Received(key, name, is_async, message.parts[0])
         elif message.kind == Kind.REQUEST:
             what, has_data, spec, ids, extra = message.meta
-            value = session.values.received(has_data, spec, ids, iter(message.parts), process)
+            value = session.store.received(has_data, spec, ids, iter(message.parts), process)
             try:
                 self._request(process, message.number, what, value, extra)
             except Exception as error:
@@ -60,7 +60,7 @@ class Requests:
     def _request(self, process: Process, number: int, what: str, value: Value, extra: Any) -> None:
         session = self._session
         if what == "request":
-            operation, arguments = session.values.unpack(value)
+            operation, arguments = session.store.unpack(value)
             self._operations[operation](process, number, *arguments)
         elif what == "put":
             entry = Entry()
@@ -197,7 +197,7 @@ class Requests:
                     instance, code = session.instances.find(name, namespace, 0)
                 except YRError as error:
                     if time.monotonic() < until:
-                        session.processes.after(0.05, look)
+                        session.reactor.after(0.05, look)
                     else:
                         self._answer_error(process, number, error)
                     return
@@ -218,7 +218,7 @@ class Requests:
 
     def _answer(self, process: Process, number: int, result: Any) -> None:
         try:
-            value = self._session.values.pack(result)
+            value = self._session.store.pack(result)
         except Exception as error:  # the store is full; who asks is told, and not who brought the news
             self._answer_error(process, number, error)
         else:
@@ -227,7 +227,7 @@ class Requests:
     def _answer_error(self, process: Process, number: int, error: BaseException) -> None:
         if number:
             kept, _ = describe(error)
-            value = self._session.values.pack(kept)
+            value = self._session.store.pack(kept)
             self._answer_value(process, number, value, failed=True)
 
     def _answer_value(self, process: Process, number: int, value: Value, *, failed: bool = False) -> None:
@@ -236,12 +236,12 @@ class Requests:
             if process.closed or not number:
                 return
             ids = tuple(session.expose(entry, process) for entry in value.refs)
-            session.values.lend(value.spec, process)
+            session.store.lend(value.spec, process)
             parts = [*([value.data] if value.data is not None else []), *value.parts]
             try:
                 process.channel.send(Kind.REPLY, number, (failed, value.data is not None, value.spec, ids), parts)
             except Closed:
-                session.processes.lost(process)
+                session.reactor.lost(process)
 
 
 class _Waiting:
@@ -258,7 +258,7 @@ class _Waiting:
         self._session = session
         self._process = process
         self._ended = False
-        self._timer = None if timeout is None else session.processes.after(timeout, late)
+        self._timer = None if timeout is None else session.reactor.after(timeout, late)
         self._count(1)
 
     def end(self) -> bool:

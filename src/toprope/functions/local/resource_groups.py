@@ -169,7 +169,7 @@ class ResourceGroups:
             rest = rest_of_cards(node, held)
             if rest is not None:
                 ledger.hold(node.id, rest)
-        group.ready.finish(self._session.values.pack(True))
+        group.ready.finish(self._session.store.pack(True))
 
     def _told(self, group: _Group) -> dict[str, Any]:
         state = "CREATED" if group.ready.done else "PENDING"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,16 +17,18 @@ from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
 from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
-from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
 from toprope.functions.pairs import Pairs
 from toprope.functions.resources import Request, check_keys
+from toprope.functions.timers import Timer
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
     from toprope.functions.local.session import Session
 
 __all__ = ["Services"]
+
+_log = logging.getLogger("toprope")
 
 
 class Asker(Protocol):
@@ -155,7 +158,7 @@ class Services:
         finally:
             self._serving = False
         if self._claims is not None and self._session.ledger.is_waited_for and self._look is None:
-            self._look = self._session.processes.after(LOOK, self._look_again)
+            self._look = self._session.reactor.after(LOOK, self._look_again)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
         if self._claims is None or ledger is not self._session.ledger:
@@ -198,6 +201,12 @@ class Services:
         """What somebody is short of."""
         options: InvokeOptions = asker.options  # type: ignore[attr-defined]
         return self.ledger_of(asker).shortage(request, self.filter(options))
+
+    def warn_if_never(self, what: str, asker: Asker, request: Request) -> None:
+        """Warn that a request can never be met by what is here. It waits all the same: more may come."""
+        shortage = self.shortage_for(asker, request)
+        if not shortage.ever:
+            _log.warning("%s asks for what is not here: %s", what, shortage.text)
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
         """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""

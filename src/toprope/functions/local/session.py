@@ -20,15 +20,15 @@ from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.ledger import Ledger, Node
+from toprope.functions.local.dispatcher import Dispatcher
 from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
+from toprope.functions.local.object_store import NOTHING, ObjectStore
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
-from toprope.functions.local.processes import Processes
+from toprope.functions.local.reactor import Reactor
 from toprope.functions.local.requests import Requests
 from toprope.functions.local.services import Services
-from toprope.functions.local.traffic import Traffic
-from toprope.functions.local.values import NOTHING, Values
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.wire import Kind
@@ -61,23 +61,23 @@ class Session(Backend):
         self.job_id = config.job_id or f"job-{uuid.uuid4().hex[:8]}"
         self.hold = hold(folder)
         self.lock = threading.RLock()
-        self.values = Values(self, folder)
+        self.store = ObjectStore(self, folder)
         self.ledger = Ledger([node])
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self.streams: dict[int, Stream] = {}
         self._object_numbers = itertools.count(1)
         self.ended = False
-        self.processes = Processes(self)
+        self.reactor = Reactor(self)
         self.instances = Instances(self)
         self.pools = Pools(self)
         self.node = node.id
         self.services = Services(self, claims)
         self.requests = Requests(self)
-        self.traffic = Traffic(self)
-        self.send, self.handle = self.traffic.send, self.traffic.handle
+        self.dispatcher = Dispatcher(self)
+        self.send, self.handle = self.dispatcher.send, self.dispatcher.handle
         self._process = os.getpid()
-        self.processes.start()
+        self.reactor.start()
         self._guard = interrupts.Guard()
         _sessions.add(self)
 
@@ -120,7 +120,7 @@ class Session(Backend):
         """Keep a value for those who get its reference."""
         self.check()
         entry = Entry()
-        entry.finish(self.values.pack(value))
+        entry.finish(self.store.pack(value))
         return ObjectRef(self, entry)
 
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
@@ -138,7 +138,7 @@ class Session(Backend):
                 results.append(None)
             else:
                 results.append(result(entry))
-        self.values.settle()
+        self.store.settle()
         return results
 
     def result(self, entry: Entry) -> Any:
@@ -153,7 +153,7 @@ class Session(Backend):
         if self.ended:
             self.check()
         try:
-            return self.values.unpack(entry.value)
+            return self.store.unpack(entry.value)
         except YRRuntimeError:
             raise
         except Exception as error:
@@ -170,10 +170,10 @@ class Session(Backend):
             source: Process | None = entry.source
             if source is not None and not source.closed and source.channel.reading.acquire(blocking=False):
                 try:
-                    self.processes.read_here(source, entry, left)
+                    self.reactor.read_here(source, entry, left)
                 finally:
                     source.channel.reading.release()
-                    self.processes.listen(source)
+                    self.reactor.listen(source)
             else:
                 interrupts.wait(entry.event(), left if source is None else min(0.2, left or 0.2))
         return True
@@ -264,7 +264,7 @@ class Session(Backend):
         lifted, named, refs = lift(arguments, keywords)
         if any(ref._backend is not self for ref in refs):
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
-        return self.values.pack((lifted, named)), [ref._entry for ref in refs]
+        return self.store.pack((lifted, named)), [ref._entry for ref in refs]
 
     def handles(self, call: Call) -> Any:
         """What the caller of a call is given."""
@@ -286,7 +286,7 @@ class Session(Backend):
         """A handle to an instance is gone."""
         if self.config.free_unreferenced and not self.ended:
             self.instances.dropped.append(instance)
-            self.processes.look()
+            self.reactor.look()
 
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
@@ -329,11 +329,11 @@ class Session(Backend):
         self.instances.end_all(error)
         self.pools.end_all(error)
         try:
-            self.processes.close()
+            self.reactor.close()
         finally:
             self.services.end()
-            self.values.close()
-            shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed
+            self.store.close()
+            shutil.rmtree(self.folder, ignore_errors=True)  # the forkserver does it, unless it was killed
             os.close(self.hold)
             self._guard.remove()
 
@@ -342,7 +342,7 @@ class Session(Backend):
         self.ended = True
         self.lock = threading.RLock()  # another thread, which is not here, may have held it
         self._guard.remove()
-        self.processes.abandon()
+        self.reactor.abandon()
         os.close(self.hold)
 
 

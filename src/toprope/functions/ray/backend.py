@@ -15,13 +15,13 @@ from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.clock import Clock
 from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.services import Services
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
+from toprope.functions.timers import Clock
 
 __all__ = ["RayBackend"]
 
