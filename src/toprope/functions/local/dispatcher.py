@@ -158,7 +158,7 @@ class Dispatcher:
                     if held[1] <= 0:
                         del process.held[name]
         else:
-            self._session.requests.handle(process, message)
+            self._session.requests.receive(process, message)
 
     def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
         if not call.owner.ended(process, call, error):

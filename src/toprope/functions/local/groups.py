@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
 from toprope.functions.groups import check_strategy
 from toprope.functions.ledger import Grant
+from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import GroupOptions
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
-    from toprope.functions.local.process import Process
     from toprope.functions.local.session import Session
 
 __all__ = ["Group", "Groups"]
@@ -105,14 +105,14 @@ class Groups:
         instance.group = group
         group.members.append(instance)
 
-    def start(self, process: Process | None, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
+    @locked
+    def start(self, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
         """Start all members of a group or none: an object that is there when they run.
 
         Args:
-            process: who asks.
             name: of the group.
-            options: how they live together.
-            bundle_size: so many members that follow each other go to one node.
+            options: how its members live together.
+            bundle_size: number of members, one after the other, that go to one node.
 
         Raises:
             ValueError: a timeout or strategy that cannot be.
@@ -129,7 +129,7 @@ class Groups:
         if group.error is not None:
             self.fail(group, said(group.error))
             return ObjectRef(self._session, group.ready)
-        session, services = self._session, self._session.services
+        session, services = self._session, self._session.scheduler
         try:
             ledgers = {services.ledger_name(each.options) for each in group.members}
             if len(ledgers) > 1:
@@ -138,7 +138,7 @@ class Groups:
             self.fail(group, said(error))
             return ObjectRef(session, group.ready)
         (ledger,) = ledgers
-        numbers = services.ledger(ledger).ask_together(
+        numbers = services.ledgers[ledger].ask_together(
             [each.request for each in group.members],
             strategy,
             [services.filter(each.options) for each in group.members],
@@ -150,10 +150,11 @@ class Groups:
         if options.timeout != -1:
             session.reactor.after(options.timeout, lambda: self._too_late(group))
         session.pools.make_room()
-        services.serve_ledger()
+        services.serve()
         return ObjectRef(session, group.ready)
 
-    def terminate(self, process: Process | None, name: str) -> ObjectRef | None:
+    @locked
+    def terminate(self, name: str) -> ObjectRef | None:
         """End all members of a group: an object that is there when they are gone; None without such a group."""
         group = self._groups.get(name)
         if group is None:
@@ -163,7 +164,8 @@ class Groups:
         self.end(group, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
         return over
 
-    def waited(self, process: Process | None, name: str) -> ObjectRef:
+    @locked
+    def waited(self, name: str) -> ObjectRef:
         """The object that is there when all members of a group run.
 
         Raises:
@@ -180,7 +182,7 @@ class Groups:
         for member in group.members:
             grant = group.grants[member.asked]
             vendor, ids = next(iter(grant.cards.items()), ("", ()))
-            (node,) = (each for each in self._session.services.ledger(member.ledger).nodes if each.id == grant.node)
+            (node,) = (each for each in self._session.scheduler.ledgers[member.ledger].nodes if each.id == grant.node)
             model = next((card.model for card in node.cards if card.vendor == vendor and card.id in ids), "")
             told.append((node.labels.get("NODE_ID", node.id), f"{vendor}/{model}" if vendor else "", ids))
         return group.members.index(instance), len(group.members), told
@@ -226,9 +228,9 @@ class Groups:
         with self._session.lock:
             if group.stage is not Stage.WAITING:
                 return
-            services = self._session.services
+            services = self._session.scheduler
             found = [
-                services.ledger(each.ledger).shortage(each.request, services.filter(each.options))
+                services.ledgers[each.ledger].shortage(each.request, services.filter(each.options))
                 for each in group.members
             ]
             short = dict.fromkeys(each.text for each in found if each.reasons)

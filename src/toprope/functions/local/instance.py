@@ -17,10 +17,7 @@ from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
 from toprope.functions.timers import Timer
 
-__all__ = ["DEFAULT_NAMESPACE", "LONGEST_ID", "Instance", "State", "exited", "grace_of"]
-
-DEFAULT_NAMESPACE = "yr_defalut_namespace"
-"""The vendor's own spelling."""
+__all__ = ["LONGEST_ID", "Instance", "State", "exited", "grace_of"]
 
 LONGEST_ID = 64
 GRACE = 30.0

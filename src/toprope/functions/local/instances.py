@@ -15,7 +15,7 @@ from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestEr
 from toprope.functions.handles import handles
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.local.instance import LONGEST_ID, Instance, State, exited, grace_of
 from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
@@ -74,23 +74,19 @@ class Instances:
     def ask(self, instance: Instance) -> None:
         """Ask for the resources of an instance, and have it start when it gets them."""
         session = self._session
-        session.services.place(instance, instance.request, instance.options, self.granted)
+        session.scheduler.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
             instance.late = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
-        self.serve()
+        self._session.scheduler.serve()
         if instance.state is State.WAITING:
-            session.services.warn_if_never(f"instance {instance.id}", instance, instance.request)
+            session.scheduler.warn_if_never(f"instance {instance.id}", instance, instance.request)
             session.pools.make_room()
-
-    def serve(self) -> None:
-        """Start what can have its resources now."""
-        self._session.services.serve_ledger()
 
     def granted(self, instance: Instance, grant: Grant) -> None:
         """An instance has its resources: start it."""
         if instance.state is not State.WAITING:
-            self._session.services.ledger_of(instance).release(grant.number)
+            self._session.scheduler.ledger_of(instance).release(grant.number)
             return
         instance.grant = grant
         if instance.late is not None:
@@ -101,7 +97,7 @@ class Instances:
         session, options = self._session, instance.options
         assert instance.grant is not None
         try:
-            nodes = session.services.ledger_of(instance).nodes
+            nodes = session.scheduler.ledger_of(instance).nodes
             variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
             process = session.reactor.take()
@@ -113,7 +109,7 @@ class Instances:
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         is_async = instance.code.is_async
         setup = (
-            instance.code.key, {**variables, **environment}, unset, folder, session.services.python_path(),
+            instance.code.key, {**variables, **environment}, unset, folder, session.python_path(),
             options.calls_at_once(is_async=is_async), is_async, instance.lives > 0, instance.saved,
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
@@ -149,7 +145,8 @@ class Instances:
             instance.value, instance.refs = NOTHING, []
             self.appeared.notify_all()
             self.listing.changed()
-            self._session.services.started(instance)
+            if instance.group is not None:
+                instance.group.started(instance)
             self.advance(instance)
             self.free_if_unused(instance)
 
@@ -203,11 +200,16 @@ class Instances:
             instance = self._by_id.get(id)
             if instance is None:
                 return
-            members = self._session.services.of_group(instance)
-            for each in members:
-                self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+            members = self.end_group(instance)
         for each in members:
             interrupts.wait(each.gone, None if is_sync else grace_of(each.options))
+
+    def end_group(self, instance: Instance) -> list[Instance]:
+        """End an instance and those that end with it: all of them."""
+        members = [instance] if instance.group is None else list(instance.group.members)
+        for each in members:
+            self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+        return members
 
     def end(self, instance: Instance, error: BaseException) -> None:
         """End an instance; its calls raise the error from now on."""
@@ -253,11 +255,12 @@ class Instances:
         crashed = instance.state is not State.ENDING
         instance.state, instance.error = State.DEAD, error
         self._fail_queue(instance, error)
-        self._session.services.withdraw(instance)
+        self._session.scheduler.withdraw(instance)
         instance.value, instance.refs = NOTHING, []
         if instance.late is not None:
             instance.late.cancel()
-        self._session.services.member_gone(instance, error, crashed=crashed)
+        if instance.group is not None:
+            instance.group.gone(instance, error, crashed=crashed)
         if process is not None and not process.closed:
             process.on_lost = lambda gone: self._freed(instance)
             self._session.reactor.stop(process, grace_of(instance.options))
@@ -266,19 +269,20 @@ class Instances:
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
-            self._session.services.ledger_of(instance).release(instance.grant.number)
+            self._session.scheduler.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
         handles.forget(instance.id)
         self.listing.changed()
-        self._session.services.member_freed(instance)
+        if instance.group is not None:
+            instance.group.freed()
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
             oldest = self._dead.popleft()
             if self._by_id.get(oldest.id) is oldest:
                 del self._by_id[oldest.id]
-        self.serve()
+        self._session.scheduler.serve()
 
     def _fail_queue(self, instance: Instance, error: BaseException) -> None:
         while instance.queue:
@@ -320,7 +324,9 @@ class Instances:
 
     def _holder(self, instance: Instance) -> Holder:
         options, grant, process = instance.options, instance.grant, instance.process
-        named = {"name": options.name, "namespace": options.namespace or self._namespace()} if options.name else {}
+        named = (
+            {"name": options.name, "namespace": options.namespace or self._session.namespace} if options.name else {}
+        )
         held = None if grant is None else grant.request
         return Holder(
             instance.id, instance.code.name, str(instance.state), "" if grant is None else grant.node,
@@ -362,7 +368,7 @@ class Instances:
             RuntimeError: there is none.
             YRTimeoutError: its constructor has not run in time.
         """
-        id = f"{namespace or self._namespace()}-{name}"
+        id = f"{namespace or self._session.namespace}-{name}"
         with self._session.lock:
             if not self.appeared.wait_for(lambda: self.is_made(id), timeout):
                 if not self.is_alive(id):
@@ -374,7 +380,7 @@ class Instances:
     def named(self) -> list[tuple[str, str]]:
         """Namespace and name of the living instances that have one."""
         return [
-            (each.options.namespace or self._namespace(), each.options.name)
+            (each.options.namespace or self._session.namespace, each.options.name)
             for each in self._by_id.values()
             if each.options.name and self.is_alive(each.id)
         ]
@@ -383,29 +389,28 @@ class Instances:
         """What a call of an instance waits for."""
         if instance.state is State.WAITING:
             group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
-            return f"instance {instance.id} still {instance.state}: {group}{self._session.services.shortage(instance)}"
+            why = self._session.scheduler.shortage_of(instance, instance.request)
+            return f"instance {instance.id} still {instance.state}: {group}{why}"
         return f"instance {instance.id} ({instance.state}) had not answered"
-
-    def _namespace(self) -> str:
-        return self._session.config.ns or DEFAULT_NAMESPACE
 
     def _id(self, options: InvokeOptions) -> str:
         if options.name:
-            return f"{options.namespace or self._namespace()}-{options.name}"
+            return f"{options.namespace or self._session.namespace}-{options.name}"
         return f"instance-{next(self._numbers)}"
 
     def _check(self, instance: Instance) -> BaseException | None:
         options = instance.options
         size = len(instance.id.encode())
         try:
-            self._session.services.join_group(instance)
+            if options.group_name:
+                self._session.scheduler.groups.join(instance)
             if options.name and size > LONGEST_ID:
                 raise YRequestError(
                     f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
                 )
             options.check(is_async=instance.code.is_async)
             instance.request = parse(options.custom_resources, options.cpu, options.memory)
-            self._session.services.check(instance)
+            self._session.scheduler.check(instance)
         except InvalidRequestError as error:
             return YRequestError(error.message, error.code)
         except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
@@ -415,9 +420,10 @@ class Instances:
     def _too_late(self, instance: Instance, limit: int) -> None:
         with self._session.lock:
             if instance.state is State.WAITING:
-                services = self._session.services
-                text = f"the instance cannot be scheduled within {limit} ms. {services.shortage(instance)}"
-                self._fail(instance, YRequestError(text, services.code_of_shortage(instance)))
+                scheduler = self._session.scheduler
+                why = scheduler.shortage_of(instance, instance.request)
+                text = f"the instance cannot be scheduled within {limit} ms. {why}"
+                self._fail(instance, YRequestError(text, scheduler.code_of_shortage(instance)))
 
 
 class _Creation:

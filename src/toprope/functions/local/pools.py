@@ -111,7 +111,7 @@ class Pools:
         try:
             options.check()
             request = parse(options.custom_resources, options.cpu, options.memory)
-            self._session.services.check_keys(request)
+            self._session.scheduler.check_keys(request)
         except InvalidRequestError as error:
             call.fail(YRequestError(error.message, error.code))
             return
@@ -123,7 +123,7 @@ class Pools:
             pool = self._pools.get(key)
             if pool is None:
                 try:
-                    ledger = self._session.services.ledger_name(options)
+                    ledger = self._session.scheduler.ledger_name(options)
                 except YRequestError as error:
                     call.fail(error)
                     return
@@ -159,16 +159,16 @@ class Pools:
         for _ in range(min(wanted, most - len(pool.workers) - len(pool.asked))):
             asking = Asking(pool, pool.options)
             pool.asked.append(asking)
-            session.services.place(asking, pool.request, pool.options, self.granted)
+            session.scheduler.place(asking, pool.request, pool.options, self.granted)
             limit = pool.options.schedule_timeout_ms
             if limit >= 0:
                 late = functools.partial(self._too_late, asking, limit)
                 asking.late = session.reactor.after(limit / 1000, late)
-        session.services.serve_ledger()
+        session.scheduler.serve()
         if pool.asked:
             if not pool.remarked:
                 pool.remarked = True
-                session.services.warn_if_never("a function", pool.asked[0], pool.request)
+                session.scheduler.warn_if_never("a function", pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
@@ -177,7 +177,7 @@ class Pools:
         pool.asked.remove(asking)
         if asking.late is not None:
             asking.late.cancel()
-        ledger = session.services.ledger_of(asking)
+        ledger = session.scheduler.ledger_of(asking)
         if not pool.queue or session.ended:
             ledger.release(grant.number)
             return
@@ -195,7 +195,7 @@ class Pools:
         pool.workers[process] = grant
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables |= environment
-        setup = ("", variables, unset, folder, session.services.python_path(), pool.at_once, False, False, None)
+        setup = ("", variables, unset, folder, session.python_path(), pool.at_once, False, False, None)
         call = Call(Kind.CREATE, setup, NOTHING, [], 1)
         call.owner = _Owner(self, pool)
         session.send(process, call)
@@ -267,7 +267,7 @@ class Pools:
         process.pending.clear()
         process.backlog.clear()
         if grant is not None:
-            self._session.services.ledger_of(asking).release(grant.number)
+            self._session.scheduler.ledger_of(asking).release(grant.number)
         error = YRequestError(f"the worker of a function exited: {process.how_it_ended}", CODES["instance exited"], 22)
         for call in calls:
             if call.kind == Kind.CREATE:
@@ -279,7 +279,7 @@ class Pools:
         for call in reversed(never_begun):
             call.process = None
             pool.queue.appendleft(call)
-        self._session.services.serve_ledger()
+        self._session.scheduler.serve()
         if not self._session.ended:
             self.advance(pool)
 
@@ -317,7 +317,7 @@ class Pools:
                 del self._pools[key]
                 pool.error = error
                 for asking in pool.asked:
-                    self._session.services.withdraw(asking)
+                    self._session.scheduler.withdraw(asking)
                 pool.asked.clear()
                 self._fail_queue(pool, error)
                 for process in pool.workers:
@@ -341,7 +341,7 @@ class Pools:
         if missing:
             return f"the function had not begun: {len(missing)} of its arguments were not there"
         asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)
-        return f"the function had not begun: {self._session.services.shortage_of(asking, pool.request)}"
+        return f"the function had not begun: {self._session.scheduler.shortage_of(asking, pool.request)}"
 
     def _too_late(self, asking: Asking, limit: int) -> None:
         with self._session.lock:
@@ -349,11 +349,11 @@ class Pools:
             if asking not in pool.asked:
                 return
             pool.asked.remove(asking)
-            self._session.services.withdraw(asking)
+            self._session.scheduler.withdraw(asking)
             if not pool.workers and pool.queue:
-                why = self._session.services.shortage_of(asking, pool.request)
+                why = self._session.scheduler.shortage_of(asking, pool.request)
                 text = f"the instance cannot be scheduled within {limit} ms. {why}"
-                code = self._session.services.code_of_shortage(asking, pool.request)
+                code = self._session.scheduler.code_of_shortage(asking, pool.request)
                 self._fail_queue(pool, YRequestError(text, code))
 
     def _fail_queue(self, pool: Pool, error: BaseException) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from toprope.functions.objects import Entry, Value
 from toprope.functions.serial import BlockKey
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from toprope.functions.options import InvokeOptions
     from toprope.functions.timers import Timer
 
-__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream"]
+__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream", "locked"]
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 WINDOW = 192
 """Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
@@ -25,6 +28,17 @@ BURST = 64
 
 SEVERAL = 32
 """Calls that are sent at a time then."""
+
+
+def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Have a method of a part of a session hold the session's lock."""
+
+    @functools.wraps(method)
+    def hold(self: Any, *arguments: P.args, **keywords: P.kwargs) -> R:
+        with self._session.lock:
+            return method(self, *arguments, **keywords)
+
+    return hold
 
 
 class Stream:

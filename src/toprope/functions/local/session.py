@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -15,7 +16,7 @@ from typing import Any
 
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
-from toprope.functions.backend import Backend, Code
+from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
 from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
@@ -28,9 +29,10 @@ from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
 from toprope.functions.local.reactor import Reactor
 from toprope.functions.local.requests import Requests
-from toprope.functions.local.services import Services
+from toprope.functions.local.scheduler import Scheduler
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
+from toprope.functions.pairs import Pairs
 from toprope.functions.wire import Kind
 
 __all__ = ["Session"]
@@ -72,7 +74,9 @@ class Session(Backend):
         self.instances = Instances(self)
         self.pools = Pools(self)
         self.node = node.id
-        self.services = Services(self, claims)
+        self.scheduler = Scheduler(self, claims)
+        self.resource_groups, self.groups = self.scheduler.resource_groups, self.scheduler.groups
+        self.pairs = Pairs()
         self.requests = Requests(self)
         self.dispatcher = Dispatcher(self)
         self.send, self.handle = self.dispatcher.send, self.dispatcher.handle
@@ -296,9 +300,43 @@ class Session(Backend):
         """The id and class of a named instance."""
         return self.instances.find(name, namespace, timeout)
 
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom, see `Services`."""
-        return self.services.serve(operation, arguments, None)
+    def python_path(self) -> list[str]:
+        """What goes in front of the workers' sys.path: what this process can import from."""
+        return [*self.config.load_paths, *(each for each in sys.path if each)]
+
+    # What there is
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Each node with its capacity and what is free of it, 0 too."""
+        with self.lock:
+            return [
+                {
+                    "id": node.id, "status": 0, "capacity": node.amounts,
+                    "allocatable": dict.fromkeys(node.amounts, 0) | self.ledger.free(node.id).amounts,
+                    "labels": dict(node.labels),
+                }
+                for node in self.ledger.nodes
+            ]  # fmt: skip
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        """The living instances."""
+        with self.lock:
+            return [each.as_dict() for each in self.instances.holders()]
+
+    def list_named_instances(self, all_namespaces: bool) -> list[Any]:
+        """Names of the living instances that have one."""
+        with self.lock:
+            return listed_names(self.instances.named(), self.namespace, all_namespaces)
+
+    def node(self) -> dict[str, str]:
+        """This machine."""
+        (node,) = self.ledger.nodes
+        return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": self.namespace}
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of named instances that name none."""
+        return self.config.ns or DEFAULT_NAMESPACE
 
     # Its end
 
@@ -331,7 +369,7 @@ class Session(Backend):
         try:
             self.reactor.close()
         finally:
-            self.services.end()
+            self.scheduler.end()
             self.store.close()
             shutil.rmtree(self.folder, ignore_errors=True)  # the forkserver does it, unless it was killed
             os.close(self.hold)

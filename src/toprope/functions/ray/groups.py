@@ -10,14 +10,15 @@ from toprope.functions.groups import check_strategy
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
 from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.mapping import amounts
+from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import Entry
 from toprope.functions.ray.resource_groups import placement_group
 from toprope.functions.ray.view import smallest_hbm
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
-    from toprope.functions.ray.instances import Record
 
 __all__ = ["Groups"]
 
@@ -86,7 +87,7 @@ class Groups:
             why = "it has no members" if group is None else "it has started"
             raise YRequestError(f"group {name} cannot be started: {why}", CODES["group schedule failed"])
         group.options, group.started = options, True
-        self._backend.tell("begin_anew", group.key)
+        self._backend.tell(Manager.begin_anew, group.key)
         wrong = next((each.error for each in group.members if each.error is not None), None)
         if wrong is not None:
             self._fail(group, said(wrong))
@@ -124,8 +125,8 @@ class Groups:
             for place in range(0, len(members), bundle_size)
         ]
         group.placement = placement_group(backend, bundles, strategy, "")
-        backend.tell("group", group.name, [each.id for each in members])
-        smallest = smallest_hbm(backend.ask("view"))
+        backend.tell(Manager.group, group.name, [each.id for each in members])
+        smallest = smallest_hbm(backend.ask(Manager.view))
         for place, each in enumerate(members):
             asked = amounts(each.request, smallest).options()
             where = PlacementGroupSchedulingStrategy(group.placement, place // bundle_size)
@@ -174,7 +175,7 @@ class Groups:
     def _fail(self, group: _Group, why: str) -> None:
         group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])
         try:  # known to the manager before the members die: whoever waits for them asks it why, at once
-            self._backend.ask("fail", group.key, RaisedError.of(group.error).data)
+            self._backend.ask(Manager.fail, group.key, RaisedError.of(group.error).data)
         except YRError:
             pass  # the session has ended
         self._end(group, group.error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
@@ -18,69 +17,29 @@ from toprope.functions.exceptions import (
     YRTimeoutError,
     fresh,
 )
-from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
+from toprope.functions.local.instance import LONGEST_ID, grace_of
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray.attach import BARE, NAMESPACE
+from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.groups import Groups
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.placing import Placing
 from toprope.functions.ray.process import Setup
+from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.resources import InvalidRequestError, parse
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
 
-__all__ = ["Instances", "Record"]
+__all__ = ["Instances"]
 
 _DEAD = 4
 """What Ray calls the state of an actor that has ended."""
 
 _GONE = 10.0
 """Seconds that Ray may take to end a process."""
-
-
-@dataclass(eq=False)
-class Record:
-    """An instance.
-
-    Attributes:
-        id: names it.
-        handle: Ray's; as long as it is held the instance lives. None where there never was one.
-        code: its class; None where it was created elsewhere.
-        options: what was asked for.
-        request: its resources.
-        error: why it has ended, where this process knows.
-        is_ours: whether this process created it, and ends it with the session.
-        arguments: of its constructor, while it waits for its group.
-        run, stream: its ways of being called.
-        bare: of its methods, those that were called without arguments, as Ray calls them.
-    """
-
-    id: str
-    handle: Any = None
-    code: Code | None = None
-    options: InvokeOptions = field(default_factory=InvokeOptions)
-    request: Request = field(default_factory=Request)
-    error: BaseException | None = None
-    is_ours: bool = False
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    run: Any = None
-    stream: Any = None
-    bare: dict[str, Any] = field(default_factory=dict)
-
-    def hold(self, handle: Any) -> None:
-        """It has this handle."""
-        self.handle = handle
-        self.run = handle.run
-        self.stream = handle.stream.options(num_returns="streaming")
-        self.bare = {}
-
-    def without_arguments(self, method: str) -> Any:
-        """A method as Ray calls it without arguments; None where it can only be called through `run`."""
-        if method not in self.bare:
-            self.bare[method] = getattr(self.handle, BARE + method, None)
-        return self.bare[method]
 
 
 class Instances:
@@ -96,6 +55,7 @@ class Instances:
         self._records: dict[str, Record] = {}
         self._numbers = itertools.count(1)
         self.placing = Placing(backend)
+        self.groups = Groups(backend)
 
     # Creating
 
@@ -115,9 +75,9 @@ class Instances:
             if options.name and self._attach(record, wait=again):
                 return id
             if again:
-                self._backend.tell("begin_anew", id)
+                self._backend.tell(Manager.begin_anew, id)
             if options.group_name:
-                error = self._backend.services.groups.join(record)
+                error = self.groups.join(record)
                 if error is not None:
                     self.fail(record, error)
             else:
@@ -174,7 +134,9 @@ class Instances:
         record.hold(actor.remote(making, packed, refs))
         record.arguments = ((), {})
         if options.name:
-            backend.tell("name", record.id, options.namespace or self._namespace(), options.name, backend.blob(code))
+            backend.tell(
+                Manager.name, record.id, options.namespace or self._backend.namespace, options.name, backend.blob(code)
+            )
 
     def setup(self, options: InvokeOptions) -> Setup:
         """How a process is set up."""
@@ -260,22 +222,22 @@ class Instances:
             RuntimeError: there is none.
             YRTimeoutError: its constructor has not run in time.
         """
-        id = f"{namespace or self._namespace()}-{name}"
+        id = f"{namespace or self._backend.namespace}-{name}"
         until = time.monotonic() + timeout
         while not self.is_alive(id):
             if time.monotonic() >= until:
                 raise MissingInstanceError(id)
             time.sleep(0.05)
         record = self.record(id)
-        is_of_session = id in self._backend.ask("names")
-        while is_of_session and not self._backend.ask("is_made", id):
+        is_of_session = id in self._backend.ask(Manager.names)
+        while is_of_session and not self._backend.ask(Manager.is_made, id):
             if not self.is_alive(id):
                 raise self.why_ended(id) or MissingInstanceError(id)
             if time.monotonic() >= until:
                 raise YRTimeoutError(f"instance {id} had not been made within {timeout} s", CODES["get failed"])
             time.sleep(0.05)
         if record.code is None:
-            blob = self._backend.ask("class_of", id)
+            blob = self._backend.ask(Manager.class_of, id)
             if blob is None:  # of another session
                 blob = self._backend.ray.get(record.handle.about.remote(), timeout=max(10.0, timeout))
             import pickle
@@ -292,7 +254,7 @@ class Instances:
         record.error = error
         record.arguments = ((), {})
         try:
-            self._backend.tell("fail", record.id, RaisedError.of(error).data)
+            self._backend.tell(Manager.fail, record.id, RaisedError.of(error).data)
         except ValueError:
             pass  # the session has ended
         if record.handle is not None:
@@ -303,7 +265,7 @@ class Instances:
         record = self.record(id)
         if record.error is not None:
             return
-        for each in self._backend.services.groups.of(record):
+        for each in self.groups.of(record):
             self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]), is_sync=is_sync)
 
     def end(self, record: Record, error: BaseException, *, is_sync: bool = False) -> None:
@@ -311,7 +273,7 @@ class Instances:
         if record.error is not None:
             return
         ray = self._backend.ray
-        placed = self._backend.ask("placed", record.id) if record.handle is not None else None
+        placed = self._backend.ask(Manager.placed, record.id) if record.handle is not None else None
         handle = record.handle
         if placed is not None:
             done = handle.shutdown.remote(placed.grace)
@@ -349,12 +311,9 @@ class Instances:
 
     # Checks
 
-    def _namespace(self) -> str:
-        return self._backend.config.ns or DEFAULT_NAMESPACE
-
     def _id(self, options: InvokeOptions) -> str:
         if options.name:
-            return f"{options.namespace or self._namespace()}-{options.name}"
+            return f"{options.namespace or self._backend.namespace}-{options.name}"
         return f"instance-{self._backend.job_id}-{'m' if self._backend.is_manager else ''}{next(self._numbers)}"
 
     def _check(self, record: Record) -> BaseException | None:
