@@ -298,7 +298,7 @@ class Backend(ABC):
         """Names of the living instances that have one; see `yr.list_named_instances`."""
 
     @abstractmethod
-    def node(self) -> dict[str, str]:
+    def this_node(self) -> dict[str, str]:
         """The "id" and "ip" of this node, and the "namespace" of named instances that name none."""
 
     def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -113,7 +113,7 @@ def create_function_group(
         creator, arguments = wrapper, tuple(args)
     handler = FunctionGroupHandler(name, [creator.options(chosen).invoke(*arguments) for _ in range(group_size)])
     timeout = -1 if options.timeout is None else options.timeout
-    current.backend().groups.start(name, GroupOptions(timeout=timeout), bundle_size)
+    current.backend().groups.start(name, GroupOptions(timeout=timeout), bundle_size or 1)
     if isinstance(wrapper, FunctionProxy):
         return _results(handler, wrapper._returns or 0, args)
     return handler

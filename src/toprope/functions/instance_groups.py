@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toprope.functions import current
-from toprope.functions.local.instance import GRACE
+from toprope.functions.lifecycle import GRACE
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
 

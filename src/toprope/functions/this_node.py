@@ -9,14 +9,14 @@ __all__ = ["get_namespace", "get_node_id", "get_node_ip_address"]
 
 def get_node_id() -> str:
     """The name of this node, as `yr.resources` and the label NODE_ID have it."""
-    return current.backend().node()["id"]
+    return current.backend().this_node()["id"]
 
 
 def get_node_ip_address() -> str:
     """The address of this node, as the label HOST_IP has it."""
-    return current.backend().node()["ip"]
+    return current.backend().this_node()["ip"]
 
 
 def get_namespace() -> str:
     """The namespace of named instances that name none."""
-    return current.backend().node()["namespace"]
+    return current.backend().this_node()["namespace"]

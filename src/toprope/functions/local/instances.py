@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
@@ -15,14 +16,26 @@ from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestEr
 from toprope.functions.handles import handles
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local.instance import LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.lifecycle import (
+    Command,
+    Do,
+    Fail,
+    Gone,
+    State,
+    admitted,
+    grace_of,
+    is_detached,
+    terminated,
+    too_late,
+)
+from toprope.functions.local.instance import Instance, exited
 from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import InvalidRequestError, parse
+from toprope.functions.resources import Request
 from toprope.functions.wire import Kind
 
 if TYPE_CHECKING:
@@ -55,18 +68,19 @@ class Instances:
         with self._session.lock:
             id = self._id(options)
             living = self._by_id.get(id)
-            if living is not None and living.state not in (State.DEAD, State.ENDING):
+            if living is not None and not living.is_over:
                 return id  # the vendor answers with the instance of that name
-            instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
+            lives = max(0, options.recover_retry_times)
+            instance = Instance(id=id, code=code, value=value, refs=refs, options=options, lives=lives)
             self._by_id[id] = instance
-            if options.custom_extensions.get("lifecycle") == "detached":
+            if is_detached(options):
                 text = "instance %s is detached, and runs in a process of this machine: it ends with this program"
                 _log.warning(text, id)
             self.listing.changed()
             self.appeared.notify_all()
             error = self._check(instance)
             if error is not None:
-                self._fail(instance, error)
+                self.do(instance, instance.fail(error))
             elif instance.group is None:
                 self.ask(instance)
         return id
@@ -77,21 +91,42 @@ class Instances:
         session.scheduler.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
-            instance.late = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
+            instance.timeout = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
         self._session.scheduler.serve()
         if instance.state is State.WAITING:
             session.scheduler.warn_if_never(f"instance {instance.id}", instance, instance.request)
             session.pools.make_room()
 
     def granted(self, instance: Instance, grant: Grant) -> None:
-        """An instance has its resources: start it."""
-        if instance.state is not State.WAITING:
+        """An instance has its resources."""
+        if instance.state is State.WAITING:
+            instance.grant = grant
+            if instance.timeout is not None:
+                instance.timeout.cancel()
+        commands = instance.granted()
+        if Do.GIVE_BACK in commands:
             self._session.scheduler.ledger_of(instance).release(grant.number)
-            return
-        instance.grant = grant
-        if instance.late is not None:
-            instance.late.cancel()
-        self._start(instance)
+        self.do(instance, commands)
+
+    def do(self, instance: Instance, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of an instance."""
+        for command in commands:
+            match command:
+                case Do.START:
+                    self._start(instance)
+                case Do.SEND:
+                    self.advance(instance)
+                case Fail(calls, error):
+                    for call in calls:
+                        call.fail(error)
+                case Do.STOP:
+                    self._stop(instance)
+                case Do.WITHDRAW:
+                    self._session.scheduler.withdraw(instance)
+                case Gone():
+                    self._over(instance, command)
+                case Do.FREE:
+                    self._freed(instance)
 
     def _start(self, instance: Instance) -> None:
         session, options = self._session, instance.options
@@ -102,9 +137,9 @@ class Instances:
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
             process = session.reactor.take()
         except YRRuntimeError as error:
-            self._fail(instance, error)
+            self.do(instance, instance.not_started(error))
             return
-        instance.process, instance.state = process, State.STARTING
+        instance.process = process
         process.owner, process.on_lost = instance, self.lost
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         is_async = instance.code.is_async
@@ -128,7 +163,7 @@ class Instances:
                     entry.when_done(lambda: self._later(instance, call))
                     return
                 if entry.error is not None:
-                    self._fail(instance, entry.error)
+                    self.do(instance, instance.fail(entry.error))
                     return
             if instance.process is not None and instance.state is State.STARTING:
                 self._session.send(instance.process, call)
@@ -136,18 +171,16 @@ class Instances:
     def created(self, instance: Instance, call: Call, error: BaseException | None) -> None:
         """The constructor has run; an instance that may come back has sent its first checkpoint."""
         if error is not None:
-            self._fail(instance, error)
+            self.do(instance, instance.fail(error))
             return
         if instance.state is State.STARTING:
-            checkpoint = self._session.result(call.entries[0])
-            instance.saved = checkpoint if instance.saved is None else instance.saved
-            instance.state = State.READY
+            commands = instance.constructed(self._session.result(call.entries[0]))
             instance.value, instance.refs = NOTHING, []
             self.appeared.notify_all()
             self.listing.changed()
             if instance.group is not None:
-                instance.group.started(instance)
-            self.advance(instance)
+                self._session.scheduler.groups.do(instance.group, instance.group.up(instance))
+            self.do(instance, commands)
             self.free_if_unused(instance)
 
     # Calling
@@ -160,14 +193,11 @@ class Instances:
                 call.fail(YRequestError(f"instance {id} not found", CODES["instance not found"]))
                 return
             call.owner = instance.calls or instance_calls(self, instance)
-            if instance.error is not None:
-                call.fail(instance.error)
-            elif instance.is_up and not instance.queue and not call.needed:
+            if instance.is_up and not instance.queue and not call.needed:
                 assert instance.process is not None
                 self._session.send(instance.process, call)
             else:
-                instance.queue.append(call)
-                self.advance(instance)
+                self.do(instance, instance.submit(call))
 
     def advance(self, instance: Instance) -> None:
         """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
@@ -208,64 +238,39 @@ class Instances:
         """End an instance and those that end with it: all of them."""
         members = [instance] if instance.group is None else list(instance.group.members)
         for each in members:
-            self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+            self.end(each, terminated())
         return members
 
     def end(self, instance: Instance, error: BaseException) -> None:
         """End an instance; its calls raise the error from now on."""
-        if instance.state in (State.DEAD, State.ENDING):
-            return
-        process = instance.process
-        instance.state, instance.error = State.ENDING, error
-        if process is None:
-            self._fail(instance, error)
-            return
-        self._fail_queue(instance, error)
-        self._session.reactor.stop(process, grace_of(instance.options))
+        self.do(instance, instance.end(error))
 
     def lost(self, process: Process) -> None:
         """The process of an instance is gone."""
         instance: Instance = process.owner
-        error = exited(instance, process)
-        calls = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
+        sent = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
         process.pending.clear()
         process.backlog.clear()
         instance.process = None
-        ending = instance.state is State.ENDING or process.exit == 0  # it may also have ended of itself
-        if not ending and instance.lives > 0 and instance.saved is not None and not self._session.ended:
-            instance.lives -= 1
-            # calls of an instance that comes back run at least once, and in their order
-            for call in reversed(calls):
-                if call.stream is not None and call.stream.entries:
-                    call.fail(error)  # its first items have been handed on
-                else:
-                    instance.queue.appendleft(call)
-            self._start(instance)
-            return
-        for call in calls:
-            call.fail(error)
-        final = instance.error if ending and instance.error is not None else error
-        self._fail(instance, final)
+        # one that ended with status 0 may have ended of itself
+        may_return = process.exit != 0 and not self._session.ended
+        error = exited(instance, process)
+        self.do(instance, instance.lost(sent, error, may_return=may_return, is_begun=_is_begun))
 
-    def _fail(self, instance: Instance, error: BaseException) -> None:
-        """An instance is dead: its resources are free, and what waits for it is told why."""
-        if instance.state is State.DEAD:
+    def _stop(self, instance: Instance) -> None:
+        process = instance.process
+        if process is None or process.closed:  # its end is on its way, or dealt with
             return
-        process, instance.process = instance.process, None
-        crashed = instance.state is not State.ENDING
-        instance.state, instance.error = State.DEAD, error
-        self._fail_queue(instance, error)
-        self._session.scheduler.withdraw(instance)
+        self._session.reactor.stop(process, grace_of(instance.options))
+
+    def _over(self, instance: Instance, end: Gone) -> None:
+        """An instance is dead; its group may have to follow."""
         instance.value, instance.refs = NOTHING, []
-        if instance.late is not None:
-            instance.late.cancel()
+        if instance.timeout is not None:
+            instance.timeout.cancel()
         if instance.group is not None:
-            instance.group.gone(instance, error, crashed=crashed)
-        if process is not None and not process.closed:
-            process.on_lost = lambda gone: self._freed(instance)
-            self._session.reactor.stop(process, grace_of(instance.options))
-        else:
-            self._freed(instance)
+            group = instance.group
+            self._session.scheduler.groups.do(group, group.gone(instance, instance.id, end))
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
@@ -275,7 +280,7 @@ class Instances:
         handles.forget(instance.id)
         self.listing.changed()
         if instance.group is not None:
-            instance.group.freed()
+            self._session.scheduler.groups.freed(instance.group)
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
@@ -284,16 +289,11 @@ class Instances:
                 del self._by_id[oldest.id]
         self._session.scheduler.serve()
 
-    def _fail_queue(self, instance: Instance, error: BaseException) -> None:
-        while instance.queue:
-            instance.queue.popleft().fail(error)
-
     def end_all(self, error: BaseException) -> None:
         """End all instances with the session: what waits for them is told so, and their hooks run."""
         with self._session.lock:
             for instance in self._by_id.values():
-                if instance.state not in (State.DEAD, State.ENDING):
-                    self.end(instance, error)
+                self.end(instance, error)
                 if instance.process is not None:
                     for call in (*instance.process.pending.values(), *instance.process.backlog):
                         call.fail(error)
@@ -311,12 +311,9 @@ class Instances:
         if not self._session.config.free_unreferenced or handles.count(instance.id) != 0:
             return
         options, process = instance.options, instance.process
-        kept = options.name or options.group_name or options.custom_extensions.get("lifecycle") == "detached"
-        busy = instance.queue or (process is not None and (process.pending or process.backlog))
-        if not kept and not busy and instance.state in (State.WAITING, State.READY):
-            self.end(
-                instance, YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
-            )
+        if not (options.name or options.group_name or is_detached(options)):
+            is_busy = process is not None and bool(process.pending or process.backlog)
+            self.do(instance, instance.unused(is_busy=is_busy))
 
     def holders(self) -> list[Holder]:
         """The instances that hold resources, or wait for them."""
@@ -353,7 +350,7 @@ class Instances:
     def is_alive(self, id: str) -> bool:
         """Whether an instance is there, or on its way."""
         instance = self._by_id.get(id)
-        return instance is not None and instance.state not in (State.DEAD, State.ENDING)
+        return instance is not None and not instance.is_over
 
     def is_made(self, id: str) -> bool:
         """True if an instance is there and its constructor has run."""
@@ -399,31 +396,29 @@ class Instances:
         return f"instance-{next(self._numbers)}"
 
     def _check(self, instance: Instance) -> BaseException | None:
-        options = instance.options
-        size = len(instance.id.encode())
-        try:
-            if options.group_name:
+        if instance.options.group_name:
+            try:
                 self._session.scheduler.groups.join(instance)
-            if options.name and size > LONGEST_ID:
-                raise YRequestError(
-                    f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
-                )
-            options.check(is_async=instance.code.is_async)
-            instance.request = parse(options.custom_resources, options.cpu, options.memory)
-            self._session.scheduler.check(instance)
-        except InvalidRequestError as error:
-            return YRequestError(error.message, error.code)
-        except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
-            return error
-        return None
+            except YRequestError as error:
+                return error
+
+        def check(request: Request) -> None:
+            self._session.scheduler.check(instance, request)
+
+        instance.request, refused = admitted(instance.options, check, id=instance.id, is_async=instance.code.is_async)
+        return refused
 
     def _too_late(self, instance: Instance, limit: int) -> None:
         with self._session.lock:
             if instance.state is State.WAITING:
                 scheduler = self._session.scheduler
                 why = scheduler.shortage_of(instance, instance.request)
-                text = f"the instance cannot be scheduled within {limit} ms. {why}"
-                self._fail(instance, YRequestError(text, scheduler.code_of_shortage(instance)))
+                self.do(instance, instance.late(too_late(limit, why, scheduler.code_of_shortage(instance))))
+
+
+def _is_begun(call: Call) -> bool:
+    """Whether the first items of a generator have been handed on."""
+    return call.stream is not None and bool(call.stream.entries)
 
 
 class _Creation:

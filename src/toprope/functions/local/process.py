@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream", "locked"]
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WINDOW = 192
 """Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
@@ -34,7 +35,7 @@ def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
     """Have a method of a part of a session hold the session's lock."""
 
     @functools.wraps(method)
-    def hold(self: Any, *arguments: P.args, **keywords: P.kwargs) -> R:
+    def hold(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> R:
         with self._session.lock:
             return method(self, *arguments, **keywords)
 

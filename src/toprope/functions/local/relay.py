@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Relay"]
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RemoteEntry:
@@ -230,9 +231,9 @@ class Relay(Backend):
         """Names of the living instances that have one."""
         return self._do(Backend.list_named_instances, all_namespaces)
 
-    def node(self) -> dict[str, str]:
+    def this_node(self) -> dict[str, str]:
         """The machine."""
-        return self._do(Backend.node)
+        return self._do(Backend.this_node)
 
     def function_group_context(self) -> Any:
         """The place of the instance of this process in its function group."""

@@ -88,14 +88,14 @@ class Scheduler:
         """
         return self.resource_groups.ledger_for(options)
 
-    def check(self, instance: Instance) -> None:
+    def check(self, instance: Instance, request: Request) -> None:
         """Refuse a resource group or affinities that cannot be.
 
         Raises:
             ValueError, YRequestError: the message names what cannot be.
         """
         Wishes(instance.options)
-        self.check_keys(instance.request)
+        self.check_keys(request)
         instance.ledger = self.ledger_name(instance.options)
 
     def check_keys(self, request: Request) -> None:

@@ -328,7 +328,7 @@ class Session(Backend):
         with self.lock:
             return listed_names(self.instances.named(), self.namespace, all_namespaces)
 
-    def node(self) -> dict[str, str]:
+    def this_node(self) -> dict[str, str]:
         """This machine."""
         (node,) = self.ledger.nodes
         return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": self.namespace}

@@ -12,6 +12,7 @@ from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, Instance
 from toprope.functions.exceptions import CODES, YRRuntimeError, fresh
 from toprope.functions.generators import Items, ListedItems, ObjectRefGenerator
 from toprope.functions.handles import handles
+from toprope.functions.lifecycle import Stage
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
@@ -28,7 +29,8 @@ from toprope.functions.timers import Clock
 __all__ = ["RayBackend"]
 
 A = TypeVar("A", bound=Manager)
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RayBackend(Backend):
@@ -238,6 +240,11 @@ class RayBackend(Backend):
         record = self.instances.record(instance)
         if record.error is not None:
             return self.failed(record.error, returns, instance)
+        if record.handle is None:
+            raise YRRuntimeError(
+                f"instance {instance} cannot be called yet: its group {record.options.group_name} "
+                f"{Stage.GATHERING}. do: Group.invoke first, on Ray", CODES["incorrect usage"],
+            )  # fmt: skip
         know_tensors()
         if returns == 1 and not arguments and not keywords:
             bare = record.without_arguments(method)
@@ -324,7 +331,7 @@ class RayBackend(Backend):
         ]
         return listed_names([known.get(id) or _parted(id) for id in ids], self.namespace, all_namespaces)
 
-    def node(self) -> dict[str, str]:
+    def this_node(self) -> dict[str, str]:
         """This node."""
         id = self.ray.get_runtime_context().get_node_id()
         return {"id": id, "ip": self.ray.util.get_node_ip_address(), "namespace": self.namespace}

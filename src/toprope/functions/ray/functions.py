@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import YRequestError
+from toprope.functions.lifecycle import too_late
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray import task
@@ -189,5 +190,5 @@ class _Late:
         if "[" not in why:  # there is room: it waits for its arguments, or is about to begin
             backend.clock.after(1.0, self)
             return
-        entry.error = YRequestError(f"the instance cannot be scheduled within {self._limit} ms. {why}", code)
+        entry.error = too_late(self._limit, why, code)
         backend.ray.cancel(entry.ref, force=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.holders import Holder
+from toprope.functions.lifecycle import State
 from toprope.functions.pairs import Pairs
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.view import Seen
@@ -137,7 +138,7 @@ class Manager:
                     Holder(
                         id,
                         placed.of,
-                        "runs" if id in self._made else "its constructor runs",
+                        State.READY if id in self._made else State.STARTING,
                         placed.node,
                         placed.pid,
                         placed.cpu,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.affinity import Wishes, instance_labels
-from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.exceptions import CODES
 from toprope.functions.holders import held_by
+from toprope.functions.lifecycle import too_late
 from toprope.functions.nodes import Node
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.manager import Manager
@@ -169,8 +170,7 @@ class _Watched:
             return
         self._placing.settled(self._record)
         why, code = self._placing.shortage(self._record.request, self._record.options)
-        text = f"the instance cannot be scheduled within {self.limit} ms. {why}"
-        self._fail(self._record, YRequestError(text, code))
+        self._fail(self._record, too_late(self.limit, why, code))
 
     def _is_settled(self) -> bool:
         record = self._record

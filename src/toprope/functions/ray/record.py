@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.backend import Code
+from toprope.functions.lifecycle import Life
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import BARE
 from toprope.functions.resources import Request
@@ -13,9 +14,9 @@ from toprope.functions.resources import Request
 __all__ = ["Record"]
 
 
-@dataclass(eq=False)
-class Record:
-    """An instance.
+@dataclass(eq=False, kw_only=True)
+class Record(Life[Any]):
+    """An instance: its life as far as this process knows. It starts when Ray is asked for it, which queues its calls.
 
     Attributes:
         id: names it.
@@ -23,7 +24,6 @@ class Record:
         code: its class; None where it was created elsewhere.
         options: what was asked for.
         request: its resources.
-        error: why it has ended, where this process knows.
         is_ours: whether this process created it, and ends it with the session.
         arguments: of its constructor, while it waits for its group.
         run, stream: its ways of being called.
@@ -35,7 +35,6 @@ class Record:
     code: Code | None = None
     options: InvokeOptions = field(default_factory=InvokeOptions)
     request: Request = field(default_factory=Request)
-    error: BaseException | None = None
     is_ours: bool = False
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     run: Any = None
