@@ -1,4 +1,4 @@
-"""Life cycle of instances and of their groups: pure state machines that both backends drive.
+"""Life cycle of instances, of their groups and of calls of functions: pure state machines that backends drive.
 
 A backend calls a method for each event, and carries out the commands that it returns, in their order. The machines
 decide; they start, send and wait for nothing. A command may bring about further events before the next one is carried
@@ -7,13 +7,14 @@ out: every state is final before its commands are returned.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
+from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvokeError, YRRuntimeError, said
 from toprope.functions.groups import check_strategy
 from toprope.functions.options import GroupOptions, InvokeOptions
 from toprope.functions.resources import InvalidRequestError, Request, parse
@@ -26,7 +27,9 @@ __all__ = [
     "Fail",
     "Gone",
     "GroupLife",
+    "Kill",
     "Life",
+    "PoolLife",
     "Stage",
     "State",
     "admitted",
@@ -36,8 +39,44 @@ __all__ = [
     "too_late",
 ]
 
-C = TypeVar("C")
+
+class Call(Protocol):
+    """A call of an instance or function.
+
+    Attributes:
+        tries: runs left after a failure.
+        cancelled: whether it was cancelled.
+        process: the worker that was sent it; None before.
+    """
+
+    tries: int
+    cancelled: bool
+    process: Any
+
+    @property
+    def is_begun(self) -> bool:
+        """True if a part of its result has been handed on: it cannot run again."""
+
+    def cancel_error(self) -> BaseException:
+        """What a cancelled call raises."""
+
+
+class Worker(Protocol):
+    """A process that runs functions."""
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes calls."""
+
+    @property
+    def load(self) -> int:
+        """Number of calls that it works on."""
+
+
+C = TypeVar("C", bound=Call)
 M = TypeVar("M")
+W = TypeVar("W", bound=Worker)
+A = TypeVar("A")
 
 GRACE = 30.0
 """Seconds that an instance's hook may take at its end, where the options say nothing."""
@@ -104,7 +143,14 @@ class End:
     failed: bool = False
 
 
-Command = Do | Fail[Any] | Gone | End
+@dataclass(frozen=True)
+class Kill(Generic[W]):
+    """End workers by force."""
+
+    workers: Sequence[W]
+
+
+Command = Do | Fail[Any] | Gone | End | Kill[Any]
 
 
 @dataclass(eq=False)
@@ -181,24 +227,21 @@ class Life(Generic[C]):
         commands.append(Gone(error, before is not State.ENDING))
         return [*commands, Do.STOP if self._has_process else Do.FREE]
 
-    def lost(
-        self, sent: Sequence[C], error: BaseException, *, may_return: bool, is_begun: Callable[[C], bool]
-    ) -> list[Command]:
+    def lost(self, sent: Sequence[C], error: BaseException, *, may_return: bool) -> list[Command]:
         """Its process is gone.
 
         Args:
             sent: calls that it had and that have no result, in their order.
             error: how it ended.
             may_return: whether the process did not end by itself, and the session lives.
-            is_begun: whether a part of a call's result has been handed on, so that it cannot run again.
         """
         self._has_process = False
         if self.state is State.DEAD:
             return [Fail(sent, error), Do.FREE]
         if may_return and not self.is_over and self.lives > 0 and self.saved is not None:
             self.lives -= 1
-            self.queue.extendleft(reversed([call for call in sent if not is_begun(call)]))
-            return [Fail([call for call in sent if is_begun(call)], error), *self._start()]
+            self.queue.extendleft(reversed([call for call in sent if not call.is_begun]))
+            return [Fail([call for call in sent if call.is_begun], error), *self._start()]
         return [Fail(sent, error), *self.fail(self.error or error)]
 
     def unused(self, *, is_busy: bool) -> list[Command]:
@@ -318,6 +361,148 @@ class GroupLife(Generic[M]):
             return []
         self.stage = Stage.ENDED
         return [Do.DISSOLVE]
+
+
+@dataclass(eq=False)
+class PoolLife(Generic[C, W, A]):
+    """Life of the calls of functions with the same options, and of the workers that take them.
+
+    Attributes:
+        at_once: calls that a worker works on at once.
+        most: number of workers at most.
+        queue: calls whose arguments are there and that no worker has.
+        workers: all workers, those on their way too.
+        up: those that are set up.
+        idle: those without a call.
+        asked: requests for the resources of one more worker each.
+        error: what calls raise since the pool is closed.
+    """
+
+    at_once: int = 1
+    most: int = 1000
+    queue: deque[C] = field(default_factory=deque)
+    workers: dict[W, None] = field(default_factory=dict)
+    up: set[W] = field(default_factory=set)
+    idle: deque[W] = field(default_factory=deque)
+    asked: list[A] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def submit(self, call: C) -> list[Command]:
+        """The arguments of a call are there."""
+        if call.cancelled:
+            return []
+        if self.error is not None:
+            return [Fail([call], self.error)]
+        self.queue.append(call)
+        return [Do.SEND]
+
+    def next_call(self) -> tuple[W, C] | None:
+        """The next call to send, and to which worker; None while there is no work or no room."""
+        if not self.queue:
+            return None
+        worker = self._free_worker()
+        return None if worker is None else (worker, self.queue.popleft())
+
+    def next_call_for(self, worker: W) -> C | None:
+        """The next call for a worker that has just done one; None where it has enough, or is idle from now on."""
+        if not worker.is_open:
+            return None
+        if self.queue and worker.load < self.at_once:
+            return self.queue.popleft()
+        if not worker.load:
+            self.idle.append(worker)
+        return None
+
+    @property
+    def wanted(self) -> int:
+        """Number of workers to ask for in addition to those that are there, starting or asked for."""
+        starting = len(self.workers) - len(self.up)
+        wanted = math.ceil(len(self.queue) / self.at_once) - len(self.asked) - starting
+        return max(0, min(wanted, self.most - len(self.workers) - len(self.asked)))
+
+    def granted(self, request: A) -> list[Command]:
+        """There are resources for one more worker."""
+        self.asked.remove(request)
+        return [Do.START] if self.queue else [Do.GIVE_BACK]
+
+    def late(self, request: A) -> bool:
+        """The time of a request for a worker is over: whether the calls fail, since there is no worker at all."""
+        self.asked.remove(request)
+        return bool(self.queue) and not self.workers
+
+    def refused(self, error: BaseException) -> list[Command]:
+        """There can be no worker: none is free in time, it cannot be started, or not be set up."""
+        calls = list(self.queue)
+        self.queue.clear()
+        return [Fail(calls, error)] if calls else []
+
+    def failed(self, call: C, error: BaseException) -> list[Command]:
+        """A call has raised, or its worker is gone. It runs again while tries are left and the error allows it."""
+        if self.error is None and call.tries > 0 and not call.cancelled and not call.is_begun and _may_run_again(error):
+            call.tries -= 1
+            self.queue.append(call)
+            return []
+        return [Fail([call], self.error or error)]
+
+    def lost(self, worker: W, begun: Sequence[C], never_begun: Sequence[C], error: BaseException) -> list[Command]:
+        """A worker is gone.
+
+        Args:
+            worker: it.
+            begun: calls that it may have begun.
+            never_begun: calls that were on their way to it; they run elsewhere, first.
+            error: how it ended.
+        """
+        self.workers.pop(worker, None)
+        self.up.discard(worker)
+        if worker in self.idle:
+            self.idle.remove(worker)
+        commands: list[Command] = [
+            Fail([call], call.cancel_error()) for call in (*begun, *never_begun) if call.cancelled
+        ]
+        for call in begun:
+            if not call.cancelled:
+                commands += self.failed(call, error)
+        left = [call for call in never_begun if not call.cancelled]
+        if self.error is not None:
+            return [*commands, Fail(left, self.error)]
+        for call in left:
+            call.process = None
+        self.queue.extendleft(reversed(left))
+        return commands
+
+    def cancel(self, call: C, *, force: bool) -> list[Command]:
+        """A call that has no result is cancelled; one that runs is ended by force with its worker, if it runs alone."""
+        call.cancelled = True
+        if call in self.queue:
+            self.queue.remove(call)
+        elif call.process is not None:
+            return [Kill([call.process])] if force and self.at_once == 1 else []
+        return [Fail([call], call.cancel_error())]
+
+    def close(self, error: BaseException) -> list[Command]:
+        """Its resource group goes: its workers end, and its calls with them."""
+        self.error = error
+        return [Do.WITHDRAW, *self.refused(error), Kill(list(self.workers))]
+
+    def _free_worker(self) -> W | None:
+        while self.idle:
+            worker = self.idle.pop()
+            if worker.is_open:
+                return worker
+        if self.at_once == 1:
+            return None
+        return next((each for each in self.workers if self._has_room(each)), None)
+
+    def _has_room(self, worker: W) -> bool:
+        return worker in self.up and worker.is_open and worker.load < self.at_once
+
+
+def _may_run_again(error: BaseException) -> bool:
+    """Whether a call that failed so may run again: also after the user's own errors."""
+    if isinstance(error, YRInvokeError):
+        return True
+    return isinstance(error, YRError) and error.code in (1003, 1007, 1009, 2002, 3001, 3002, 3008, 4202, 4203, 4204)
 
 
 def terminated() -> YRRuntimeError:

@@ -255,7 +255,7 @@ class Instances:
         # one that ended with status 0 may have ended of itself
         may_return = process.exit != 0 and not self._session.ended
         error = exited(instance, process)
-        self.do(instance, instance.lost(sent, error, may_return=may_return, is_begun=_is_begun))
+        self.do(instance, instance.lost(sent, error, may_return=may_return))
 
     def _stop(self, instance: Instance) -> None:
         process = instance.process
@@ -414,11 +414,6 @@ class Instances:
                 scheduler = self._session.scheduler
                 why = scheduler.shortage_of(instance, instance.request)
                 self.do(instance, instance.late(too_late(limit, why, scheduler.code_of_shortage(instance))))
-
-
-def _is_begun(call: Call) -> bool:
-    """Whether the first items of a generator have been handed on."""
-    return call.stream is not None and bool(call.stream.entries)
 
 
 class _Creation:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from toprope.functions.exceptions import CancelError
 from toprope.functions.objects import Entry, Value
 from toprope.functions.serial import BlockKey
 from toprope.functions.wire import Channel, Kind
@@ -118,6 +119,17 @@ class Call:
         """The objects that have to be there before it begins: those of slots, and of references in the arguments."""
         return [*self.refs, *self.value.refs] if self.value.refs else self.refs
 
+    @property
+    def is_begun(self) -> bool:
+        """True if the first items of a generator have been handed on."""
+        return self.stream is not None and bool(self.stream.entries)
+
+    def cancel_error(self) -> CancelError:
+        """What it raises once it was cancelled."""
+        number = self.entries[0].number if self.entries else 0
+        text = "invalid get obj, the obj has been cancelled. stateless request has been cancelled"
+        return CancelError(f"{text}: {number:016x}")
+
     def fail(self, error: BaseException) -> None:
         """It has no result but this error."""
         for entry in self.entries:
@@ -177,6 +189,16 @@ class Process:
         self.recycling: Timer | None = None
         self.waits = 0
         self.owner: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes calls."""
+        return not self.closed and not self.stopping
+
+    @property
+    def load(self) -> int:
+        """Number of calls that it works on."""
+        return len(self.pending)
 
     @property
     def how_it_ended(self) -> str:

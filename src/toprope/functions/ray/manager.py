@@ -138,7 +138,7 @@ class Manager:
                     Holder(
                         id,
                         placed.of,
-                        State.READY if id in self._made else State.STARTING,
+                        str(State.READY if id in self._made else State.STARTING),
                         placed.node,
                         placed.pid,
                         placed.cpu,
