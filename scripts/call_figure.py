@@ -38,8 +38,6 @@ def figure() -> str:
     """The figure as SVG."""
     drawing = Drawing("How a call travels on this machine", STYLE)
     drawing.description = "Ten files from the call of a method to its result: driver, socket, worker, and back."
-        "Ten files from the call of a method to its result: the driver, the socket, the worker, and back."
-    )
     drawing.text(LEFT, 26, drawing.title, "title")
     step = HEIGHT + 16
     columns = (
