@@ -43,7 +43,8 @@ class Process:
 
     def __init__(self):
         self.calls = []
-        self.backlog = []
+        self.last = -1
+        self.is_made = False
         self.is_open = True
 
     @property
@@ -62,6 +63,7 @@ class Instances(RuleBasedStateMachine):
         self.process = None
         self.requested, self.held, self.freed, self.gone, self.starts = True, False, 0, 0, 0
         self.hangs = False  # whether a process was asked to end
+        self.blocked = False  # whether the first call of the queue waits for an object
 
     def do(self, commands):
         for command in commands:
@@ -76,9 +78,11 @@ class Instances(RuleBasedStateMachine):
                 case Do.WITHDRAW:
                     self.requested = False
                 case Do.SEND:
-                    while self.life.state is State.READY and self.life.queue:
+                    while self.life.state is State.READY and self.life.queue and not self.blocked:
                         call = self.life.queue.popleft()
                         call.runs += 1
+                        assert call.number > self.process.last, "a process gets calls in another order"
+                        self.process.last = call.number
                         self.process.calls.append(call)
                         self.sent_in_order.append(call.number)
                 case Fail(calls, error):
@@ -112,10 +116,18 @@ class Instances(RuleBasedStateMachine):
     def granted_although_withdrawn(self):
         assert self.life.granted() == [Do.GIVE_BACK]
 
-    @precondition(lambda self: self.process is not None and self.life.state is State.STARTING)
+    @precondition(lambda self: self.process is not None and not self.process.is_made)
     @rule(checkpoint=st.sampled_from([b"state", b"state", None]))
     def constructed(self, checkpoint):
+        self.process.is_made, before = True, self.life.state
         self.do(self.life.constructed(checkpoint))
+        assert self.life.state is (State.READY if before is State.STARTING else before)
+
+    @rule()
+    def an_object_is_waited_for(self):
+        self.blocked = not self.blocked
+        if not self.blocked:
+            self.do([Do.SEND])
 
     @precondition(lambda self: self.process is not None and self.life.state is State.STARTING)
     @rule(happens=RARELY)
