@@ -307,6 +307,26 @@ def test_a_call_of_a_member_before_its_group_started_was_an_attribute_error(back
 
 
 @yr.instance
+class Unmade:
+    def __init__(self):
+        raise ValueError("no")
+
+
+@pytest.mark.slow
+def test_who_waited_for_a_group_whose_member_raised_was_told_of_a_dead_actor(backend):
+    """The reason is found within a quarter of a second, and who waited was told before."""
+    good = Thing.options(opt(0, group_name="unmade")).invoke()
+    Unmade.options(opt(0, group_name="unmade")).invoke()
+    group = yr.Group("unmade")
+    group.invoke()
+    with pytest.raises(yr.YRequestError, match=r"group unmade failed to start: instance .*no") as caught:
+        group.wait(100)
+    assert caught.value.code == 1010
+    with pytest.raises(yr.YRequestError, match="group unmade failed to start"):
+        yr.get(good.pid.invoke(), 30)
+
+
+@yr.instance
 class Parent:
     def __init__(self, other=None):
         self.other = other

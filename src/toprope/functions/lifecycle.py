@@ -21,7 +21,6 @@ from toprope.functions.resources import InvalidRequestError, Request, parse
 
 __all__ = [
     "GRACE",
-    "Command",
     "Do",
     "End",
     "Fail",

@@ -1,4 +1,4 @@
-"""Scheduler of a session on this machine: grants resources in turn, from its ledger or that of a resource group."""
+"""Scheduler of a session on this machine: grants resources in turn, of the machine or of a resource group."""
 
 from __future__ import annotations
 

@@ -157,10 +157,23 @@ class Groups:
             self._do(group, group.granted())
         return group.stage is not Stage.WAITING
 
+    def why_failed(self, key: str) -> BaseException | None:
+        """The error of a group of this process by its key, as of now; None where there is none."""
+        group = next((each for each in self._groups.values() if each.key == key), None)
+        if group is None:
+            return None
+        self._check(group)
+        return group.error
+
     def _look(self, group: _Group) -> None:
-        """See whether a group is placed, whether its members are up, and whether one of them has ended."""
-        if group.stage is Stage.ENDED or self._groups.get(group.name) is not group:
-            return
+        """Check a group now and then, until it has ended or one of its members has."""
+        if self._groups.get(group.name) is group and self._check(group):
+            self._backend.clock.after(_LOOK, lambda: self._look(group))
+
+    def _check(self, group: _Group) -> bool:
+        """See whether a group is placed, whether its members are up, and whether one has ended; true while none has."""
+        if group.stage in (Stage.GATHERING, Stage.ENDED):
+            return False
         instances = self._backend.instances
         lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
         why = None if lost is None else instances.why_ended(lost.id)
@@ -169,10 +182,9 @@ class Groups:
             if len(there) == len(group.answers):
                 for each in group.members:
                     self._do(group, group.up(each))
-        if lost is None:
-            self._backend.clock.after(_LOOK, lambda: self._look(group))
-        else:
+        if lost is not None:
             self.gone(lost, Gone(why or exited(f"instance {lost.id}", ""), crashed=True))
+        return lost is None
 
     def _end(self, group: _Group, error: BaseException, *, failed: bool) -> None:
         if failed:

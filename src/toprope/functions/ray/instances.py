@@ -190,6 +190,8 @@ class Instances:
         record = self._records.get(id)
         if record is not None and record.error is not None:
             return fresh(record.error)
+        if (of_group := self.groups.why_failed(id)) is not None:
+            return fresh(of_group)
         try:
             data = self._backend.ray.get(self._backend.manager.failure.remote(id), timeout=10)
         except (self._backend.ray.exceptions.RayError, ValueError):
