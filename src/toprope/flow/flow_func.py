@@ -169,9 +169,7 @@ def make_stage(
                 raise DfException(f"{type(made).__name__}.{name} returned {code}", code or FLOW_FUNC_FAILED)
     opened = {key: each.open(context) for key, each in closures.items()}
     functions = {
-        each.name: running.inside(
-            context, _Caller(getattr(made, each.name), each.outputs, opened, context.balance)
-        )
+        each.name: running.inside(context, _Caller(getattr(made, each.name), each.outputs, opened, context.balance))
         for each in listed
     }
 

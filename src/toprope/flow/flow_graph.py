@@ -269,7 +269,7 @@ class FlowGraph(GraphSettings):
             return True
         if time.monotonic() - began >= _PATIENCE and not self._fed:
             _log.warning(
-                "fetch from %s has waited for %.0f s, and nothing was fed so far. do: feed before, or in another thread",
+                "fetch from %s has waited for %.0f s, and nothing was fed. do: feed before, or in another thread",
                 self.name, _PATIENCE,
             )  # fmt: skip
         return self._settled.wait(None if until is None else until - time.monotonic())

@@ -54,7 +54,7 @@ class FlowFuncInfos:
         """Inputs and outputs of each function."""
         return self._params
 
-    def add_running_resources_info(self, type: str, num: int) -> None:  # noqa: A002 - the reference's name
+    def add_running_resources_info(self, type: str, num: int) -> None:
         """Add a resource that the stage needs: "cpu", "memory" (MB) or "num_npus"."""
         self._resources.append({"type": type, "num": num})
 

@@ -163,7 +163,8 @@ class FlowNode:
         """Say what the node runs.
 
         Raises:
-            DfException: it runs something already, or a FlowGraphProcessPoint, which is for invoked closures.
+            DfException: it runs something already, what is added is no process point, or a FlowGraphProcessPoint, which
+                is for invoked closures.
         """
         if self.point is not None:
             raise DfException(f"{self.name} has a process point")
@@ -171,6 +172,8 @@ class FlowNode:
             raise DfException(
                 "a FlowGraphProcessPoint cannot be a node's own: use FuncProcessPoint.add_invoked_closure"
             )
+        if not callable(getattr(pp, "stage_spec", None)):
+            raise DfException(f"{self.name} takes a GraphProcessPoint or FuncProcessPoint, got {type(pp).__name__}")
         self.point = pp
 
     def map_input(self, node_input_index: int, pp: Any, pp_input_index: int, input_attrs: Sequence[Any] = ()) -> None:
@@ -368,8 +371,8 @@ def plan(outputs: Sequence[FlowOutput]) -> Plan:
             raise DfException(f"{node.name} has no process point")
         if getattr(node.point, "is_native", False):
             raise DfException(
-                f"{node.name} runs functions in C++ ({node.point.compile_config_path}), which cannot be run here: write "
-                "them in Python and pass the class as py_func"
+                f"{node.name} runs functions that CANN builds in C++ ({node.point.compile_config_path}), which is not "
+                "possible here: write them in Python and pass the class as py_func"
             )
     places = {id(node): place for place, node in enumerate(nodes)}
     fed = tuple(inputs[name] for name in sorted(inputs))

@@ -69,7 +69,9 @@ class FlowInfo:
 
     def _checked(self, size: int, offset: int) -> int:
         if size <= 0 or not 0 <= offset < MAX_USER_DATA_SIZE or size + offset > MAX_USER_DATA_SIZE:
-            raise DfException(f"size {size} at offset {offset} is not within the {MAX_USER_DATA_SIZE} bytes of user data")
+            raise DfException(
+                f"size {size} at offset {offset} is not within the {MAX_USER_DATA_SIZE} bytes of user data"
+            )
         return size
 
     def __repr__(self) -> str:

@@ -130,9 +130,7 @@ class MetaRunContext:
         balance: "scatter" or "gather" where its node may use BalanceConfig.
     """
 
-    def __init__(
-        self, activation: Any, outputs: Sequence[int], closures: Mapping[str, Any], balance: str = ""
-    ) -> None:
+    def __init__(self, activation: Any, outputs: Sequence[int], closures: Mapping[str, Any], balance: str = "") -> None:
         self._balance = balance
         self._activation = activation
         self._places = {number: place for place, number in enumerate(outputs)}
@@ -169,8 +167,8 @@ class MetaRunContext:
             balance_config: which element of a matrix it is, and so which instance of what follows it goes to.
 
         Returns:
-            0; 164000 where the function has no such output, the element was not said, or the node may not use this policy:
-            NO_AFFINITY after `FlowNode.set_balance_scatter`, rows and columns after `set_balance_gather`.
+            0; 164000 where the function has no such output, the element was not said, or the node may not use this
+            policy: NO_AFFINITY after `FlowNode.set_balance_scatter`, rows and columns after `set_balance_gather`.
         """
         return self.set_multi_outputs(index, [] if data is None else [data], balance_config)
 
@@ -223,7 +221,9 @@ class MetaRunContext:
             DfException: there are not so many (164000).
         """
         if size <= 0 or offset < 0 or size + offset > MAX_USER_DATA_SIZE:
-            raise DfException(f"size {size} at offset {offset} is not within {MAX_USER_DATA_SIZE} bytes", UDF_PARAM_INVALID)
+            raise DfException(
+                f"size {size} at offset {offset} is not within {MAX_USER_DATA_SIZE} bytes", UDF_PARAM_INVALID
+            )
         return bytearray(self._activation.head.user_data.ljust(MAX_USER_DATA_SIZE, b"\0"))[offset : offset + size]
 
     def raise_exception(self, exception_code: int, user_context_id: int) -> int:
