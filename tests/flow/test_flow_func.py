@@ -1,5 +1,6 @@
 """The interface of functions that see messages: what they are given, and closures that they run."""
 
+import json
 import sys
 import types
 
@@ -17,7 +18,7 @@ from toprope.flow import models
 from toprope.flow.exceptions import DfException
 from toprope.flow.meta import MetaRunContext, PyMetaParams
 from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
-from toprope.flow.template import main, source
+from toprope.flow.template import command, main, source
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -48,19 +49,20 @@ class Call:
 
 def test_outputs_of_all_kinds():
     call = Call()
-    context = MetaRunContext(call, 2, {})
+    context = MetaRunContext(call, (4, 3), {})
     message = context.alloc_tensor_msg([2], df.DT_FLOAT)
     message.get_tensor().numpy()[:] = 3
     message.set_start_time(9)
     for data in (message, np.ones((2, 2)).T, context.to_flow_msg(df.Tensor(1)), context.alloc_empty_data_msg()):
-        assert context.set_output(1, data) == 0
-    assert context.set_multi_outputs(0, [np.ones(1), np.ones(2)]) == 0
+        assert context.set_output(3, data) == 0
+    assert context.set_multi_outputs(4, [np.ones(1), np.ones(2)]) == 0
+    assert context.set_output(3, None) == 0  # nothing is sent
     assert [(index, each.kind) for index, each in call.sent] == [
         (1, TENSOR), (1, TENSOR), (1, TENSOR), (1, EMPTY), (0, TENSOR), (0, TENSOR),
     ]  # fmt: skip
     assert call.sent[0][1].payload.tolist() == [3, 3]
     assert call.sent[0][1].head.start_time == 9
-    assert context.set_output(2, message) == context.set_output(-1, message) == 164000
+    assert [context.set_output(number, message) for number in (0, 1, 2, 5, -1)] == [164000] * 5
     assert context.get_user_data(5) == b"hello"
     with pytest.raises(DfException):
         context.get_user_data(65)
@@ -100,7 +102,8 @@ def test_a_message_tells_of_itself():
 def test_parameters_of_all_types(name, value):
     params = PyMetaParams(StageContext("n", 1, 2, 3, 1, 2, "/w"), {"p": value, "other": object()})
     get = getattr(params, f"get_attr_{name}")
-    assert get("p") == (0, value)
+    numpys = {"tensor_dtype": np.float32, "tensor_dtype_list": [np.float32]}
+    assert get("p") == (0, numpys.get(name, value))
     assert get("no such")[0] == 164001
     assert get("other")[0] == 164002
     assert (params.get_name(), params.get_work_path()) == ("n", "/w")
@@ -131,11 +134,18 @@ def test_what_cannot_be_a_function_is_refused():
     with pytest.raises(DfException) as error:
         df.FuncProcessPoint(py_func=object())
     assert error.value.error_code == 564000
-    with pytest.raises(DfException, match="C\\+\\+"):
-        df.FuncProcessPoint("x.json")
+    native = df.FlowNode(1, 1)
+    native.add_process_point(df.FuncProcessPoint("x.json"))
+    with pytest.raises(DfException, match=r"CANN builds in C\+\+ \(x\.json\)"):
+        df.FlowGraph([native(df.FlowData())])
+    with pytest.raises(DfException, match="needs py_func"):
+        df.FuncProcessPoint()
+    for wrong in ((0,), ("x.json", 0)):
+        with pytest.raises(TypeError):
+            df.FuncProcessPoint(*wrong)
     point = df.FuncProcessPoint(py_func=closures.Scale)
     for value in (object(), [1, "a"], [[1], ["a"]]):
-        with pytest.raises(DfException):
+        with pytest.raises(df.DfTypeError):
             point.set_init_param("k", value)
     with pytest.raises(DfException):
         point.add_invoked_closure("k", object())
@@ -202,15 +212,23 @@ def test_the_template_is_a_class_of_functions(tmp_path, monkeypatch, capsys):
     exec(text, space)
     (function,) = ff.functions_of(space["Mine"])
     assert (function.name, function.inputs, function.outputs) == ("sub", (0, 1), (0,))
-    for answer, status in (("n\n", 1), ("yes\n", 0)):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(readline=lambda answer=answer: answer))
-        assert main(["-f", "sub:i0:i1:o0", "-w", str(tmp_path / "p"), "-c", "MyFunc"]) == status
-        assert (tmp_path / "p" / "my_func.py").exists() is (status == 0)
-    for arguments in (["-f", "sub"], ["-f", "sub:x0"], ["-f", "a:i0:o0", "-c", "1x"]):
-        with pytest.raises(SystemExit) as end:
+    for answer, status in (("n", 1), ("yes", 0)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert main(["-f", "sub:i0:i1:o0,Add:i2:o1:o0", "-w", str(tmp_path / "p"), "-c", "MyFunc"]) == status
+        assert (tmp_path / "p" / "src_python" / "func_my_func.py").exists() is (status == 0)
+    described = json.loads((tmp_path / "p" / "func_my_func.json").read_text())
+    assert (described["input_num"], described["output_num"]) == (3, 2)
+    assert main(["-f", "sub:i0:o0,Add:i1:o0"]) == 0
+    assert (tmp_path / "src_python" / "func_sub_add.py").exists()
+    for arguments in (
+        ["-f", "sub"], ["-f", "sub:x0:o0"], ["-f", "a:i0:o0", "-c", "1x"], ["-f", "a:i0:i1:o0,b:i1:i3:o1"],
+        ["-f", "a:i0:i4:o0"], ["-f", "a:i0:o3"],
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must be|NAME|no name|takes"):
             main(arguments)
-        assert end.value.code == 2
-    capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["create_func_ws", *arguments])
+        assert command() == 2
+        assert capsys.readouterr().err.startswith("create_func_ws: error: ")
 
 
 def test_the_facade_has_the_names(monkeypatch):
@@ -243,8 +261,12 @@ def test_the_log_writes_from_its_level_on(caplog, monkeypatch):
     monkeypatch.setenv("ASCEND_GLOBAL_LOG_LEVEL", "2")
     for name in ("debug", "info", "warn", "error", "run_info", "run_error", "event"):
         getattr(log, name)("%s said", name)
+        getattr(log, name)("%s %d said", name)  # a line that cannot be formatted failed the input
     log._logger.removeHandler(caplog.handler)
     written = [each.getMessage().split()[1] for each in caplog.records]
-    assert list(dict.fromkeys(written)) == ["warn", "error", "run_info", "run_error", "event"]
-    assert log.is_log_enable("warn")
-    assert not log.is_log_enable("info")
+    assert [each for each in written if each != "%s"] == ["warn", "error", "run_info", "run_error", "event"]
+    assert len(written) == 10
+    assert log.is_log_enable(ff.DEBUG_LOG, ff.WARN)
+    assert not log.is_log_enable(ff.DEBUG_LOG, ff.INFO)
+    assert log.is_log_enable(ff.RUN_LOG, ff.DEBUG)
+    assert not log.is_log_enable(0, 0)

@@ -37,6 +37,12 @@ def notes(tmp_path_factory):
             os.chdir(before)
 
 
+def shallow(stage):
+    node = stage.fnode()
+    node.set_attr("_flow_attr_depth", 2)
+    return node
+
+
 def through(*nodes, **options):
     data = out = df.FlowData()
     for each in nodes:
@@ -147,7 +153,7 @@ def test_ray_50381_and_vllm_12747_and_triton_8597_who_is_too_fast_waits():
     """https://github.com/ray-project/ray/issues/50381 and https://github.com/vllm-project/vllm/issues/12747: more than
     N under way raise "capacity exceeded"; https://github.com/triton-inference-server/server/issues/8597: a fast decoder
     floods a slow model."""
-    node = stages.slow.fnode().set_attr("_flow_attr_depth", 2)
+    node = shallow(stages.slow)
     data, graph = through(node)
     with graph:
         fed = [graph.feed({data: number}) for number in range(20)]  # waits for room, for ever
@@ -161,7 +167,7 @@ def test_ray_50381_and_vllm_12747_and_triton_8597_who_is_too_fast_waits():
 def test_triton_8597_a_generator_waits_too(notes):
     """https://github.com/triton-inference-server/server/issues/8597: one input becomes many, and all of them wait in
     memory."""
-    data, graph = through(stages.flood.fnode(), stages.slow.fnode().set_attr("_flow_attr_depth", 2))
+    data, graph = through(stages.flood.fnode(), shallow(stages.slow))
     flood = Path(f"{notes}.flood")
     with graph:
         assert graph.feed({data: 100}) == 0
@@ -177,7 +183,8 @@ def test_triton_8597_a_generator_waits_too(notes):
 def test_holoscan_sdk_43_and_18_a_slow_consumer_may_lose_messages_and_threads_do_not_freeze():
     """https://github.com/nvidia-holoscan/holoscan-sdk/issues/43: drop messages when the consumer is slow;
     https://github.com/nvidia-holoscan/holoscan-sdk/issues/18: with several threads everything freezes."""
-    node = stages.slow.fnode().set_attr("_flow_attr_depth", 2).set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
+    node = shallow(stages.slow)
+    node.set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
     data, graph = through(node)
     with graph:
 

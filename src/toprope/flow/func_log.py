@@ -36,7 +36,7 @@ class FlowFuncLogger:
             self._logger.propagate = False
         self._logger.setLevel(logging.DEBUG)
 
-    def is_log_enable(self, log_type: FlowFuncLogType, log_level: FlowFuncLogLevel) -> bool:
+    def is_log_enable(self, log_type: object, log_level: object) -> bool:
         """Whether lines of a level are written; False where an argument is something else."""
         if not isinstance(log_type, FlowFuncLogType) or not isinstance(log_level, FlowFuncLogLevel):
             return False
