@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import itertools
 import logging
 import os
@@ -37,6 +36,7 @@ from toprope.flow.stage_plan import DRIVER, HostPlan, Route
 from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
 from toprope.flow.trace import chrome
 from toprope.functions import current, interrupts, wire
+from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
 
@@ -389,13 +389,16 @@ class Runner:
 
 
 def _cards() -> int | None:
-    """How many cards stages on this machine can have; None where they run on the CPU, and any number will do."""
-    if importlib.util.find_spec("torch") is None:
+    """How many cards the session has; None where stages run on the CPU, and any number will do."""
+    if Settings.load().device == "cpu":
         return None
-    from toprope import device
-
-    kind = device.choose(quiet=True).device.kind
-    return None if kind == "cpu" else len(device.available(kind))
+    counts: dict[str, int] = {}  # NPU/910B4/count: 2
+    for node in functions.resources():
+        for key, amount in node["capacity"].items():
+            if "/" in key:
+                vendor = key.partition("/")[0]
+                counts[vendor] = counts.get(vendor, 0) + int(amount)
+    return max(counts.values(), default=0) or None
 
 
 def _folder() -> tuple[Path, int | None, bool]:
