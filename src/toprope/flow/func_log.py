@@ -11,7 +11,7 @@ __all__ = ["FlowFuncLogLevel", "FlowFuncLogType", "FlowFuncLogger", "logger"]
 
 
 class FlowFuncLogType(IntEnum):
-    """Which log: that for debugging has levels, that of the run is always written."""
+    """Which log: the one for debugging has levels, the other is always written."""
 
     DEBUG_LOG = 0
     RUN_LOG = 1
