@@ -264,8 +264,10 @@ def test_the_log_writes_from_its_level_on(caplog, monkeypatch):
         getattr(log, name)("%s %d said", name)  # a line that cannot be formatted failed the input
     log._logger.removeHandler(caplog.handler)
     written = [each.getMessage().split()[1] for each in caplog.records]
-    assert [each for each in written if each != "%s"] == ["warn", "error", "run_info", "run_error", "event"]
-    assert len(written) == 10
+    assert [each for each in dict.fromkeys(written) if each != "%s"] == [
+        "warn", "error", "run_info", "run_error", "event",
+    ]  # fmt: skip
+    assert 2 * written.count("%s") == len(written)
     assert log.is_log_enable(ff.DEBUG_LOG, ff.WARN)
     assert not log.is_log_enable(ff.DEBUG_LOG, ff.INFO)
     assert log.is_log_enable(ff.RUN_LOG, ff.DEBUG)

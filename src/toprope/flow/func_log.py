@@ -11,7 +11,7 @@ __all__ = ["FlowFuncLogLevel", "FlowFuncLogType", "FlowFuncLogger", "logger"]
 
 
 class FlowFuncLogType(IntEnum):
-    """Which log: the one for debugging has levels, the other is always written."""
+    """Kinds of logs: the one for debugging has levels, the other is always written."""
 
     DEBUG_LOG = 0
     RUN_LOG = 1
@@ -37,13 +37,13 @@ class FlowFuncLogger:
         self._logger.setLevel(logging.DEBUG)
 
     def is_log_enable(self, log_type: object, log_level: object) -> bool:
-        """Whether lines of a level are written; False where an argument is something else."""
+        """Ask whether lines of a level are written; False where an argument is something else."""
         if not isinstance(log_type, FlowFuncLogType) or not isinstance(log_level, FlowFuncLogLevel):
             return False
         return log_type is FlowFuncLogType.RUN_LOG or log_level >= _least()
 
     def get_log_header(self) -> str:
-        """What stands in front of each line: process and thread."""
+        """Begin of each line: process and thread."""
         return f"[{os.getpid()},{threading.get_native_id()}]"
 
     def debug(self, text: str, *values: object) -> None:

@@ -59,7 +59,7 @@ class FlowFuncInfos:
         self._resources.append({"type": type, "num": num})
 
     def get_running_resources_info(self) -> list[dict[str, Any]]:
-        """What the stage needs."""
+        """Return the resources of the stage."""
         return self._resources
 
     def set_func_object(self, func_object: Any) -> None:
@@ -71,11 +71,11 @@ class FlowFuncInfos:
         return self._object
 
     def set_env_hook_func(self, env_hook_func: Callable[[], Any] | None) -> None:
-        """Set what runs in the stage's process before anything of the user's is unpickled."""
+        """Set the function that runs in the stage's process before anything of the user's is unpickled."""
         self._hook = env_hook_func
 
     def get_env_hook_func(self) -> Callable[[], Any] | None:
-        """What runs in the stage's process first."""
+        """Return the function that runs in the stage's process first."""
         return self._hook
 
     def set_visible_device_enable(self, visible_device_enable: bool | None) -> None:
@@ -83,7 +83,7 @@ class FlowFuncInfos:
         self._visible = visible_device_enable
 
     def get_visible_device_enable(self) -> bool | None:
-        """Whether the stage's process is shown only its own card; None where that was not set."""
+        """Ask whether the stage's process is shown only its own card; None where that was not set."""
         return self._visible
 
     def functions(self) -> tuple[StageFunction, ...]:

@@ -198,7 +198,7 @@ class Runner:
             )  # fmt: skip
 
     def _explain(self) -> str:
-        """What `fetch` may be waiting for."""
+        """Describe the stages at work, and results of outputs that are not fetched."""
         listed = self._unfetched()
         at_work = self._hosts.explain()
         return f"{at_work}; results of outputs that were not asked for: {listed}" if listed else at_work
@@ -389,7 +389,7 @@ class Runner:
 
 
 def _cards() -> int | None:
-    """How many cards the session has; None where stages run on the CPU, and any number will do."""
+    """Count the cards of the session; None where stages run on the CPU, and any number will do."""
     if Settings.load().device == "cpu":
         return None
     counts: dict[str, int] = {}  # NPU/910B4/count: 2

@@ -39,7 +39,7 @@ def set_running(**numbers: int) -> None:
 
 
 def is_stage() -> bool:
-    """Whether this process knows where it runs."""
+    """Ask whether a stage runs in this process."""
     return _process is not None
 
 
