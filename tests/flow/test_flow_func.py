@@ -1,5 +1,6 @@
 """The interface of functions that see messages: what they are given, and closures that they run."""
 
+import importlib
 import json
 import sys
 import types
@@ -14,7 +15,7 @@ import flow_closures as closures
 from functions_session import session
 from toprope import flow as df
 from toprope.flow import flow_func as ff
-from toprope.flow import models
+from toprope.flow import models, running
 from toprope.flow.exceptions import DfException
 from toprope.flow.meta import MetaRunContext, PyMetaParams
 from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
@@ -231,6 +232,16 @@ def test_the_template_is_a_class_of_functions(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().err.startswith("create_func_ws: error: ")
 
 
+PRIVATE = {
+    "data_wrapper": "DataType", "dflow_wrapper": "PARAM_INVALID", "flow_func.flowfunc_wrapper": "FLOW_FUNC_SUCCESS",
+    "flow_func.func_register": "FlowFuncRegister", "flow_func.func_wrapper": "proc_wrapper",
+    "plugin.torch.torch_plugin": "npu_model", "pyflow": "PyActorProcessPoint", "tools.create_func_ws": "main",
+    "tools.func_ws_creator": "FuncWsCreator", "utils.deploy_template": "generate_deploy_template",
+    "utils.log": "set_log_level", "utils.msg_type_register": "msg_type_register", "utils.utils": "DfException",
+}  # fmt: skip
+"""Modules of DataFlow that its own tests import, each with a name of it."""
+
+
 def test_the_facade_has_the_names(monkeypatch):
     from toprope.compat import finder
 
@@ -247,6 +258,27 @@ def test_the_facade_has_the_names(monkeypatch):
     assert dataflow.data_type.DT_BF16 is df.DT_BF16
     assert callable(dataflow.utils.generate_deploy_template)
     assert callable(dataflow.pyflow)
+    for module, name in PRIVATE.items():
+        found = importlib.import_module(f"dataflow.{module}")
+        assert [each for each in found.__all__ if not hasattr(found, each)] == []
+        assert hasattr(found, name)
+    wrapper = sys.modules["dataflow.flow_func.flowfunc_wrapper"]
+    assert wrapper.MsgType.MSG_TYPE_RAW_MSG == ff.MSG_TYPE_RAW_MSG
+    assert wrapper.FlowFlag.FLOW_FLAG_SEG == ff.FLOW_FLAG_SEG
+    with pytest.raises(AttributeError, match="compiled part of the real dataflow"):
+        wrapper.MetaRunContext  # noqa: B018 - only a stage makes such objects
+    with pytest.raises(TypeError, match=r"Please use the @df\.pyflow decorator instead"):
+        sys.modules["dataflow.pyflow"].PyActorProcessPoint()
+    utils, log = sys.modules["dataflow.utils.utils"], sys.modules["dataflow.utils.log"]
+    utils.set_running_instance_num(3)
+    assert utils.get_running_instance_num() == df.get_running_instance_num() == 3
+    monkeypatch.setattr(running, "_process", None)
+    running._thread.__dict__.clear()
+    assert not utils.get_running_in_udf()
+    level = log.get_log_level()
+    log.set_log_level(log.DEBUG)
+    assert (log.get_logger().name, log.get_log_level()) == ("DATAFLOW", log.DEBUG)
+    log.set_log_level(level)
     for name in [each for each in sys.modules if each.partition(".")[0] == "dataflow"]:
         del sys.modules[name]
 

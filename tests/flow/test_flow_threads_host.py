@@ -241,3 +241,62 @@ def test_triton_3459_and_3483_and_dali_4590_branches_that_the_data_choose():
         assert sorted((each.info.transaction_id, *each.get()) for each in found) == [
             (1, 1), (2, 1000), (3, 2), (4, 2000), (5, 3),
         ]  # fmt: skip
+
+
+def test_ray_46336_a_class_with_one_method_has_the_thread_of_its_constructor():
+    """https://github.com/ray-project/ray/issues/46336: state of the constructor's thread is not there in the method."""
+    data = df.FlowData()
+    with df.FlowGraph([stages.Bound.fnode().seeded(data)]) as graph:
+        assert graph.feed({data: 1}) == 0
+        assert graph.fetch(timeout=30_000) == ([43], 0)
+
+
+def test_ray_47041_47156_and_triton_7366_an_output_may_be_read_by_anyone_and_twice():
+    """https://github.com/ray-project/ray/issues/47041, https://github.com/ray-project/ray/issues/47156 and
+    https://github.com/triton-inference-server/server/issues/7366: a node's output is read twice by one node, by the
+    driver and a node, or by two models."""
+    data = df.FlowData()
+    out = stages.plus_one.fnode()(data)
+    heads = [stages.plus_one.fnode()(out), stages.join.fnode()(out, out)]
+    with df.FlowGraph([out, *heads, out]) as graph:
+        for number in range(3):
+            assert graph.feed({data: number}) == 0
+        for number in range(1, 4):
+            assert graph.fetch(timeout=30_000) == ([number, number + 1, (number, number), number], 0)
+
+
+def test_ray_47408_two_graphs_of_one_node_do_not_share_it():
+    """https://github.com/ray-project/ray/issues/47408: a graph that was compiled before breaks the second one."""
+    data = df.FlowData()
+    out = stages.plus_one.fnode()(data)
+    with df.FlowGraph([out]) as first, df.FlowGraph([stages.plus_one.fnode()(out)]) as second:
+        assert first.feed({data: 1}) == second.feed({data: 1}) == 0
+        assert (first.fetch(timeout=30_000), second.fetch(timeout=30_000)) == (([2], 0), ([3], 0))
+
+
+def test_ray_47687_and_langflow_9119_slow_branches_overlap_and_an_end_in_the_middle_is_an_error_of_ours():
+    """https://github.com/ray-project/ray/issues/47687: a result after the end raises something strange;
+    https://github.com/ray-project/ray/issues/47097 and https://github.com/langflow-ai/langflow/issues/9119: branches
+    run one after the other, and several inputs at once time out."""
+    data = df.FlowData()
+    graph = df.FlowGraph([stages.join.fnode()(stages.waits.fnode()(data), stages.waits.fnode()(data))])
+    with graph:
+        assert [graph.feed({data: number}) for number in range(6)] == [0] * 6
+        assert [graph.fetch(timeout=60_000) for _ in range(6)] == [([(number, number)], 0) for number in range(6)]
+        left, right = (each for each in graph.metrics() if each.target == "join_fnode")
+        assert left.messages == right.messages == 6
+        future = graph.submit({data: 7})
+    with pytest.raises(df.DfAbortException, match="the graph has ended"):
+        future.result(30)
+
+
+def test_triton_7275_what_a_generator_makes_is_joined_with_its_own_input():
+    """https://github.com/triton-inference-server/server/issues/7275: inputs come from streams of different length."""
+    data = df.FlowData()
+    graph = df.FlowGraph([stages.join.fnode()(stages.three.fnode()(data), stages.plus_one.fnode()(data))])
+    graph.set_contains_n_mapping_node(True)
+    graph.set_inputs_align_attrs(16, 2000, True)  # what has no counterpart is dropped
+    with graph:
+        for number in (10, 20):
+            assert graph.feed({data: number}) == 0
+        assert [graph.fetch(timeout=30_000) for _ in range(2)] == [([((10, 0), 11)], 0), ([((20, 0), 21)], 0)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from toprope.compat.missing import missing_from
-from toprope.flow import DfTypeError, method, pyflow
+from toprope.flow import method, pyflow
 
 __all__ = ["PyActorProcessPoint", "PyFunctionProcessPoint", "method", "pyflow"]
 
@@ -12,11 +12,11 @@ class PyActorProcessPoint:
     """What `pyflow` makes of a class in DataFlow. Here the class stays what it is and is given an `fnode`.
 
     Raises:
-        DfTypeError: it is called.
+        TypeError: it is called.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise DfTypeError(
+        raise TypeError(
             "PyActorProcessPoint.__init__ should not be called. Please use the @df.pyflow decorator instead."
         )
 
