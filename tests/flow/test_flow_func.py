@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import threading
 import types
 
 import numpy as np
@@ -270,11 +271,12 @@ def test_the_facade_has_the_names(monkeypatch):
     with pytest.raises(TypeError, match=r"Please use the @df\.pyflow decorator instead"):
         sys.modules["dataflow.pyflow"].PyActorProcessPoint()
     utils, log = sys.modules["dataflow.utils.utils"], sys.modules["dataflow.utils.log"]
-    utils.set_running_instance_num(3)
-    assert utils.get_running_instance_num() == df.get_running_instance_num() == 3
     monkeypatch.setattr(running, "_process", None)
-    running._thread.__dict__.clear()
+    monkeypatch.setattr(running, "_thread", threading.local())
     assert not utils.get_running_in_udf()
+    utils.set_running_instance_num(3)
+    assert utils.get_running_in_udf()
+    assert utils.get_running_instance_num() == df.get_running_instance_num() == 3
     level = log.get_log_level()
     log.set_log_level(log.DEBUG)
     assert (log.get_logger().name, log.get_log_level()) == ("DATAFLOW", log.DEBUG)
