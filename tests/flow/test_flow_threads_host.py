@@ -300,3 +300,28 @@ def test_triton_7275_what_a_generator_makes_is_joined_with_its_own_input():
         for number in (10, 20):
             assert graph.feed({data: number}) == 0
         assert [graph.fetch(timeout=30_000) for _ in range(2)] == [([((10, 0), 11)], 0), ([((20, 0), 21)], 0)]
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_tensor_that_one_stage_wrote_to_was_changed_for_another(size):
+    """A large one lay in memory that all receivers could write to; a small one was read-only."""
+    data = df.FlowData()
+    nodes = [stages.adds_in_place.fnode(), stages.adds_in_place_on_the_device.fnode(), stages.reads_late.fnode()]
+    with df.FlowGraph([each(data) for each in nodes]) as graph:
+        assert graph.feed({data: df.Tensor(np.zeros(size))}) == 0
+        (first, second, third), code = graph.fetch(timeout=60_000)
+    assert (first, second[0].item(), third, code) == ("read-only", 1.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_ray_47599_an_array_was_read_only_in_a_stage(size):
+    """https://github.com/ray-project/ray/issues/47599: arrays are not writable, which torch warns of."""
+    data = df.FlowData()
+    once = stages.adds_to_an_array.fnode()(data)
+    nodes = [once, stages.adds_to_an_array.fnode()(once), stages.reads_an_array_late.fnode()(data)]
+    fed = np.zeros(size)
+    with df.FlowGraph(nodes) as graph:
+        assert graph.feed({data: fed}) == 0
+        (first, second, third), code = graph.fetch(timeout=60_000)
+        first += 1  # what is fetched is the program's own, too
+    assert (first.sum(), second.sum(), third, fed.sum(), code) == (2 * size, 2 * size, 0, 0, 0)

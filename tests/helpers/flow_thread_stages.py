@@ -219,3 +219,36 @@ class Bound:
 def waits(x):
     time.sleep(0.3)
     return x
+
+
+@df.pyflow
+def adds_in_place(tensor):
+    array = tensor.numpy()
+    try:
+        array += 1
+    except ValueError:
+        return "read-only"
+    return array[0]
+
+
+@df.npu_model
+def adds_in_place_on_the_device(tensor):
+    return tensor.add_(1)
+
+
+@df.pyflow
+def reads_late(tensor):
+    time.sleep(0.5)
+    return tensor.numpy()[0]
+
+
+@df.pyflow
+def adds_to_an_array(array):
+    array += 1
+    return array
+
+
+@df.pyflow
+def reads_an_array_late(array):
+    time.sleep(0.5)
+    return array.sum()
