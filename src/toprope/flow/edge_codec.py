@@ -275,7 +275,7 @@ class Codec:
             data = parts.pop(0) if form[1] else None
             # what is unpickled is the receiver's own, and may be written to
             own = Own(self._borrower, copies=form[3])
-            return unpack(data, form[2], list(map(bytearray, parts)), own, self._giver(sealed.place), own=True)
+            return unpack(data, form[2], [bytearray(each) for each in parts], own, self._giver(sealed.place), own=True)
         key = form[-2]
         if what == _BYTES:
             return memoryview(sealed.parts[0] if key is None else self._array(form, sealed)).toreadonly()

@@ -148,7 +148,7 @@ def _are_numbers(value: tuple[Any, ...]) -> bool:
 def unpack(
     data: bytes | None,
     spec: Sequence[BlockKey | None],
-    parts: Sequence[bytes],
+    parts: Sequence[bytes | bytearray],
     reader: Reader,
     let_go: Callable[[BlockKey], None],
     values: Sequence[Any] = (),
