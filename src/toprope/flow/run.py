@@ -392,13 +392,9 @@ def _cards() -> int | None:
     """Count the cards of the session; None where stages run on the CPU, and any number will do."""
     if Settings.load().device == "cpu":
         return None
-    counts: dict[str, int] = {}  # NPU/910B4/count: 2
-    for node in functions.resources():
-        for key, amount in node["capacity"].items():
-            if "/" in key:
-                vendor = key.partition("/")[0]
-                counts[vendor] = counts.get(vendor, 0) + int(amount)
-    return max(counts.values(), default=0) or None
+    capacities = [node["capacity"] for node in functions.resources()]  # {"NPU/910B4": 2, "CPU": 4000}
+    cards = [amount for each in capacities for key, amount in each.items() if key.startswith(("NPU/", "GPU/"))]
+    return int(sum(cards)) or None
 
 
 def _folder() -> tuple[Path, int | None, bool]:
