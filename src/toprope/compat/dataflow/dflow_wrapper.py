@@ -1,4 +1,4 @@
-"""What DataFlow's C++ part has for the driver and toprope.flow has too: codes, message types, batches, tensors."""
+"""Names of DataFlow's C++ part for the driver that toprope.flow has too: codes, message types, batches, tensors."""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.exceptions import (

@@ -9,7 +9,7 @@ __all__ = ["PyActorProcessPoint", "PyFunctionProcessPoint", "method", "pyflow"]
 
 
 class PyActorProcessPoint:
-    """What `pyflow` makes of a class in DataFlow. Here the class stays what it is and is given an `fnode`.
+    """Process point of a decorated class in DataFlow. Here the class stays what it is and is given an `fnode`.
 
     Raises:
         TypeError: it is called.
@@ -22,7 +22,7 @@ class PyActorProcessPoint:
 
 
 class PyFunctionProcessPoint:
-    """What `pyflow` makes of a function in DataFlow. Here that is the function with an `fnode`.
+    """Process point of a decorated function in DataFlow. Here that is the function with an `fnode`.
 
     Args:
         function: the function.

@@ -1,4 +1,4 @@
-"""What DataFlow's C++ part has for functions in stages and toprope.flow has too.
+"""Names of DataFlow's C++ part for functions in stages that toprope.flow has too.
 
 Its classes of messages, parameters and contexts are not there: here the stage alone makes such objects.
 """

@@ -48,7 +48,7 @@ def set_running_instance_num(running_instance_num: int) -> None:
 
 
 def get_running_in_udf() -> bool:
-    """Whether a stage runs in this process."""
+    """Ask whether a stage runs in this process."""
     return is_stage()
 
 
