@@ -14,7 +14,7 @@ from torch.nn import functional
 from toprope import device as devices
 from toprope.errors import TierAbsentError, TierCapacityError, UnsupportedError, UsageError
 from toprope.tiers import attach
-from toprope.tiers.memory import placeholder
+from toprope.tiers.store.memory import placeholder
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
-from toprope.tiers import disk as disk_module
-from toprope.tiers import file_facts
-from toprope.tiers.disk import Buffer, DiskFile
-from toprope.tiers.extents import Extents
-from toprope.tiers.host import HostStore
-from toprope.tiers.memory import Memory
-from toprope.tiers.spill import SpillStore
-from toprope.tiers.store import Stacked, Store
-from toprope.tiers.transfer import Load, Transfers
+from toprope.tiers.store import disk_file as disk_module
+from toprope.tiers.store import disk_file as file_facts
+from toprope.tiers.store.base import Stacked, Store
+from toprope.tiers.store.disk_file import Buffer, DiskFile
+from toprope.tiers.store.free_list import Extents
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.spill import SpillStore
+from toprope.tiers.store.transfer import Load, Transfers
 
 MIB = 2**20
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.int64]
@@ -142,7 +142,7 @@ def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(tra
     def broken(descriptor, buffers, offset):
         raise fail
 
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", broken)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", broken)
     values = torch.randn(2 * MIB // 4)
     store.put("a", values)
     deadline = time.monotonic() + 10
@@ -153,7 +153,7 @@ def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(tra
         store.read("a", out)
     store.read("a", out).wait()
     assert torch.equal(out, values)
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", real)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", real)
     store.put("a", values + 1)
     store.flush()
     store.read("a", out).wait()
@@ -198,7 +198,7 @@ def test_a_full_disk_is_a_typed_error(transfers, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     store.put("a", torch.arange(10))
-    monkeypatch.setattr("toprope.tiers.spill.os.posix_fallocate", full)
+    monkeypatch.setattr("toprope.tiers.store.spill.os.posix_fallocate", full)
     with pytest.raises(TierCapacityError, match="the disk is full"):
         store.put("b", torch.empty(200 * MIB, dtype=torch.uint8))
     out = torch.empty(10, dtype=torch.int64)

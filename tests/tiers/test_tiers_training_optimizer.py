@@ -9,11 +9,11 @@ import torch
 
 from tiers_kept import Done, Kept
 from toprope.errors import TierCapacityError, UnsupportedError, UsageError
-from toprope.tiers.blocks import settle
-from toprope.tiers.gradients import Gradients, clip_grad_norm_
-from toprope.tiers.optimizer import Optimizers, kind_of
-from toprope.tiers.stored import StoredTensor
-from toprope.tiers.weights import ResidentWeights
+from toprope.tiers.training.blocks import settle
+from toprope.tiers.training.gradients import Gradients, clip_grad_norm_
+from toprope.tiers.training.offloaded_tensor import StoredTensor
+from toprope.tiers.training.optimizer import Optimizers, kind_of
+from toprope.tiers.training.weights import ResidentWeights
 
 O = torch.optim  # noqa: E741
 
