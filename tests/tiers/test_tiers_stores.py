@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
 from toprope.tiers.store import disk_file as disk_module
-from toprope.tiers.store import disk_file as file_facts
 from toprope.tiers.store.base import Stacked, Store
 from toprope.tiers.store.disk_file import Buffer, DiskFile
 from toprope.tiers.store.free_list import Extents
@@ -207,6 +206,33 @@ def test_a_full_disk_is_a_typed_error(transfers, tmp_path, monkeypatch):
     store.close()
 
 
+def test_a_spill_file_whose_free_room_is_in_pieces_is_no_longer_than_its_budget(transfers, tmp_path):
+    block = 4096
+    store = SpillStore(tmp_path, 8 * block, transfers)
+    try:
+        for number in range(8):
+            store.put(str(number), torch.full((block,), number, dtype=torch.uint8))
+        store.flush()
+        for number in range(0, 8, 2):
+            store.drop(str(number))
+        values = torch.arange(4 * block, dtype=torch.int32).to(torch.uint8)
+        store.put("large", values)  # four free blocks, no two of them neighbours
+        for _ in range(2):
+            out = torch.zeros_like(values)
+            store.read("large", out).wait()
+            assert torch.equal(out, values)
+            store.flush()
+        assert os.fstat(store.file.descriptor).st_size == store.used == 8 * block
+        for number in range(1, 8, 2):
+            out = torch.zeros(block, dtype=torch.uint8)
+            store.read(str(number), out).wait()
+            assert bool((out == number).all())
+        store.drop("large")
+        assert store.used == 4 * block
+    finally:
+        store.close()
+
+
 def test_no_file_can_be_made_where_there_is_no_folder(transfers, tmp_path):
     with pytest.raises(TierWriteError, match="No such file"):
         SpillStore(tmp_path / "nowhere", MIB, transfers)
@@ -294,9 +320,9 @@ def test_the_system_tells_what_lies_in_the_page_cache(tmp_path):
         for offset, nbytes in parts:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             length = offset + nbytes - start
-            before = file_facts._all_in_core(descriptor, start, length, -(-length // mmap.PAGESIZE))
-            assert file_facts.all_cached(descriptor, offset, nbytes) == before
-        assert file_facts.all_cached(descriptor, 0, MIB // 2)
+            before = disk_module._all_in_core(descriptor, start, length, -(-length // mmap.PAGESIZE))
+            assert disk_module.all_cached(descriptor, offset, nbytes) == before
+        assert disk_module.all_cached(descriptor, 0, MIB // 2)
     finally:
         os.close(descriptor)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from toprope import device as devices
 from toprope.device import Device
-from toprope.errors import PlanError, SizeError, TierCapacityError, UsageError, WeightsError
+from toprope.errors import PlanError, TierCapacityError, UsageError, WeightsError
 from toprope.progress import Progress
 from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
@@ -29,7 +29,7 @@ from toprope.tiers.engine.runtime import DIRECT, Engine
 from toprope.tiers.engine.state import State
 from toprope.tiers.engine.weight_files import Files, fill_buffers
 from toprope.tiers.plan import SMALL, plan
-from toprope.tiers.plan.budgets import Free, resolve
+from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
 from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
 from toprope.tiers.store.absent import set_data
 from toprope.tiers.store.host import HostStore
@@ -154,13 +154,8 @@ def _folder(disk: str | os.PathLike[str] | None) -> tuple[Path | None, int | str
     if disk is None:
         return None, 0
     text = os.fspath(disk)
-    path, colon, size = text.rpartition(":")
-    if colon and not os.path.exists(text):
-        try:
-            return _existing(Path(path)), parse_size(size)
-        except SizeError:
-            pass
-    return _existing(Path(text)), "auto"
+    path, limit = (text, None) if os.path.exists(text) else folder_and_limit(text)
+    return _existing(Path(path)), "auto" if limit is None else limit
 
 
 def _existing(path: Path) -> Path:

@@ -15,7 +15,7 @@ from toprope.tiers.store.absent import set_data
 from toprope.tiers.store.backing import DiskHome, Home, MemoryHome
 from toprope.tiers.store.chunks import StageChunk, cut
 from toprope.tiers.store.host import HostStore
-from toprope.tiers.store.memory import Memory, placeholder
+from toprope.tiers.store.memory import Memory, placeholder, without_values
 from toprope.tiers.store.spill import SpillFile
 from toprope.tiers.store.transfer import LIMIT, Load, Transfers
 
@@ -202,7 +202,7 @@ class Placing:
     def replace(self, weight: Weight, values: torch.Tensor) -> None:
         """New values of a weight, of its shape and of any dtype, for where it lies."""
         with torch.inference_mode(False), torch.no_grad():
-            ordered = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=values.dtype, device="meta")
+            ordered = without_values(weight.like, values.dtype)
             if values.stride() != ordered.stride() or values.device.type != "cpu":
                 values = torch.empty_strided(ordered.shape, ordered.stride(), dtype=values.dtype).copy_(values)
             if values.dtype != weight.like.dtype:
@@ -242,7 +242,7 @@ class Placing:
         self._withdraw(weight)
 
     def _change_dtype(self, weight: Weight, dtype: torch.dtype) -> None:
-        weight.like = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=dtype, device="meta")
+        weight.like = without_values(weight.like, dtype)
         weight.placeholder = placeholder(weight.like, self.device)
         self._withdraw(weight)
 

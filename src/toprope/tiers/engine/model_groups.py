@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from toprope.tiers.plan.model import Group, Kind, Member, aligned
 from toprope.tiers.store.absent import Absence, withdraw
 from toprope.tiers.store.backing import Home
-from toprope.tiers.store.memory import is_dense
+from toprope.tiers.store.memory import is_dense, without_values
 
 __all__ = ["CLOSED", "FIXED", "Model", "Weight", "is_closed", "read_model"]
 
@@ -172,7 +172,7 @@ def read_model(model: nn.Module, small: int) -> Model:
                 continue
             weight = by_identity.get(_identity(parameter))
             if weight is None:
-                like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+                like = without_values(parameter)
                 kind = _kind(short, parameter)
                 weight = Weight(name, [], [], like, kind)
                 by_identity[_identity(parameter)] = weight

@@ -17,7 +17,7 @@ from toprope.tiers.store.chunks import PatchChunk
 from toprope.tiers.store.disk_file import BLOCK
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.spill import Fetched
-from toprope.tiers.store.transfer import Load
+from toprope.tiers.store.transfer import Load, queued
 
 __all__ = ["AwayWeights"]
 
@@ -78,16 +78,11 @@ class AwayWeights:
             home = weight.home
             assert home is not None
         self._settle_writes(home)
-        device = self.engine.device
-        after = []
-        if device.capabilities.separate_memory:
-            event = device.event()
-            event.record(device.current_stream())
-            after.append(event)
+        device = self.engine.device if self.engine.device.capabilities.separate_memory else None
         home.check()
-        load = Load(weight.name, home.chunks(Memory.of(out), first), after)
+        load = Load(weight.name, home.chunks(Memory.of(out), first), queued(device))
         self.engine.transfers.begin(load)
-        return Fetched(load, device if after else None)
+        return Fetched(load, device)
 
     def write(self, parameter: torch.Tensor, start: int, values: torch.Tensor) -> None:
         """Take new elements to where the weight lies."""

@@ -13,6 +13,7 @@ from toprope.tiers.engine.hooks import Hooks
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import Model, Weight
 from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.memory import without_values
 
 __all__ = ["State"]
 
@@ -88,7 +89,7 @@ class State:
                 if short in loading:
                     self._take(weight, parameter)
                 elif new:
-                    weight.like = _like(parameter)
+                    weight.like = without_values(parameter)
             loading.clear()
 
         hooks.add(owner._register_load_state_dict_pre_hook(before).remove)  # type: ignore[no-untyped-call]
@@ -157,7 +158,7 @@ class State:
                 if weight.home is None:
                     now = weight.parameters[0]
                     if now.dtype != weight.like.dtype:
-                        weight.like = _like(now)
+                        weight.like = without_values(now)
                         state.resized()
             return owner
 
@@ -176,7 +177,3 @@ class State:
         for parameter, gradient in gradients:
             parameter.grad = fn(gradient)
         self.resized()
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

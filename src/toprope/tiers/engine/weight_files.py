@@ -16,17 +16,9 @@ from toprope.tiers.engine.model_groups import Model
 from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.disk_file import Buffer, DiskFile
 from toprope.tiers.store.headers import Stored, read_folder
-from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.memory import DTYPES, Memory
 
 __all__ = ["Files", "fill_buffers", "skeleton"]
-
-DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "I16": torch.int16, "U16": torch.uint16,
-    "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
-    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}  # fmt: skip
 
 
 @contextmanager

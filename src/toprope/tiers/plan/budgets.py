@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toprope.errors import PlanError
+from toprope.errors import PlanError, SizeError
 from toprope.sizes import decimal, parse_size
 from toprope.tiers.plan.model import Budgets
 
-__all__ = ["Free", "resolve"]
+__all__ = ["Free", "folder_and_limit", "resolve"]
 
 _SEGMENT = 20 * 2**20
 """Bytes that torch's allocator takes at once, and may not fill."""
@@ -84,3 +84,14 @@ def resolve(
             do="free some of it, or name a folder on another disk",
         )
     return Budgets(on_device, share if on_host is None else on_host, free.disk if on_disk is None else on_disk, reserve)
+
+
+def folder_and_limit(text: str) -> tuple[str, int | None]:
+    """A folder, and the limit that may follow it: "/folder:64GB"; None for no limit."""
+    path, colon, size = text.rpartition(":")
+    if colon:
+        try:
+            return path, parse_size(size)
+        except SizeError:
+            pass
+    return text, None

@@ -133,7 +133,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 _LEFT, _WIDTH, _LANE, _GAP = 130, 800, 30, 10
 _LANES = ((COMPUTE, "compute"), (IN, "host -> device"), (OUT, "device -> host"), (DISK, "disk"))
-_TIERS = ("device", "host", "disk")
 
 
 _STYLE = ".band{fill:$band}.cell,.job{stroke:$page;stroke-width:.5}.device{fill:$s2}.host{fill:$s0}.disk{fill:$s1}"
@@ -176,7 +175,7 @@ def svg(plan: Plan, title: str = "") -> str:
     return drawing.svg()
 
 
-def _strip(drawing: Drawing, plan: Plan, tiers: dict[str, str], y: float) -> None:
+def _strip(drawing: Drawing, plan: Plan, tiers: dict[str, Tier], y: float) -> None:
     """The groups in the order of their first use, as wide as they have bytes."""
     names = [*plan.resident, *plan.host, *plan.disk]
     first = {use.group: place for place, use in reversed(list(enumerate(plan.order)))}
@@ -192,7 +191,7 @@ def _strip(drawing: Drawing, plan: Plan, tiers: dict[str, str], y: float) -> Non
         x += width
 
 
-def _lane(drawing: Drawing, plan: Plan, tiers: dict[str, str], resource: int, name: str, y: float) -> None:
+def _lane(drawing: Drawing, plan: Plan, tiers: dict[str, Tier], resource: int, name: str, y: float) -> None:
     end = plan.predicted_seconds or 1.0
     _name(drawing, name, y)
     drawing.rect(_LEFT, y, _WIDTH, _LANE, "band")

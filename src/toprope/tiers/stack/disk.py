@@ -10,17 +10,16 @@ import fcntl
 import os
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from toprope.device import Device
-from toprope.tiers.store.chunks import ReadChunk, StageChunk, cut, write_failed
+from toprope.tiers.store.chunks import StageChunk, write_failed
 from toprope.tiers.store.memory import Memory
-from toprope.tiers.store.spill import SpillFile
-from toprope.tiers.store.transfer import Load, Transfers
+from toprope.tiers.store.spill import SpillFile, pieces
+from toprope.tiers.store.transfer import Load, Transfers, queued
 
 __all__ = ["Arriving", "DiskLevel", "Stored"]
 
@@ -113,8 +112,8 @@ class DiskLevel:
         file = self._file()
         parts = tuple(file.take_parts(source.nbytes))
         stored = Stored(parts, source.nbytes, tensor.dtype, tensor.shape, tensor.stride())
-        pieces = [StageChunk(file, offset, source.part(start, stop)) for offset, start, stop in _pieces(parts)]
-        load = Load("a tensor to the disk", pieces)
+        chunks = [StageChunk(file, offset, source.part(start, stop)) for offset, start, stop in pieces(parts)]
+        load = Load("a tensor to the disk", chunks)
         try:
             self._transfers(device).begin(load, urgent=True)
         except BaseException:
@@ -138,16 +137,9 @@ class DiskLevel:
         with torch.inference_mode(False), torch.no_grad():
             made = torch.empty_strided(stored.shape, stored.stride, dtype=stored.dtype, device=device.torch_device)
         target = Memory.of(made)
-        after = []
-        if target.address is None:  # its memory may have been in use by what is queued on the device
-            event = device.event()
-            event.record(device.current_stream())
-            after.append(event)
+        after = queued(device if target.address is None else None)
         file = self._file()
-        chunks = [
-            ReadChunk(file.file, offset, stop - start, target.part(start, stop))
-            for offset, start, stop in _pieces(stored.parts)
-        ]
+        chunks = file.reads(stored.parts, target)
         load = Load("a tensor from the disk", chunks, after)
         if chunks:
             self._transfers(device).begin(load, urgent=urgent)
@@ -166,8 +158,7 @@ class DiskLevel:
     def release(self, stored: Stored) -> None:
         """A tensor is of no use any more."""
         if self._held.file is not None:
-            for offset, nbytes in stored.parts:
-                self._held.file.give_back(offset, nbytes)
+            self._held.file.give_parts_back(stored.parts)
 
     def close(self) -> None:
         """Delete the file, and end the threads. Calling it again does nothing."""
@@ -192,15 +183,6 @@ class DiskLevel:
             if path is not None:
                 file.file.path = path  # what errors name
         return self._held.file
-
-
-def _pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """What is moved at once: the offset in the file, and from where to where in the tensor."""
-    before = 0
-    for offset, nbytes in parts:
-        for start, stop in cut(nbytes):
-            yield offset + start, before + start, before + stop
-        before += nbytes
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from toprope.tiers.store.chunks import CopyChunk, cut
 from toprope.tiers.store.disk_file import BLOCK
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.spill import Fetched
-from toprope.tiers.store.transfer import Load, Transfers
+from toprope.tiers.store.transfer import Load, Transfers, queued
 
 __all__ = ["HostStore"]
 
@@ -135,14 +135,8 @@ class HostStore:
             target.tensor.copy_(memory.tensor[:nbytes])
             self.transfers.clock.copied("host_to_device", nbytes, time.perf_counter() - begin)
             return Done()
-        after = []
-        if self.device is not None:
-            event = self.device.event()
-            event.record(self.device.current_stream())
-            after.append(event)
-        load = Load(
-            key, [CopyChunk(memory.part(start, stop), target.part(start, stop)) for start, stop in cut(nbytes)], after
-        )
+        chunks = [CopyChunk(memory.part(start, stop), target.part(start, stop)) for start, stop in cut(nbytes)]
+        load = Load(key, chunks, queued(self.device))
         if self.device is not None or not load.done:
             with self._lock:
                 self._reading[key] = load

@@ -14,9 +14,29 @@ import torch
 
 from toprope.device import Device
 
-__all__ = ["Memory", "as_buffer", "flat", "free_memory", "is_dense", "move", "pinned", "placeholder"]
+__all__ = [
+    "DTYPES",
+    "Memory",
+    "as_buffer",
+    "flat",
+    "free_memory",
+    "is_dense",
+    "move",
+    "pinned",
+    "placeholder",
+    "without_values",
+]
 
 PAGE = mmap.PAGESIZE
+
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "I16": torch.int16, "U16": torch.uint16,
+    "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
+    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+"""Dtypes by their names in safetensors files."""
 
 
 def pinned(nbytes: int, device: Device, *, lasting: bool) -> torch.Tensor:
@@ -262,3 +282,8 @@ def free_memory(device: Device) -> int | None:
         return None
     held = 0 if memory.reserved is None or memory.allocated is None else memory.reserved - memory.allocated
     return memory.free + max(0, held)
+
+
+def without_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor on meta with the shape and strides of another one, and its dtype where no other is given."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,9 +20,9 @@ from toprope.tiers.store.chunks import ReadChunk, WriteChunk, cut, write_failed
 from toprope.tiers.store.disk_file import BLOCK, DiskFile
 from toprope.tiers.store.free_list import Extents
 from toprope.tiers.store.memory import Memory
-from toprope.tiers.store.transfer import Load, Transfers
+from toprope.tiers.store.transfer import Load, Transfers, queued
 
-__all__ = ["Fetched", "SpillFile", "SpillStore"]
+__all__ = ["Fetched", "SpillFile", "SpillStore", "pieces"]
 
 _GROW = 64 * 2**20
 """Bytes by which the file grows."""
@@ -128,6 +128,18 @@ class SpillFile:
         with self._lock:
             self._extents.give_back(offset, nbytes)
 
+    def give_parts_back(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Parts that were taken are free again."""
+        for offset, nbytes in parts:
+            self.give_back(offset, nbytes)
+
+    def reads(self, parts: Sequence[tuple[int, int]], target: Memory) -> list[ReadChunk]:
+        """Read parts that were taken, one after another, into memory."""
+        return [
+            ReadChunk(self.file, offset, stop - start, target.part(start, stop))
+            for offset, start, stop in pieces(parts)
+        ]
+
     def writes(self, offset: int, source: Memory) -> list[WriteChunk]:
         """Write memory, which has room for a whole number of blocks, to a part that was taken."""
         direct = self._direct >= 0
@@ -143,6 +155,15 @@ class SpillFile:
             os.close(self._direct)
             self._direct = -1
         self.file.close()
+
+
+def pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """The stretches of parts that are moved at once: the offset in the file, first and last byte in memory."""
+    before = 0
+    for offset, nbytes in parts:
+        for start, stop in cut(nbytes):
+            yield offset + start, before + start, before + stop
+        before += nbytes
 
 
 def _unnamed(folder: Path) -> int:
@@ -175,10 +196,10 @@ class Fetched:
 
 
 class _Entry:
-    __slots__ = ("load", "nbytes", "offset", "shared", "staged")
+    __slots__ = ("load", "nbytes", "parts", "shared", "staged")
 
-    def __init__(self, offset: int, nbytes: int) -> None:
-        self.offset, self.nbytes = offset, nbytes
+    def __init__(self, parts: Sequence[tuple[int, int]], nbytes: int) -> None:
+        self.parts, self.nbytes = parts, nbytes
         self.shared = False  # somebody reads what is staged, and may not be done yet
         self.staged: Memory | None = None
         self.load: Load | None = None
@@ -234,14 +255,18 @@ class SpillStore:
         source = Memory.of(tensor.detach().contiguous())
         nbytes = source.nbytes
         self._wait_for_room(nbytes)
-        entry = _Entry(self.file.take(nbytes), nbytes)
+        entry = _Entry(self.file.take_parts(nbytes), nbytes)
         staged = self._memory(-(-max(nbytes, 1) // BLOCK) * BLOCK)
         begin = time.perf_counter()
         staged.tensor[:nbytes].copy_(source.tensor)
         if self.device is not None:
             self.transfers.clock.copied("device_to_host", nbytes, time.perf_counter() - begin)
         entry.staged = staged
-        entry.load = Load(key, self.file.writes(entry.offset, staged.part(0, nbytes)))
+        entry.load = Load(key, [
+            chunk
+            for offset, start, stop in pieces(entry.parts)
+            for chunk in self.file.writes(offset, staged.part(start, stop))
+        ])  # fmt: skip
         with self._lock:
             old = self._entries.pop(key, None)
             self._entries[key] = entry
@@ -304,16 +329,7 @@ class SpillStore:
             if self.device is not None:
                 self.transfers.clock.copied("host_to_device", entry.nbytes, time.perf_counter() - begin)
             return Done()
-        chunks = [
-            ReadChunk(self.file.file, entry.offset + start, stop - start, target.part(start, stop))
-            for start, stop in cut(entry.nbytes)
-        ]
-        after = []
-        if self.device is not None:
-            event = self.device.event()
-            event.record(self.device.current_stream())
-            after.append(event)
-        load = Load(key, chunks, after)
+        load = Load(key, self.file.reads(entry.parts, target), queued(self.device))
         entry.load = load if entry.load is None or entry.load.done else _both(entry.load, load)
         return Fetched(self.transfers.begin(load), self.device, self.transfers)
 
@@ -329,9 +345,9 @@ class SpillStore:
 
     def _forget(self, entry: _Entry) -> None:
         if entry.load is None:
-            self.file.give_back(entry.offset, entry.nbytes)
+            self.file.give_parts_back(entry.parts)
         else:
-            entry.load.then(lambda _: self.file.give_back(entry.offset, entry.nbytes))
+            entry.load.then(lambda _: self.file.give_parts_back(entry.parts))
 
     def _raise(self) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from toprope.errors import TierBusyError, TierError
 from toprope.tiers.store.disk_file import BLOCK, Buffer
 from toprope.tiers.store.memory import Memory
 
-__all__ = ["LIMIT", "Chunk", "Clock", "Link", "Load", "Transfers", "Worker", "forked"]
+__all__ = ["LIMIT", "Chunk", "Clock", "Link", "Load", "Transfers", "Worker", "forked", "queued"]
 
 LIMIT = 120.0
 """Seconds after which a transfer that has not ended is an error."""
@@ -397,6 +397,19 @@ class Transfers:
         for each in self._threads:
             if each is not threading.current_thread() and self._process == os.getpid():
                 each.join(5)
+
+
+def queued(device: Device | None) -> list[Any]:
+    """The event after all that is queued on a device's current stream: its memory may be in use until then.
+
+    Args:
+        device: with memory of its own; None for none, which gives no event.
+    """
+    if device is None:
+        return []
+    event = device.event()
+    event.record(device.current_stream())
+    return [event]
 
 
 def forked(process: int) -> TierError:

@@ -22,7 +22,7 @@ import torch
 from toprope.errors import TierCapacityError, TierReadError, TierWriteError, UsageError, WeightsError
 from toprope.sizes import decimal
 from toprope.tiers.store.headers import Stored, read_header
-from toprope.tiers.store.memory import flat
+from toprope.tiers.store.memory import DTYPES, flat
 from toprope.tiers.training.blocks import Blocks
 from toprope.tiers.training.offloaded_tensor import StoredTensor
 from toprope.tiers.training.optimizer import Optimizers
@@ -31,13 +31,7 @@ from toprope.tiers.training.weights import Weights
 
 __all__ = ["Entry", "Reader", "restore", "save", "write_file"]
 
-_NAMES = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
-    torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.float16: "F16",
-    torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0",
-}  # fmt: skip
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry:
@@ -123,12 +117,12 @@ class Reader:
 
     def dtype(self, name: str) -> torch.dtype | None:
         """The dtype of a tensor, None where torch has none for it."""
-        return _DTYPES.get(self.tensors[name].dtype)
+        return DTYPES.get(self.tensors[name].dtype)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Elements of a tensor in the order of rows, as one dimension in host memory."""
         tensor = self.tensors[name]
-        dtype = _DTYPES[tensor.dtype]
+        dtype = DTYPES[tensor.dtype]
         stop = tensor.bytes // dtype.itemsize if stop is None else stop
         out = torch.empty(stop - start, dtype=dtype)
         view, at = _bytes(out), tensor.begin + start * dtype.itemsize
@@ -149,7 +143,7 @@ class Reader:
     def pieces(self, name: str, most: int) -> Iterator[tuple[int, torch.Tensor]]:
         """A tensor's elements, at most so many at a time, each with the place of the first."""
         tensor = self.tensors[name]
-        count = tensor.bytes // _DTYPES[tensor.dtype].itemsize
+        count = tensor.bytes // DTYPES[tensor.dtype].itemsize
         for start in range(0, count, most):
             yield start, self.read(name, start, min(start + most, count))
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from toprope.errors import UsageError
 from toprope.tiers.store.base import Store
-from toprope.tiers.store.memory import flat
+from toprope.tiers.store.memory import flat, without_values
 from toprope.tiers.training.blocks import Blocks
 from toprope.tiers.training.tiles import Tile
 
@@ -64,7 +64,7 @@ class StoredTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func is _aten.detach.default:
-            return StoredTensor(args[0].blocks, args[0].views, _shell(args[0]))
+            return StoredTensor(args[0].blocks, args[0].views, without_values(args[0]))
         if func is _aten.zero_.default and not args[0].views:
             return _zeroed(args[0])
         if func in _TILE_BY_TILE and _by_tiles(func, args, kwargs):
@@ -98,10 +98,6 @@ def store_tensor(store: Store, label: str, values: torch.Tensor, cut: Sequence[T
     blocks = Blocks(store, label, values, cut)
     blocks.write(values.detach())
     return StoredTensor(blocks)
-
-
-def _shell(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _zeroed(tensor: StoredTensor) -> StoredTensor:
@@ -147,7 +143,7 @@ def _by_tiles(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a view of a stored tensor is: stored as well, so that what is written through it is not lost."""
     tensor: StoredTensor = args[0]
-    like = func(_shell(tensor), *args[1:], **kwargs)
+    like = func(without_values(tensor), *args[1:], **kwargs)
     if not isinstance(like, torch.Tensor):
         raise UsageError(
             f"{func} of a tensor that lies in a store gives several views.",

@@ -16,6 +16,7 @@ import torch
 
 from toprope.errors import TierCapacityError
 from toprope.sizes import gibibytes
+from toprope.tiers.plan.model import aligned
 from toprope.tiers.store.base import Pending, Store
 from toprope.tiers.store.memory import flat
 from toprope.tiers.training.blocks import Blocks
@@ -70,7 +71,7 @@ class Work:
             if isinstance(state, StoredTensor):
                 largest = max(tile.stop - tile.start for tile in state.blocks.cut)
                 each.append(largest * state.dtype.itemsize)
-        return sum(_aligned(nbytes) for nbytes in each) or ALIGNMENT
+        return sum(aligned(nbytes, ALIGNMENT) for nbytes in each) or ALIGNMENT
 
     def begin(self) -> None:
         """Note what the step begins with: each tile begins with it."""
@@ -114,7 +115,7 @@ class _OnDevice:
     def _room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         nbytes = count * dtype.itemsize
         given = self._row[self._used : self._used + nbytes].view(dtype)
-        self._used += _aligned(nbytes)
+        self._used += aligned(nbytes, ALIGNMENT)
         return given
 
     def _read(self, stored: StoredTensor) -> torch.Tensor:
@@ -263,7 +264,3 @@ def _ordered(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
