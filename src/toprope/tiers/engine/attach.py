@@ -290,6 +290,7 @@ class _Attaching:
         vars(self.module)[ATTACHED] = True
         hooks.add(lambda: vars(self.module).pop(ATTACHED, None))
         hooks.refuse_copies()
+        hooks.refuse_replicas()
         return handle
 
     def _check_meta(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from toprope.errors import TierAbsentError
 from toprope.tiers.engine.model_groups import CLOSED, Model, Weight, is_closed
@@ -132,6 +134,25 @@ class Hooks:
         for name in ("__deepcopy__", "__reduce_ex__"):
             vars(self.module)[name] = refuse
             self._undo.append(functools.partial(vars(self.module).pop, name, None))
+
+    def refuse_replicas(self) -> None:
+        """DistributedDataParallel and FSDP hold all weights, and read them in C++: wrapping the model is an error."""
+        mine = weakref.ref(self.module)
+
+        def refuse(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
+            wraps = isinstance(parent, nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in [
+                each.__name__ for each in type(parent).__mro__
+            ]
+            if wraps and module is not None and any(each is mine() for each in module.modules()):
+                raise TierAbsentError(
+                    f"{type(parent).__name__} needs all weights of a model on the device at once, and those of this "
+                    f"{type(module).__name__} come and go.",
+                    do="average the gradients after backward: for each parameter, values = parameter.grad.clone(); "
+                    "torch.distributed.all_reduce(values); parameter.grad.copy_(values / world_size); "
+                    "or detach the model first: handle.detach()",
+                )
+
+        self._undo.append(register_module_module_registration_hook(refuse).remove)
 
     def add(self, undo: Callable[[], Any]) -> None:
         """Something else that is taken away with the hooks."""

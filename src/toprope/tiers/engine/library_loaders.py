@@ -17,6 +17,7 @@ from torch import nn
 
 from toprope.errors import TierCapacityError, WeightsError
 from toprope.sizes import gibibytes
+from toprope.tiers.store.headers import FLOATS, read_folder
 
 __all__ = ["load_values", "quantization"]
 
@@ -109,12 +110,28 @@ def _transformers_options(module: Any, folder: Path) -> dict[str, Any]:
         if method != "fp8":
             raise WeightsError(
                 f"{folder} is quantised ({method}), and this {type(module).__name__} is not.",
-                looked_at=f"quantization_config of its config.json; the model's parameters are "
-                f"{next(module.parameters()).dtype}",
+                looked_at=f"{_first_quantised(module, folder)}quantization_config of its config.json; the model's "
+                f"parameters are {next(module.parameters()).dtype}",
                 do="build the model with from_pretrained(folder), and attach it without disk=folder",
             )
         config.quantization_config = {**stored, "dequantize": True}
     return {"config": config}
+
+
+def _first_quantised(module: nn.Module, folder: Path) -> str:
+    """The first weight that is stored in another form, with the tensors that hold it; empty where files do not tell."""
+    try:
+        stored = {each.name: each for each in read_folder(folder)}
+    except WeightsError:
+        return ""
+    for name, parameter in module.named_parameters():
+        found = stored.get(name)
+        if found is None or found.dtype not in FLOATS or found.shape != tuple(parameter.shape):
+            prefix = name.rpartition(".")[0] + "."
+            parts = [each.removeprefix(prefix) for each in stored if each.startswith(prefix)]
+            if parts:
+                return f"{name} is stored as {', '.join(parts[:5])}; "
+    return ""
 
 
 def _brief(tensor: torch.Tensor | None) -> str:

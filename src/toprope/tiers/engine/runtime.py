@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,15 @@ class Local(threading.local):
 
 _BETWEEN = ("toprope.tiers.engine.", "toprope.tiers.modes.switch", "torch._dynamo.eval_frame")
 """Beginnings of the names of modules whose functions stand between torch's call of a module and `Engine.enter`."""
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def caller() -> Any:
@@ -304,6 +314,10 @@ class Engine:
         Raises:
             TierError: its weights cannot be brought.
         """
+        with _outside_transforms():
+            self._enter(needs)
+
+    def _enter(self, needs: Needs) -> None:
         local = self._local
         frame = caller()
         if local.stack or local.holding or local.fetching:  # something may have been interrupted before
@@ -332,13 +346,14 @@ class Engine:
             if self.device.capabilities.separate_memory:
                 self.device.synchronize()
             self.trace.leave()
-        while True:
-            run = local.stack.pop()
-            self._drop(run, local)
-            if run.needs is needs:
-                break
-        if run.held:
-            self.ring.prefetch()
+        with _outside_transforms():
+            while True:
+                run = local.stack.pop()
+                self._drop(run, local)
+                if run.needs is needs:
+                    break
+            if run.held:
+                self.ring.prefetch()
 
     def visit(self, needs: Needs) -> None:
         """Bring weights in without their module's run, until `leave`.
@@ -405,6 +420,13 @@ class Engine:
         """Let autograd save weights as references, unless it does so already."""
         if not torch.is_grad_enabled() or not (self.packing.slots or self.packing.otherwise):
             return False
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+            raise TierAbsentError(
+                "gradients of torch.func cannot be taken through a model whose weights come and go: it allows no hooks "
+                "for saved tensors, and without them each weight would have to stay for backward.",
+                looked_at="torch.func.grad, vjp, jacrev or hessian, or disable_saved_tensors_hooks",
+                do="use torch.autograd.grad, torch.func.jvp or jacfwd; or detach the model first: handle.detach()",
+            )
         hooks = self.packing.hooks(torch._C._autograd._top_saved_tensors_default_hooks(True))
         if hooks is None:
             return False

@@ -61,7 +61,7 @@ class Packing:
 
     def reference(self, tensor: torch.Tensor) -> Reference | None:
         """Where a tensor is in which weight that comes and goes; None where it is of none."""
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.device.type != "meta":
+        if _has_memory(tensor):
             slot = self.slots.get(tensor.untyped_storage()._cdata)
             if slot is not None and slot.unit is not None:
                 return self._reference(slot, tensor)
@@ -131,7 +131,7 @@ class _Within:
         return _Outer(self.outer[0](tensor)) if found is None else found
 
     def _resident(self, tensor: torch.Tensor) -> Reference | None:
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        if not _has_memory(tensor):
             return None
         weight = self.residents.get(tensor.untyped_storage()._cdata)
         if weight is None:
@@ -156,3 +156,13 @@ class _Outer:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """True if it may be a view of a weight: a plain tensor of this process, and no wrapper of torch.func."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

@@ -15,7 +15,7 @@ from toprope.tiers.engine.library_loaders import quantization
 from toprope.tiers.engine.model_groups import Model
 from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.disk_file import Buffer, DiskFile
-from toprope.tiers.store.headers import Stored, read_folder
+from toprope.tiers.store.headers import FLOATS, Stored, read_folder
 from toprope.tiers.store.memory import DTYPES, Memory
 
 __all__ = ["Files", "fill_buffers", "skeleton"]
@@ -43,7 +43,6 @@ def skeleton() -> Iterator[None]:
 
 
 _SCALED = frozenset(("F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
-_FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
 
 
 class Files:
@@ -203,8 +202,8 @@ class Files:
 
 def _converts(stored: str, dtype: torch.dtype, *, scaled: bool) -> bool:
     """Tell if stored values are numbers that a dtype rounds, and no codes that have a scale elsewhere."""
-    floats = {DTYPES[each] for each in _FLOATS}
-    return dtype in floats and (stored in _FLOATS or (stored in _SCALED and not scaled))
+    floats = {DTYPES[each] for each in FLOATS}
+    return dtype in floats and (stored in FLOATS or (stored in _SCALED and not scaled))
 
 
 def persistent_buffers(module: nn.Module) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from toprope.errors import WeightsError
 
-__all__ = ["BITS", "Stored", "read_folder", "read_header"]
+__all__ = ["BITS", "FLOATS", "Stored", "read_folder", "read_header"]
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -23,6 +23,9 @@ BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 """Bits of an element, by the format's names of dtypes (safetensors 0.8)."""
+
+FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
+"""Names of dtypes that are numbers by themselves, without scales elsewhere."""
 
 _MOST = 100_000_000
 """Bytes of a header, as the format allows at most."""
