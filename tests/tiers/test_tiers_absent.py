@@ -1,15 +1,21 @@
 """Weights outside of their modules: metadata works, a visit and an optimizer work, all else raises and names them."""
 
 import copy
+import gc
 import io
 import os
 import subprocess
 import sys
+import threading
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from toprope import device as devices
 from toprope.errors import TierAbsentError, TierCapacityError, UnsupportedError, UsageError
@@ -331,6 +337,33 @@ def test_a_hand_written_update_works_module_by_module():
 
 
 # On the simulated card
+
+
+def test_an_attached_model_that_is_dropped_is_freed_with_its_threads_and_files(tmp_path):
+    """A hook on all optimizers kept every model that was attached and not detached, as long as the program ran."""
+
+    def use():
+        model = net()
+        handle = attach(model, 60_000, 40_000, tmp_path, on="cpu", small=1000)
+        assert {"host", "disk"} <= {each.tier for each in handle.plan.homes}
+        model(torch.randn(2, WIDTH))
+        return weakref.ref(model), weakref.ref(handle)
+
+    def held():
+        threads = [each for each in threading.enumerate() if each.name.startswith("toprope-tiers")]
+        files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return len(threads), len([each for each in files if each.startswith(os.fspath(tmp_path))])
+
+    gc.collect()
+    before, hooks = held(), len(_global_optimizer_pre_hooks)
+    gone = use()
+    deadline = time.monotonic() + 20
+    while (any(each() is not None for each in gone) or held() != before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert [each() for each in gone] == [None, None]
+    assert held() == before
+    assert len(_global_optimizer_pre_hooks) == hooks
 
 
 TRANSFORMS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -109,7 +110,7 @@ class Handle:
         self._times: list[float] = []
         self._began = 0.0
         self._clock()
-        hooks.add(register_optimizer_step_pre_hook(self._stepping).remove)
+        hooks.add(self._hook_optimizers())
 
     @property
     def device(self) -> Device:
@@ -290,6 +291,22 @@ class Handle:
         One that is not given here is taken over in its first step.
         """
         return self.training.optimizer(optimizer, elementwise=elementwise)
+
+    def _hook_optimizers(self) -> Callable[[], None]:
+        """Put `_stepping` on all optimizers of torch, which keep neither this nor the model alive.
+
+        Returns:
+            What takes it away; done as well when this is gone.
+        """
+        mine = weakref.ref(self)
+
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            handle = mine()
+            return None if handle is None else handle._stepping(optimizer, args, kwargs)
+
+        remove: Callable[[], None] = register_optimizer_step_pre_hook(before).remove
+        weakref.finalize(self, remove).atexit = False
+        return remove
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before any optimizer's step: one that updates weights that come and go is taken over."""

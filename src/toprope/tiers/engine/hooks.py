@@ -152,7 +152,9 @@ class Hooks:
                     "or detach the model first: handle.detach()",
                 )
 
-        self._undo.append(register_module_module_registration_hook(refuse).remove)
+        remove = register_module_module_registration_hook(refuse).remove
+        self._undo.append(remove)
+        weakref.finalize(self.module, remove).atexit = False
 
     def add(self, undo: Callable[[], Any]) -> None:
         """Something else that is taken away with the hooks."""

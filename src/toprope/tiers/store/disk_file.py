@@ -148,7 +148,7 @@ class DiskFile:
     def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
         self.path = Path(path)
         self.named = descriptor is None
-        self._direct = -1
+        self._plain = self._direct = -1
         try:
             self._plain = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
             status = os.fstat(self._plain)
@@ -310,6 +310,9 @@ class DiskFile:
             looked_at=f"{self.path}" + (f", bytes {offset} to {offset + nbytes}" if nbytes else ""),
             do="check the disk" if nbytes else "check the path and the rights",
         )
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close it."""

@@ -149,6 +149,10 @@ class SpillFile:
             for start, stop in cut(source.nbytes)
         ]
 
+    def __del__(self) -> None:
+        if hasattr(self, "_direct"):
+            self.close()
+
     def close(self) -> None:
         """Close it, and so delete it."""
         if self._direct >= 0:
