@@ -65,11 +65,6 @@ class Placing:
         return self._spill
 
     @property
-    def spilled(self) -> int:
-        """Bytes in use in that file."""
-        return 0 if self._spill is None else self._spill.used
-
-    @property
     def spilled_peak(self) -> int:
         """The most bytes that were in use in that file."""
         return 0 if self._spill is None else self._spill.peak

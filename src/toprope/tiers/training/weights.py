@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 
 from toprope.tiers.store.base import Pending
 
-__all__ = ["ResidentWeights", "Weights"]
+__all__ = ["Weights"]
 
 
 class Weights(Protocol):
@@ -37,39 +36,3 @@ class Weights(Protocol):
 
     def borrow(self, nbytes: int) -> AbstractContextManager[torch.Tensor]:
         """A context manager that gives so many bytes of the device's budget (a uint8 tensor) for a step."""
-
-
-class ResidentWeights:
-    """All weights stay on the device; room for a step is allocated."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def device(self) -> torch.device:
-        """The device that everything is on."""
-        return self._device
-
-    def resident(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The parameter's own values."""
-        return parameter.data
-
-    def read(self, parameter: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> Pending:
-        """Never asked for: everything is resident."""
-        raise NotImplementedError
-
-    def write(self, parameter: torch.Tensor, start: int, values: torch.Tensor) -> None:
-        """Never asked for: everything is resident."""
-        raise NotImplementedError
-
-    def updated(self) -> None:
-        """Nothing: there are no copies."""
-
-    def room(self) -> int | None:
-        """It allocates them."""
-        return None
-
-    @contextmanager
-    def borrow(self, nbytes: int) -> Iterator[torch.Tensor]:
-        """Memory of the device's allocator."""
-        yield torch.empty(nbytes, dtype=torch.uint8, device=self.device)
