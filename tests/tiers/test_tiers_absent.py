@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
@@ -404,6 +406,21 @@ def test_torch_func_of_an_attached_model_is_right_or_refused(transform):
         found, wanted = (torch.autograd.grad(each(y).sum(), y)[0] for each in (model, same))
         assert torch.equal(found, wanted)
     assert all(torch.equal(*each) for each in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def fake(model, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return model(mode.from_tensor(x))
+
+
+@pytest.mark.parametrize("trace", [lambda model, x: make_fx(model)(x), fake], ids=["make_fx", "FakeTensorMode"])
+def test_a_trace_with_tensors_without_values_is_refused(trace):
+    """It ended in torch's errors about storages."""
+    model, same, x = net(), net(), torch.randn(3, WIDTH)
+    with attached(model):
+        with pytest.raises(TierAbsentError, match="cannot be traced"):
+            trace(model, x)
+        assert torch.equal(model(x), same(x))
 
 
 def test_distributed_data_parallel_is_refused_and_gradients_are_averaged_by_hand(tmp_path):

@@ -82,6 +82,14 @@ _BETWEEN = ("toprope.tiers.engine.", "toprope.tiers.modes.switch", "torch._dynam
 """Beginnings of the names of modules whose functions stand between torch's call of a module and `Engine.enter`."""
 
 
+def _is_traced() -> bool:
+    """True if calls are recorded, or made with tensors without values, in place of being computed."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch._C._get_tracing_state() is not None or any(
+        torch._C._get_dispatch_mode(each) is not None for each in (keys.FAKE, keys.PROXY)
+    )
+
+
 def _outside_transforms() -> AbstractContextManager[Any]:
     """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
     if torch._C._functorch.peek_interpreter_stack() is None:
@@ -404,10 +412,11 @@ class Engine:
         """Before the first module of a call runs."""
         if os.getpid() != self._process:
             raise forked(self._process)
-        if torch._C._get_tracing_state() is not None:
+        if _is_traced():
             raise TierAbsentError(
                 "a model whose weights come and go cannot be traced: a trace keeps the weights that it sees.",
-                looked_at=f"torch.jit.trace, or an export that uses it, runs {needs.name or 'the model'}",
+                looked_at="torch.jit.trace, make_fx, FakeTensorMode, or an export that uses them, runs "
+                f"{needs.name or 'the model'}",
                 do="detach the model first: handle.detach()",
             )
         if not self._closed:
