@@ -1,4 +1,4 @@
-"""What `attach` gives back: the plan, the figures, training, and the way back."""
+"""Handle returned by `attach`: plan, statistics, training, `detach`; and the "auto" budget of a device."""
 
 from __future__ import annotations
 

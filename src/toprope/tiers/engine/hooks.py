@@ -1,4 +1,4 @@
-"""What is put on a model's modules so that their weights are there while they run, and how it is taken away again."""
+"""Hooks on the modules of a model, which bring their weights while they run; `torch.compile` leaves them alone."""
 
 from __future__ import annotations
 

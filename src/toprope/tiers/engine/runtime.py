@@ -1,4 +1,4 @@
-"""What runs a model whose weights come and go: brings them in before a module runs, and knows what comes next."""
+"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     plan(groups, order, budgets, links) -> Plan        refuses with PlanError before anything is moved
 
-`plan_model` has what goes in and comes out, `plan_units` what can be placed, `plan_choose` the choice, `plan_schedule`
-the loads, `plan_run` and `plan_pipeline` the clock, `plan_refuse` why not.
+`model` has the input and the result, `units` the things to place, `search` the choice, `placement` and `clock` the
+seconds of one choice, `budgets` the values of "auto", `layout` the groups of a model folder, `links` measured speeds,
+`report` the table and the picture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A virtual clock for steps on a ring: jobs on links, the disk and the device, each after those that it needs. Pure.
+"""The loads of a step, and a virtual clock that runs them: jobs on links, the disk and the device. Pure.
 
 A resource does one job at a time; of the jobs that are ready, the one of the earliest use. So do the threads of the
 ring, which take loads in their order.

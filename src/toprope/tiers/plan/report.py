@@ -1,4 +1,4 @@
-"""A plan as a table, and as plain data for JSON. Pure."""
+"""A plan as a table, as plain data for JSON, and as a picture. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which units stay on the device, which lie on the host and on the disk, and how many slots the ring has. Pure.
+"""Search for the placement of units and the number of slots, and the reasons why none fits. Pure.
 
 A cycle hits as often as possible if a fixed set stays (Belady's choice), whichever it is; so the sets differ in how
 well loads and computation take turns. A few are made, each as much as fits: spread over the order, its beginning, its

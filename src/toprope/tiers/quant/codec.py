@@ -1,4 +1,4 @@
-"""From a tensor to a page: scales by the rule of torchao, or searched for the smaller error in the same layout.
+"""Encode tensors as pages and decode them: scales by the rule of torchao, or searched for the smaller error.
 
 A block with a NaN or an infinity decodes to NaN as a whole; others are not touched by it.
 """

@@ -1,4 +1,4 @@
-"""The kernels as functions of Python."""
+"""Kernels in C++ for pages: built once for each compiler, kept in the cache directory, and called from Python."""
 
 from __future__ import annotations
 

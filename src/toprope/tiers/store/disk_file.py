@@ -1,4 +1,4 @@
-"""Reading parts of files past the page cache, or from it where they lie in it.
+"""Files that weights are read from, past the page cache or from it, and facts about folders and their disks.
 
 A file is known by its inode, size and time of change: what has changed since it was opened is not read. Direct reads
 need offsets, lengths and addresses that are multiples of the disk's blocks; a worker's own buffer helps where they are

@@ -1,4 +1,4 @@
-"""Memory that weights come into: on the CPU with its address, on a device as a tensor; and tensors that have none."""
+"""Memory of the host and of devices, pinned or plain, and tensors without memory."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 No more than a tile of it is in memory at a time. A checkpoint is one safetensors file: `model.*` is the model's
 state_dict, `optimizer.*` the states, `toprope.rest` what is no tensor (torch.save, read with weights_only).
+The file is written and read in pieces, and is there whole or not at all.
 """
 
 from __future__ import annotations
