@@ -44,6 +44,8 @@ def quantise(
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     for scale, factor, real in _candidates(sizes, form, global_scale, rule):
         scaled = values / factor.unsqueeze(-1) if form.name == "mxfp4" else values * factor.unsqueeze(-1)
+        if form.name == "nvfp4" and bool(factor.isinf().any()):  # zero times infinity is none
+            scaled = torch.where(values == 0, values, scaled)
         codes, rounded = _nf4_codes(scaled, form) if form.name == "nf4" else _e2m1_codes(scaled)
         if rule == "reference":
             return codes, _spoil(scale, spoilt)
@@ -86,8 +88,7 @@ def _candidates(
 def _nvfp4(scale: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     stored = (scale / global_scale).clamp(_E4M3_SMALLEST, _E4M3_MAX).to(torch.float8_e4m3fn)
     wide = stored.float()
-    # zero times infinity is none
-    factor = ((1.0 / global_scale) / wide).clamp(max=torch.finfo(torch.float32).max)
+    factor = (1.0 / global_scale) / wide
     return stored, factor, global_scale * wide
 
 
