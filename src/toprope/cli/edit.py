@@ -67,7 +67,8 @@ def edit(
         typer.Option("--cfg-norm/--no-cfg-norm", show_default=False, help="Whether guidance is bounded."),
     ] = None,
     seed: Annotated[
-        str | None, typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random (-1 too). [default: random]")
+        str | None,
+        typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random (-1 too). [default: random]"),
     ] = None,
     num_images: Annotated[
         int | None, typer.Option(metavar="N", show_default=False, help="Of each edit, with seeds N, N + 1, ...")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
+from toprope.images import samplers
 from toprope.images.attention import AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
-from toprope.images import samplers
 from toprope.images.dtypes import read_dtype
 from toprope.images.families import find
 from toprope.images.families.base import Family, Prompt, stack_prompts

@@ -46,7 +46,9 @@ def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any])
         "seeds": [(settled.seed + number) % 2**64 for number in range(request.num_images)],
         "source": {"name": settled.opened.name, "size": list(frame.source), "notes": list(settled.opened.notes)},
         "frame": {
-            "model": list(frame.model), "crop": list(frame.crop), "inner": list(frame.inner),
+            "model": list(frame.model),
+            "crop": list(frame.crop),
+            "inner": list(frame.inner),
             "script": None if frame.script is None else asdict(frame.script),
         },
         "engine": engine,

@@ -214,8 +214,7 @@ def _pictures_of(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
 def _noise(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
     """Noise in the dtype of the latents, each picture's from its own generator; float32 is the same for all models."""
     drawn = [
-        torch.randn((1, *like.shape[1:]), generator=each, device=each.device, dtype=like.dtype)
-        for each in generators
+        torch.randn((1, *like.shape[1:]), generator=each, device=each.device, dtype=like.dtype) for each in generators
     ]
     return torch.cat([each.to(like.device) for each in drawn])
 
