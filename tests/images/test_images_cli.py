@@ -26,6 +26,7 @@ from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
 from toprope.images.jobs import Job
 from toprope.images.ladder import RUNGS
+from toprope.images.output import SOURCES
 from toprope.images.run_jobs import Event
 from toprope.images.wording import template
 
@@ -64,7 +65,7 @@ def toprope(capsys):
 
 
 def results(folder="out") -> list[str]:
-    return sorted(os.listdir(folder))
+    return sorted(name for name in os.listdir(folder) if name != SOURCES)
 
 
 def sidecar(name) -> dict:

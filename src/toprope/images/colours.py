@@ -7,6 +7,7 @@ in the file says so. Without a profile, numbers are taken as sRGB, with a note w
 from __future__ import annotations
 
 import io
+import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,7 @@ def _doubts(picture: Image, source: Image) -> list[str]:
     """Why the numbers of a picture without a profile may not mean sRGB."""
     if picture.mode == "CMYK":
         return ["CMYK without a profile: its colours are approximate"]
-    exif = source.getexif()
-    interoperability = exif.get_ifd(0xA005).get(1) if exif else None
-    if exif and (exif.get_ifd(0x8769).get(0xA001) == 2 or str(interoperability).startswith("R03")):
+    if _says_adobe(source.getexif()):
         return ["its EXIF says Adobe RGB, and it has no profile: its colours are taken as sRGB"]
     info = source.info
     if source.format == "PNG" and "srgb" not in info:
@@ -130,6 +129,16 @@ def _doubts(picture: Image, source: Image) -> list[str]:
         if primaries and max(abs(a - b) for a, b in zip(primaries, PNG_PRIMARIES, strict=True)) > 0.01:
             return ["it has primaries that are not sRGB's, and no profile: its colours are taken as sRGB"]
     return []
+
+
+def _says_adobe(exif: Any) -> bool:
+    """Whether a camera wrote that the colours are Adobe RGB: by a value of its own, or as DCF 2.0 has it."""
+    try:
+        taken = exif.get_ifd(0x8769)
+        interoperability = exif.get_ifd(0xA005) if 0xA005 in taken else {}
+    except (KeyError, ValueError, TypeError, struct.error):  # EXIF that is broken says nothing
+        return False
+    return taken.get(0xA001) == 2 or str(interoperability.get(1)).startswith("R03")
 
 
 def _short(text: str) -> str:
