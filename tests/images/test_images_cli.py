@@ -90,8 +90,16 @@ def test_a_picture_and_the_record_that_repeats_it(toprope, model, monkeypatch) -
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json", "--quiet")
     assert (status, out, err) == (0, "out/good1-0001.png\n", "")
     assert Path(out.strip()).read_bytes() == Path("../out/good1-0001.png").read_bytes()
-    # where the source lies elsewhere, it is named
+    # where the source lies elsewhere, the copy that was kept is taken
     os.rename("../good1.png", "../moved.png")
+    status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json")
+    assert (status, out.split()[1]) == (0, "out/good1-0002.png")
+    assert re.search(
+        r"toprope: \S+good1\.png is gone or was changed: the copy of it that was kept, \S+, is edited", err
+    )
+    assert Path("out/good1-0002.png").read_bytes() == Path("../out/good1-0001.png").read_bytes()
+    # or, where it was not kept, it is named
+    os.rename("../out/sources", "../out/gone")
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json")
     assert (status, out) == (2, "")
     assert re.search(r"the picture of the record, \S+good1\.png, is not there", err)

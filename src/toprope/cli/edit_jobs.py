@@ -118,7 +118,8 @@ def to_repeat(
     if not os.path.exists(row["image"]):
         raise UsageError(f"the picture of the record, {row['image']}, is not there.", do="give it with --image")
     request = EditRequest.from_json(row)
-    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(request.image))
+    named = request.image if images else (record.get("source") or {}).get("name") or request.image
+    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(named))
 
 
 def _kept(record: Mapping[str, Any], image: Any, folder: Path) -> Any:

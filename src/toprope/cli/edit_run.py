@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,12 @@ def run_here(
 
 def _other_source(record: Mapping[str, Any], job: Job) -> list[str]:
     """Whether the picture that is edited is another than that of the record, in a sentence."""
-    from toprope.images.output import hash_of
+    from toprope.images.output import SOURCES, hash_of
 
-    source = (record.get("source") or {}).get("sha256")
-    if source is None or hash_of(job.request.image) == source:
-        return []
+    source, image = (record.get("source") or {}).get("sha256"), job.request.image
+    if source is None or hash_of(image) == source:
+        before = (record.get("request") or {}).get("image")
+        if os.path.basename(os.path.dirname(image)) != SOURCES or before in (None, image):
+            return []
+        return [f"{before} is gone or was changed: the copy of it that was kept, {image}, is edited"]
     return [f"{job.request.image} is not the picture of the record, or was changed"]

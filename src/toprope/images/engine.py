@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
 from toprope.images import samplers
-from toprope.images.attention import AttentionWatch
+from toprope.images.attention import FUSED, AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
 from toprope.images.dtypes import read_dtype
@@ -357,9 +357,14 @@ class Engine:
     def _attention_seen(self, shape: tuple[Any, ...]) -> Iterator[None]:
         """A context that finds which attention runs, the first time that pictures of a shape are edited."""
         if shape not in self._attention:
+            self._fused.forget()
             with AttentionWatch() as seen, self._fused:
                 yield
-            self._attention[shape] = seen.describe() | self._choice()
+            found = seen.describe()
+            if self._fused.used:  # the simulated card's is made of plain products
+                others = (found["path"],) if self._fused.passed and found["path"] != FUSED else ()
+                found["path"] = " and ".join((FUSED, *others))
+            self._attention[shape] = found | self._choice()
         else:
             with self._fused:
                 yield

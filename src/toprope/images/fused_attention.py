@@ -83,6 +83,11 @@ class FusedAttention(TorchFunctionMode):
         )
         return own
 
+    def forget(self) -> None:
+        """Count from the beginning."""
+        self.used = 0
+        self.passed.clear()
+
     def describe(self) -> dict[str, Any]:
         """The choice and how it went, ready for JSON."""
         if self._operator is None:

@@ -178,9 +178,7 @@ def no_room(loaded: Loaded, rung: str, said: str, *, falls: bool) -> EditError:
     less = "let the model see fewer pixels (max_pixels, --max-pixels)"
     few = "fewer pictures at once (at_once, --at-once)"
     if falls:
-        what = (
-            f"{loaded.device} has not the memory for this, also on the rung {rung!r} of the memory ladder, the lowest."
-        )
+        what = f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder, the lowest."
         do = f"{less}, or {few}, end other programs on the device, or use one with more memory"
     else:
         what = f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder."
