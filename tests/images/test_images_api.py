@@ -2,7 +2,10 @@
 
 import base64
 import io
-import threading
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -10,68 +13,36 @@ import pytest
 from PIL import Image
 
 from images_tiny import picture
-from toprope.errors import EditCancelled, PackageError
-from toprope.images import EditResult
+from toprope.errors import PackageError
 from toprope.images.request import KNOBS, RANGES
-from toprope.images.web import Limits, Studio, serve
-from toprope.progress import Step
+from toprope.images.web import Studio, serve
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 LONG = 240.0
-
-
-class StandIn:
-    """An engine that gives the picture back; it waits in a step where it is told to."""
-
-    def __init__(self):
-        self.go, self.began, self.cancelled = threading.Event(), threading.Event(), threading.Event()
-        self.go.set()
-
-    def describe(self):
-        return {"options": {"steps": 5}, "refiner": None, "device": "cpu", "loras": [], "memory": {}}
-
-    def memory(self):
-        return {}
-
-    def close(self):
-        pass
-
-    def edit(self, request, *, on_step, cancelled):
-        on_step(Step(1, 1, 0.1))
-        self.began.set()
-        while not self.go.wait(0.02):
-            if cancelled():
-                self.cancelled.set()
-                raise EditCancelled("the edit was cancelled after 1 step.")
-        with Image.open(request.image) as opened:
-            made = opened.convert("RGB")
-        seeds = [(request.seed or 0) + at for at in range(request.num_images)]
-        source = {"name": request.image, "size": list(made.size), "notes": ["turned upright"]}
-        record = {"request": request.as_json(), "seeds": seeds, "source": source, "notices": ["slow"]}
-        return EditResult([made] * len(seeds), record | {"frame": {"crop": [0, 0, *made.size]}})
+PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "images_api_server.py"
 
 
 @pytest.fixture(scope="module")
-def served():
-    """A server, with what asks a server whether it is up being slower than any patience."""
-    patch, engine = pytest.MonkeyPatch(), StandIn()
-    for name in ("NO_PROXY", "no_proxy", "GRADIO_ANALYTICS_ENABLED", "GRADIO_TEMP_DIR", "HF_HUB_OFFLINE"):
-        patch.setenv(name, "")
-    patch.setenv("DO_NOT_TRACK", "1")
+def served(tmp_path_factory):
+    """A server in a process of its own: Gradio leaves event loops open. It must stop by itself."""
+    folder = tmp_path_factory.mktemp("api")
+    command = [sys.executable, str(PROGRAM), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url, scratch = process.stdout.readline().split()
+            yield SimpleNamespace(url=url, scratch=Path(scratch), folder=folder)
+            out, _ = process.communicate("", timeout=LONG)
+            assert out == "stopped\n"
+            assert not Path(scratch).exists()
+        finally:
+            process.kill()
 
-    def slow(*_arguments, **_options):
-        raise httpx.ReadTimeout("slower than 3 s")
 
-    patch.setattr(httpx, "head", slow)
-    studio = Studio("m", lambda tell: engine, limits=Limits(upload=2**20, files=2, uploads=3))
-    studio.load()
-    running = serve(studio, port=0)
-    yield SimpleNamespace(url=running.url, studio=studio, engine=engine)
-    engine.go.set()
-    running.stop()
-    assert not running.thread.is_alive()
-    assert studio.close(LONG)
-    patch.undo()
+def wait_for(path):
+    until = time.monotonic() + LONG
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} is not there"
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -115,8 +86,8 @@ def test_an_edit_by_names_answers_with_pictures_and_the_record(served, ask) -> N
     assert made["record"]["request"]["image"] == "cat.png"  # where it lay here is nobody's business
     assert made["notices"] == ["cat.png: turned upright", "slow"]
     # nothing of it stays
-    assert not list(served.studio.scratch.glob("api-*"))
-    assert not list((served.studio.scratch / "made").iterdir())
+    assert not list(served.scratch.glob("api-*"))
+    assert not list((served.scratch / "made").iterdir())
     told = ask.get("/api/model").json()
     assert told["options"] == {"steps": 5}
     assert told["queue"]["done"] >= 1
@@ -151,16 +122,14 @@ def test_a_file_that_is_no_picture_is_called_by_its_name(ask) -> None:
 
 
 def test_a_client_that_goes_away_cancels_its_edit(served, ask) -> None:
-    engine = served.engine
-    engine.go.clear()
-    engine.began.clear()
+    (served.folder / "hold").touch()
     try:
         with pytest.raises(httpx.ReadTimeout):
             ask.post("/api/edits", files=cat(), data={"instruction": "x"}, timeout=httpx.Timeout(LONG, read=2.0))
-        assert engine.began.wait(LONG)
-        assert engine.cancelled.wait(LONG)
+        wait_for(served.folder / "began")
+        wait_for(served.folder / "cancelled")
     finally:
-        engine.go.set()
+        (served.folder / "hold").unlink()
 
 
 def test_other_sites_are_kept_out(served, ask) -> None:
@@ -181,11 +150,9 @@ def test_uploads_are_bounded_in_bytes_and_number(ask) -> None:
 
 
 def test_without_fastapi_there_is_one_error(monkeypatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "toprope.images.web.api", raising=False)
-    studio = Studio("m", lambda tell: StandIn())
+    studio = Studio("m", lambda tell: None)
     try:
         with pytest.raises(PackageError, match="cannot be imported"):
             serve(studio, port=0)

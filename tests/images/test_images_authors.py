@@ -149,6 +149,16 @@ def test_an_edit_is_the_scripts_picture_pixel_for_pixel(variant, dtype) -> None:
         assert engine.edit(plain).pictures[0].tobytes() != result.pictures[0].tobytes()  # the base's weights are back
 
 
+@pytest.mark.slow
+def test_a_plain_instruction_to_e1_full_is_taken_with_a_notice() -> None:
+    asked = {"steps": 1, "seed": 3, "refine_strength": 0, "max_pixels": 1024}
+    with Engine.open(tiny("hidream-e1-full"), device="cpu", dtype="fp32") as engine:
+        (notice,) = engine.edit(EditRequest(picture(), "snow", **asked)).record["notices"]
+        assert "no description" in notice
+        full = "Editing Instruction: snow. Target Image Description: white"
+        assert engine.edit(EditRequest(picture(), full, **asked)).record["notices"] == []
+
+
 def test_what_the_scripts_decide_cannot_be_given_too() -> None:
     for options in ({"size": "768"}, {"fit": "crop"}, {"max_pixels": 4096}, {"sampler": "euler"}):
         with pytest.raises(UsageError, match=f"which decides {next(iter(options))} too"):

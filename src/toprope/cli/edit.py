@@ -263,7 +263,7 @@ def _conclude(summary: Summary, console: Console, output: Output, *, quiet: bool
         return
     again = "; --resume does the rest" if summary.left else ""
     if summary.failed and not again:
-        again = f"; --resume does the failed again, once the reasons in {output.folder}/*{FAILED} are removed"
+        again = f"; {output.folder}/*{FAILED} say why, and --resume tries those again"
     console.say(f"{summary.text()}; results are in {output.folder}{again}")
 
 

@@ -53,7 +53,7 @@ def run_here(
 
 
 def _other_source(record: Mapping[str, Any], job: Job) -> list[str]:
-    """Whether the picture that is edited is another than that of the record, in a sentence."""
+    """Say in a sentence that the record has another picture than the edited one."""
     from toprope.images.output import SOURCES, hash_of
 
     source, image = (record.get("source") or {}).get("sha256"), job.request.image

@@ -24,7 +24,7 @@ MODES = {"RGB": ("RGB",), "GRAY": ("L",), "CMYK": ("CMYK",), "Lab": ("LAB",)}
 
 PNG_GAMMA = 0.45455
 PNG_PRIMARIES = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
-"""What the chunks gAMA and cHRM of a PNG have for sRGB."""
+"""Values of the chunks gAMA and cHRM of a PNG in sRGB."""
 
 
 @cache
@@ -75,8 +75,8 @@ def _converted(picture: Image, profile: Any) -> tuple[Image, list[str]]:
         colours = colours.convert("L")
     if colours.mode not in MODES.get(space, ()):
         return picture, [f"its profile {name} is for {space}, it is {colours.mode}: the profile is ignored"]
-    intent = ImageCms.getDefaultIntent(profile)
-    if not ImageCms.isIntentSupported(profile, intent, ImageCms.Direction.INPUT):
+    intent = ImageCms.Intent(ImageCms.getDefaultIntent(profile))
+    if ImageCms.isIntentSupported(profile, intent, ImageCms.Direction.INPUT) != 1:
         intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
     transform = ImageCms.buildTransform(
         profile, ImageCms.createProfile("sRGB"), colours.mode, "RGB", intent, ImageCms.Flags.BLACKPOINTCOMPENSATION
@@ -99,7 +99,7 @@ def _without_alpha(picture: Image) -> tuple[Image, Image | None]:
 
 
 def _is_srgb(transform: Any, mode: str) -> bool:
-    """Whether a transform to sRGB leaves colours as they are: tried on colours from everywhere."""
+    """Tell whether a transform to sRGB leaves colours as they are, tried on colours of all kinds."""
     from PIL import Image, ImageChops, ImageCms
 
     levels = range(0, 256, 17)
@@ -116,7 +116,7 @@ def _is_srgb(transform: Any, mode: str) -> bool:
 
 
 def _doubts(picture: Image, source: Image) -> list[str]:
-    """Why the numbers of a picture without a profile may not mean sRGB."""
+    """Reasons to doubt that the numbers of a picture without a profile mean sRGB."""
     if picture.mode == "CMYK":
         return ["CMYK without a profile: its colours are approximate"]
     if _says_adobe(source.getexif()):
@@ -132,7 +132,7 @@ def _doubts(picture: Image, source: Image) -> list[str]:
 
 
 def _says_adobe(exif: Any) -> bool:
-    """Whether a camera wrote that the colours are Adobe RGB: by a value of its own, or as DCF 2.0 has it."""
+    """Tell whether a camera wrote that the colours are Adobe RGB: by a value of its own, or as DCF 2.0 has it."""
     try:
         taken = exif.get_ifd(0x8769)
         interoperability = exif.get_ifd(0xA005) if 0xA005 in taken else {}

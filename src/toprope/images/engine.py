@@ -48,7 +48,7 @@ OnStep = Callable[[Step], None]
 Cancelled = Callable[[], bool]
 
 ATTENTIONS = ("auto", "torch")
-"""Who computes attention: the fused operator of an NPU where there is one, or torch's own choice always."""
+"""Values of `attention`: the fused operator of an NPU where there is one, or torch's own choice always."""
 
 
 class Engine:
@@ -187,7 +187,7 @@ class Engine:
         return self._files
 
     def differences(self, record: Mapping[str, Any]) -> list[str]:
-        """Why this engine may not give the picture of a record again, in sentences; none where nothing is different."""
+        """Reasons why this engine may not give the picture of a record again; none where nothing is different."""
         return differences(record, self._files, self.describe())
 
     # Editing
@@ -371,7 +371,7 @@ class Engine:
         self._attention_now = self._attention[shape]
 
     def _choice(self) -> dict[str, Any]:
-        """Who computes attention, and why, ready for JSON."""
+        """The choice of attention and its reason, ready for JSON."""
         if self._attention_asked == "torch":
             return {"chosen": "torch's own", "why": "it was asked for"}
         return self._fused.describe()

@@ -20,7 +20,7 @@ from toprope.device import is_out_of_memory
 __all__ = ["FusedAttention", "why_not"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""What the operator computes in."""
+"""Dtypes that the operator takes."""
 
 LARGEST_HEAD = 512
 """Channels of a head that the operator takes at most."""
@@ -39,7 +39,7 @@ class FusedAttention(TorchFunctionMode):
     """
 
     def __init__(self, operator: Any, kind: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._operator, self._kind = operator, kind
         self.used = 0
         self.passed: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def why_not(
     dropout: float,
     causal: bool,
 ) -> str:
-    """Why the operator cannot compute this; "" where it can."""
+    """Name the reason why the operator cannot compute this; "" where it can."""
     if any(each.dim() != 4 for each in (query, key, value)):
         return "the tensors have not four dimensions"
     if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:

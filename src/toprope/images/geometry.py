@@ -19,7 +19,7 @@ MEGAPIXEL = 1024 * 1024
 """The pixels of the policy "1m"."""
 
 SCRIPT_MULTIPLE = 16
-"""What both sides are divisible by in the authors' script of HiDream-E1.1."""
+"""Divisor of both sides in the authors' script of HiDream-E1.1."""
 
 Box = tuple[int, int, int, int]
 

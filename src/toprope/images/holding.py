@@ -65,7 +65,7 @@ class Holding:
             raise
 
     def _look_ahead(self) -> None:
-        """Refuse a rung that is kept to, and on which the weights alone are more than what is free.
+        """Refuse a rung that is kept to, where the weights alone exceed the free memory.
 
         Raises:
             EditError: before anything is loaded.

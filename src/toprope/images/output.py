@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "Output", "hash_of", "problem_of"]
 
 SOURCES = "sources"
-"""The folder within that of results that has the pictures that were edited."""
+"""The folder, among the results, with the pictures that were edited."""
 
 
 class Output:

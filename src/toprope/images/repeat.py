@@ -1,4 +1,4 @@
-"""Why a picture may not come out as its record has it: the model's files, the device, versions."""
+"""Comparison of a record with the engine that repeats it: the model's files, the device, versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["differences"]
 
 
 def differences(record: Mapping[str, Any], files: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
-    """What is different now from what a record has, in sentences.
+    """Compare an engine with a record, in sentences about each difference.
 
     Args:
         record: that lies next to a picture.

@@ -29,7 +29,7 @@ SAMPLERS = ("ddim", "dpm++", "euler", "euler-a", "lcm", "unipc")
 """Samplers, of which a family has some; see `toprope.images.samplers`."""
 
 LIKES = ("authors",)
-"""What an edit can be done like: the scripts of the model's authors, to the pixel."""
+"""Values of `like`: the scripts of the model's authors, to the pixel."""
 
 MOST_LETTERS = 10_000
 """The longest instruction or negative. Text encoders read a few hundred words; the rest would cost time alone."""

@@ -57,7 +57,7 @@ class Event:
 
 
 class Listener(Protocol):
-    """Who is told how a run goes."""
+    """Receiver of a run's progress."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """These jobs are begun, together."""

@@ -67,4 +67,6 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     for what in ("instruction", "negative"):
         for said in truncated(readers, getattr(request, what) or "", what):
             notices.notice(said)
+    for said in family.remarks(loaded.pipeline, request):
+        notices.notice(said)
     return Settled(request, opened, frame, closed["seed"], refinement)

@@ -108,7 +108,7 @@ class Family(ABC):
     """The component that does the steps, and that a LoRA changes: "unet" or "transformer"."""
 
     options: ClassVar[frozenset[str]]
-    """Which of `request.KNOBS` it honours. The engine refuses the others where they are given."""
+    """Knobs, of `request.KNOBS`, that it honours. The engine refuses the others where they are given."""
 
     batches: ClassVar[bool] = True
     """Whether several edits of one size can go through the pipeline at once."""
@@ -120,7 +120,7 @@ class Family(ABC):
     """The samplers that can take the place of the model's own, by the name that `EditRequest.sampler` has."""
 
     likes: ClassVar[frozenset[str]] = frozenset()
-    """What its edits can be done like, of `request.LIKES`."""
+    """Values of `like` that it honours, of `request.LIKES`."""
 
     alternates: ClassVar[tuple[str, ...]] = ()
     """Components that take the denoiser's place for some steps. A placement that is short of memory may leave them on
@@ -169,6 +169,10 @@ class Family(ABC):
         """The tokenizers of its text encoders with what each reads at most; none where texts are never cut."""
         return ()
 
+    def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
+        """Sentences that the user should read about a request that can be done; `request` as for `check`."""
+        return ()
+
     def check(self, pipeline: Any, request: EditRequest) -> None:  # noqa: B027 - most have nothing to add
         """Refuse what this model cannot do, before anything is computed. `request` has no None among `options`.
 
@@ -187,7 +191,7 @@ class Family(ABC):
         return instruction
 
     def least_bytes(self, folder: Path, dtype: torch.dtype) -> int:
-        """What the weights in a model's folder take at least in a dtype, from the headers of their files alone."""
+        """Bytes that the weights in a model's folder take at least in a dtype, from the headers of their files."""
         return least_bytes(folder, dtype)
 
     @abstractmethod

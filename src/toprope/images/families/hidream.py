@@ -88,6 +88,17 @@ class HiDreamE1(Family):
             for name, each in zip(names, tokenizers, strict=True)
         ]
 
+    def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
+        """E1-Full was trained with a description of the result; a plain instruction gives less."""
+        from toprope.images.hidream.pipeline import target_of
+
+        if pipeline.variant != "full" or target_of(request.instruction) != request.instruction:
+            return ()
+        return (
+            "E1-Full was trained with 'Editing Instruction: ... Target Image Description: ...', and the instruction has"
+            " no description: write one, or have --refiner write it",
+        )
+
     def worded(self, pipeline: Any, instruction: str, description: str) -> str:
         """E1-Full was trained with instruction and description, E1.1 with instructions alone."""
         if pipeline.variant != "full" or not description:

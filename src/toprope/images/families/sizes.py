@@ -16,7 +16,7 @@ SINGLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
 
 def least_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """What the weights of a pipeline take at least.
+    """Count the bytes that the weights of a pipeline take at least.
 
     Only files that are certain to be loaded count: of each part in model_index.json, those of its index or its single
     file of safetensors. What is not known counts nothing.

@@ -82,7 +82,9 @@ class _Guidance:
         """Whether there is no guidance while refining; the authors have none of either kind for 1 and less."""
         return self.text <= 1 if self.authors else self.text == 1
 
-    def _predict(self, transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, texts: Texts, width: int) -> Any:
+    def _predict(
+        self, transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, texts: Texts, width: int
+    ) -> torch.Tensor:
         predicted = _predict(transformer, inputs, timestep, texts, width)
         return predicted if self.authors else predicted.float()
 

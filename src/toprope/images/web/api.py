@@ -66,12 +66,12 @@ class Picture:
 
 @dataclass
 class Edited:
-    """What came of an edit.
+    """The result of an edit.
 
     Attributes:
         pictures: as many as num_images.
         instruction: that was used: the client's, or what a refiner made of it.
-        notices: what was done otherwise than asked for, and what was done to the picture before.
+        notices: of everything done otherwise than asked for, and of conversions of the picture.
         record: everything needed to repeat the edit; `toprope edit --repeat` reads it.
     """
 
@@ -97,7 +97,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
 
     @app.get("/api/model", summary="The model, its device and the queue")
     def model() -> dict[str, Any]:
-        """What is in use, and the knobs that the model honours with their defaults; null until it is loaded."""
+        """The model, the device, the queue, and the knobs with their defaults; null until the model is loaded."""
         return studio.facts() | {"options": studio.options(), "loras": sorted(studio.loras)}
 
     @app.post("/api/edits", summary="Edit a picture by instruction", responses={422: {}, 500: {}, 503: {}})
@@ -136,7 +136,8 @@ def add_api(app: FastAPI, studio: Studio) -> None:
             )  # fmt: skip
             loras = [each.rpartition(":") if ":" in each else (each, "", "1") for each in lora or ()]
             picked = picked_loras([name for name, _, _ in loras], [_scale(text) for _, _, text in loras], studio.loras)
-            return await _done(studio, request, asked, picked)
+            answer: Edited = await _done(studio, request, asked, picked)
+            return answer
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 

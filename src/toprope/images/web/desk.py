@@ -171,7 +171,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """Seconds that it has run, or ran."""
         if self._began is None:
             return 0.0
         return (time.monotonic() if self._until is None else self._until) - self._began

@@ -1,4 +1,4 @@
-"""Which requests reach the server: from its own pages and from programs, by a name of its own, within limits.
+"""Access control of the server: requests of its own pages and of programs, by its own names, within limits.
 
 A page of another origin can send forms and files to any address that the browser reaches, and a name that resolves to
 127.0.0.1 makes such a page "the same origin" (DNS rebinding). So the names in Host and Origin are compared with those
@@ -37,7 +37,7 @@ SPARE = 600.0
 
 
 def host_allowed(host: str, names: Collection[str] = ()) -> bool:
-    """Whether a Host header names this server.
+    """Tell whether a Host header names this server.
 
     An address is always one: rebinding needs a name. Names are localhost and those given.
 
@@ -54,10 +54,10 @@ def host_allowed(host: str, names: Collection[str] = ()) -> bool:
 
 
 def origin_allowed(origin: str, host: str, names: Collection[str] = ()) -> bool:
-    """Whether a page of an origin may send to this server: its own pages, and those of the names given.
+    """Tell whether a page of an origin may send to this server: only its own pages and those of the names given.
 
     Args:
-        origin: the header; "null" is that of a sandbox or a file.
+        origin: the header; sandboxes and files send "null".
         host: the header Host of the same request.
         names: further ones, in lower case, of a proxy before this server.
     """
@@ -86,7 +86,7 @@ def _port(host: str) -> int | None:
 
 
 class Uploads:
-    """Files that pages have uploaded: so many at most; the oldest that no edit uses go first.
+    """Files that pages have uploaded, bounded in number; the oldest that no edit uses go first.
 
     Args:
         paths: of all files that were uploaded; those that are gone are passed over.
@@ -134,7 +134,7 @@ class Gate:
 
     Args:
         app: the other one.
-        names: that the server goes by, beside addresses and localhost.
+        names: that the server goes by, in addition to addresses and localhost.
         uploads: of pages.
         one: bytes of one file at most.
         files: in one upload at most.

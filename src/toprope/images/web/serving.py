@@ -91,7 +91,7 @@ def serve(
         host: address to listen on; the default is reached from this machine alone.
         port: 0 for any that is free.
         open_browser: open the page in the user's browser.
-        allow_hosts: names that the server goes by, beside addresses and localhost: of a proxy before it.
+        allow_hosts: names that the server goes by, in addition to addresses and localhost: of a proxy before it.
 
     Raises:
         PackageError: Gradio is not installed.
@@ -111,11 +111,11 @@ def _served(
     studio: Studio, listening: socket.socket, host: str, allow_hosts: Sequence[str], open_browser: bool
 ) -> Served:
     try:
-        blocks: Any = import_module("toprope.images.web.app").make_app(studio)
         gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
-        api, look = (import_module(f"toprope.images.web.{name}") for name in ("api", "look"))
+        api, look, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "look", "app"))
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
+    blocks: Any = page.make_app(studio)
     port, limits = int(listening.getsockname()[1]), studio.limits
     # Documentation pages would fetch scripts from elsewhere; the description itself is at /openapi.json.
     app = fastapi.FastAPI(title="toprope ui", version=versions()["toprope"], docs_url=None, redoc_url=None)
