@@ -150,6 +150,9 @@ def test_uploads_are_bounded_in_bytes_and_number(ask) -> None:
 
 
 def test_without_fastapi_there_is_one_error(monkeypatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", "GRADIO_ANALYTICS_ENABLED", "GRADIO_TEMP_DIR", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")  # `serve` sets variables of its process
+    monkeypatch.setenv("DO_NOT_TRACK", "1")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "toprope.images.web.api", raising=False)
     studio = Studio("m", lambda tell: None)

@@ -138,9 +138,8 @@ def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope,
     assert status == 1
     assert out.count("wrote ") == 4
     assert re.search(r"toprope: bad\.png \(jobs\.jsonl, line 3\) failed: \S+bad\.png cannot be read as a picture", err)
-    assert err.endswith(
-        "toprope: 4 of 5 done, 1 failed; results are in out; out/*.failed.json say why, and --resume tries those again\n"
-    )
+    again = "out/*.failed.json say why, and --resume tries those again"
+    assert err.endswith(f"toprope: 4 of 5 done, 1 failed; results are in out; {again}\n")
     done = [f"good{number}-0001.{ending}" for number in range(4) for ending in ("json", "png")]
     assert results() == ["bad-0001.failed.json", *done]
     failure = sidecar("out/bad-0001.failed.json")
