@@ -72,7 +72,9 @@ def ui(
     from toprope.sizes import parse_size
 
     hush()
-    limits = Limits(upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max_uploads)
+    limits = Limits(
+        upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max(max_uploads, 2 * max_files)
+    )
     loras = known_loras(lora or [])
     find(model)  # a folder that is no model is an error now, and not on the page
     open_engine = _opener(

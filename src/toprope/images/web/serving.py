@@ -125,8 +125,9 @@ def _served(
         max_file_size=limits.upload, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
         theme=look.theme(), css=look.CSS,
     )  # fmt: skip
+    two = 2 * limits.files  # a batch that waits leaves room for the next one
     uploads = Uploads(
-        lambda: getattr(blocks, "upload_file_set", ()), most=limits.uploads, size=limits.files * limits.upload,
+        lambda: getattr(blocks, "upload_file_set", ()), most=limits.uploads, size=two * limits.upload,
         in_use=studio.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
