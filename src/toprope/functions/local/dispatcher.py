@@ -1,0 +1,165 @@
+"""Calls on their way to workers, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.exceptions import read_error
+from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process
+from toprope.functions.objects import Entry, Value
+from toprope.functions.wire import Closed, Kind, Message
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Sends calls of a session, and hands on what workers send. Held for `send`: the session's lock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._numbers = itertools.count(1)
+
+    def send(self, process: Process, call: Call) -> None:
+        """Send a call to a worker, now or when fewer are on their way. The objects it refers to are there."""
+        call.process = process
+        for entry in call.entries:
+            entry.source = process
+        backlog = process.backlog
+        if not backlog and len(process.pending) < BURST:
+            self._transmit(process, call)
+            return
+        backlog.append(call)  # it goes with others now, or at the latest when a result comes
+        if len(backlog) % SEVERAL == 0:
+            if len(process.pending) < WINDOW:
+                self._catch_up(process)
+            else:
+                self._session.reactor.glance(process)
+
+    def _transmit(self, process: Process, call: Call) -> None:
+        value = call.value
+        data = value.data
+        if data is not None and not call.refs and not value.refs and not value.spec and call.kind == Kind.CALL:
+            call.number = number = next(self._numbers)
+            process.pending[number] = call
+            try:
+                process.channel.send(Kind.CALL, number, (call.target, call.returns), (data,))
+            except Closed:
+                self._undelivered(process, call)
+            return
+        specs, parts = [], []
+        if value.data is not None:
+            parts.append(value.data)
+        parts += value.parts
+        for entry in call.refs:
+            found = entry.value
+            assert found is not None
+            ids = tuple(self._session.expose(each, process) for each in found.refs)
+            specs.append((found.spec, found.data is not None, ids))
+            parts += [found.data] if found.data is not None else []
+            parts += found.parts
+            self._session.store.lend(found.spec, process)
+        if value.spec:
+            self._session.store.lend(value.spec, process)
+        held = tuple(self._session.expose(each, process) for each in value.refs)
+        call.number = next(self._numbers)
+        process.pending[call.number] = call
+        code = call.code
+        try:
+            if code is not None and code.key not in process.codes:
+                process.codes.add(code.key)
+                process.channel.send(Kind.CODE, 0, code.key, [code.blob()])
+            if call.kind == Kind.CREATE:
+                meta: tuple[Any, ...] = (call.target, value.spec, tuple(specs), held, value.data is not None)
+            else:
+                meta = (call.target, value.spec, tuple(specs), held, call.returns, value.data is not None)
+            process.channel.send(call.kind, call.number, meta, parts)
+        except Closed:
+            self._undelivered(process, call)
+
+    def _undelivered(self, process: Process, call: Call) -> None:
+        """A worker ended before a call was sent to it: the call has not begun."""
+        del process.pending[call.number]
+        process.backlog.appendleft(call)
+        self._session.reactor.lost(process)
+
+    def handle(self, process: Process, messages: Sequence[Message]) -> None:
+        """Act on what a worker has sent. Quick, and waits for nothing."""
+        with self._session.lock:
+            for message in messages:
+                kind, number, meta, given = message
+                if kind == Kind.RESULT:
+                    call = process.pending.pop(number, None)
+                    if call is None:
+                        continue
+                    if meta is None:
+                        call.entries[0].finish(Value(given[0]))
+                    else:
+                        parts = iter(given)
+                        values = [
+                            self._session.store.received(has_data, spec, ids, parts, process)
+                            for has_data, spec, ids in meta
+                        ]
+                        for entry, value in zip(call.entries, values, strict=False):
+                            entry.finish(value)
+                    self._ended(process, call, None)
+                else:
+                    self._handle(process, message)
+            if process.backlog and len(process.pending) < WINDOW:
+                self._catch_up(process)
+        self._session.store.settle()
+
+    def _catch_up(self, process: Process) -> None:
+        """Send calls that had to wait, all in one go: the session's lock keeps others from sending in between."""
+        process.channel.gather()
+        try:
+            while process.backlog and len(process.pending) < WINDOW:
+                self._transmit(process, process.backlog.popleft())
+            process.channel.send_gathered()
+        except Closed:
+            self._session.reactor.lost(process)
+
+    def _handle(self, process: Process, message: Message) -> None:
+        kind, number = message.kind, message.number
+        if kind == Kind.FAIL:
+            is_ours, leaves = message.meta
+            if leaves:  # before the caller has its answer: its next call is not for this worker
+                self._session.reactor.leaves(process)
+            call = process.pending.pop(number, None)
+            if call is not None:
+                self._ended(process, call, read_error(message.parts[0], is_ours=is_ours))
+        elif kind in (Kind.ITEM, Kind.END):
+            call = process.pending.get(number)
+            if call is None or call.stream is None:
+                return
+            if kind == Kind.END:
+                del process.pending[number]
+                call.stream.add(None)
+                self._ended(process, call, None)
+                return
+            entry = Entry()
+            has_data, spec, ids = message.meta[0]
+            entry.finish(self._session.store.received(has_data, spec, ids, iter(message.parts), process))
+            call.stream.add(entry)
+        elif kind == Kind.RELEASE:
+            for key in message.meta:
+                if process.lent[key] > 0:
+                    process.lent[key] -= 1
+                    self._session.store.returned(key)
+        elif kind == Kind.REFS:
+            for name, times in message.meta:
+                held = process.held.get(name)
+                if held is not None:
+                    held[1] -= times
+                    if held[1] <= 0:
+                        del process.held[name]
+        else:
+            self._session.requests.receive(process, message)
+
+    def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
+        if not call.owner.ended(process, call, error):
+            call.value.refs = call.refs = []

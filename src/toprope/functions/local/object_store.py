@@ -1,0 +1,138 @@
+"""The values of a session: packed, unpacked, lent to those who read them, and given back."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.local.folder import shared_folder
+from toprope.functions.objects import ObjectRef, SharedValue, Value
+from toprope.functions.serial import BlockKey, Packed, pack, plain, unpack
+
+if TYPE_CHECKING:
+    from toprope.functions.local.process import Process
+    from toprope.functions.local.session import Session
+
+__all__ = ["NOTHING", "ObjectStore", "shared_folder"]
+
+
+NOTHING = Value(pickle.dumps(((), {}), 5))
+"""The arguments of a call that has none."""
+
+
+class ObjectStore:
+    """The driver's side of shared memory.
+
+    A block is free again when the value in it is gone and nobody reads it any more: neither a worker, nor an array of
+    this process that lies in it.
+
+    Args:
+        session: whose values they are.
+        folder: where the memory is.
+    """
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self._session = session
+        self._arena = Arena(folder, "driver")
+        self._reader = Reader(folder)
+        self._lends: Counter[BlockKey] = Counter()
+        self._unwanted: dict[BlockKey, int] = {}  # blocks whose value is gone while somebody reads them: their owner
+        self._gone: deque[tuple[int, tuple[BlockKey | None, ...]]] = deque()
+        self._let_go: deque[BlockKey] = deque()
+
+    def pack(self, value: Any) -> Value:
+        """A value of this process."""
+        data = plain(value)
+        if data is not None:
+            return Value(data)
+        packed = pack(value, self._arena)
+        refs = [ref._entry for ref in packed.refs]
+        if any(ref._backend is not self._session for ref in packed.refs):
+            self.forget(0, packed.spec)
+            raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
+        if not packed.spec:
+            return Value(packed.data, (), packed.parts, refs)
+        return SharedValue(packed, refs, 0, self.forget)
+
+    def received(self, has_data: bool, spec: Any, ids: Sequence[int], parts: Iterator[bytes], owner: Process) -> Value:
+        """A value that a worker has sent."""
+        data = next(parts) if has_data else None
+        inline = [next(parts) for key in spec if key is None]
+        refs = [self._session.object(number, owner) for number in ids]
+        if not spec:
+            return Value(data, (), (), refs)
+        self._session.reactor.owns(owner.number, sum(key is not None for key in spec))
+        return SharedValue(Packed(data, spec, inline), refs, owner.number, self.forget)
+
+    def forget(self, owner: int, spec: tuple[BlockKey | None, ...]) -> None:
+        """A value is not needed any more. May be called at any moment, in any thread, so the work is put off."""
+        self._gone.append((owner, spec))
+
+    def settle(self) -> None:
+        """Give back the memory of values that nobody needs."""
+        if not self._gone and not self._let_go:
+            return
+        with self._session.lock:
+            while self._let_go:
+                self.returned(self._let_go.popleft())
+            free: dict[int, list[BlockKey]] = {}
+            while self._gone:
+                owner, spec = self._gone.popleft()
+                for key in spec:
+                    if key is None:
+                        continue
+                    if self._lends[key] > 0:
+                        self._unwanted[key] = owner
+                    else:
+                        del self._lends[key]
+                        free.setdefault(owner, []).append(key)
+            for owner, keys in free.items():
+                self._free(owner, keys)
+
+    def lend(self, spec: Sequence[BlockKey | None], to: Process | None = None) -> None:
+        """Somebody is given these blocks to read: a worker, or this process."""
+        for key in spec:
+            if key is not None:
+                self._lends[key] += 1
+                if to is not None:
+                    to.lent[key] += 1
+
+    def returned(self, key: BlockKey, times: int = 1) -> None:
+        """Somebody does not read a block any more."""
+        self._lends[key] -= times
+        if self._lends[key] <= 0:
+            del self._lends[key]
+            owner = self._unwanted.pop(key, None)
+            if owner is not None:
+                self._free(owner, [key])
+
+    def _free(self, owner: int, keys: list[BlockKey]) -> None:
+        if not owner:
+            for key in keys:
+                self._arena.free(Block(*key))
+            return
+        self._session.reactor.free(owner, keys)
+
+    def unpack(self, value: Value) -> Any:
+        """The value itself, for this process; large arrays in it are read where they lie."""
+        if not value.spec and not value.refs and value.data is not None:
+            return unpack(value.data, (), (), self._reader, self._let_go.append)
+        with self._session.lock:
+            self.lend(value.spec)
+        refs = [ObjectRef(self._session, entry) for entry in value.refs]
+        return unpack(value.data, value.spec, value.parts, self._reader, self._let_go.append, refs)
+
+    @property
+    def used(self) -> int:
+        """Bytes of this process's memory that hold values."""
+        self.settle()
+        return self._arena.used
+
+    def close(self) -> None:
+        """Remove this process's memory; what is mapped stays readable."""
+        self._arena.close()

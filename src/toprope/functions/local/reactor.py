@@ -1,0 +1,412 @@
+"""The worker processes of a session: started ahead, listened to, and noticed when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from toprope.functions.exceptions import YRRuntimeError
+from toprope.functions.interrupts import interruptible
+from toprope.functions.local.forkserver_client import Forkserver, end_strays
+from toprope.functions.local.process import Process
+from toprope.functions.objects import Entry
+from toprope.functions.serial import BlockKey
+from toprope.functions.timers import Timer, Timers
+from toprope.functions.wire import Channel, Closed, Kind
+
+if TYPE_CHECKING:
+    from toprope.functions.local.session import Session
+
+__all__ = ["Reactor"]
+
+WARM = 2
+"""Processes that wait for work, so that an instance need not wait for one."""
+
+LAST_MOMENT = 0.2
+"""Seconds in which a process whose socket has closed may still end by itself."""
+
+EXIT_NEWS = 20.0
+"""Seconds that the news how a process ended may come after its socket has closed; what it left is ended before."""
+
+FLUSH = 0.002
+"""Seconds between tries to send what a worker has not taken."""
+
+LEAVE = 30.0
+"""Seconds that a process may take to end after the user's code asked for its end."""
+
+STOP_ALL = 10.0
+"""Seconds that all workers together may take to end with the session."""
+
+
+class Reactor:
+    """Starts workers through the forkserver, and reads what they send while nobody else does."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._warm: deque[Process] = deque()
+        self._all: dict[int, Process] = {}
+        self._numbers = itertools.count(1)
+        self._timers = Timers(self._wake)
+        self._full: deque[Process] = deque()  # those whose socket did not take all that was sent
+        self._epoll = select.epoll()
+        self._listened: dict[int, Process] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._owned: dict[int, int] = {}  # blocks of ended workers that are still needed, by number
+        self._closing = False
+        self._forkserver = Forkserver(session.folder, session.hold)
+        self._pump = threading.Thread(target=self._run, name="toprope functions", daemon=True)
+
+    def start(self) -> None:
+        """Start the forkserver, the first workers, and the thread that listens to them."""
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._forkserver.start()
+        self._epoll.register(self._forkserver.control, select.EPOLLIN)  # type: ignore[arg-type]
+        with self._session.lock:
+            self._refill()
+        self._pump.start()
+
+    # Starting and ending
+
+    def take(self) -> Process:
+        """A process that nobody uses; it may still be on its way up. Held: the session's lock."""
+        if not self._warm:
+            self._warm.append(self._new())
+        process = self._warm.popleft()
+        self._refill()
+        return process
+
+    def stop(self, process: Process, grace: float, done: Callable[[], None] | None = None) -> None:
+        """Let a process end: its hook first, by force after the time of grace. Held: the session's lock."""
+        if process.stopping or process.closed:
+            return
+        process.stopping = True
+        try:
+            process.channel.send(Kind.STOP, 0, grace)
+        except Closed:
+            pass
+        process.deadline = self.after(grace, lambda: self.kill(process))
+
+    def leaves(self, process: Process) -> None:
+        """A process ends by itself, as the user's code asked for. Held: the session's lock."""
+        if not process.stopping and not process.closed:
+            process.stopping = True
+            process.deadline = self.after(LEAVE, lambda: self.kill(process))
+
+    def kill(self, process: Process) -> None:
+        """End a process by force. Its pid is its own until the forkserver has told its end."""
+        if process.exit is not None or process.buried:
+            return
+        if not process.pid:  # the forkserver has not said yet which process it is
+            process.deadline = self.after(0.02, lambda: self.kill(process))
+        else:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def lost(self, process: Process) -> None:
+        """The socket of a process has ended."""
+        with self._session.lock:
+            if process.closed:
+                return
+            process.closed = True
+            self._unlisten(process)
+            if process in self._warm:
+                self._warm.remove(process)
+            if process.exit is None and not self._closing:
+                # how it ended is on its way from the forkserver; a process that only closed its socket has to go
+                if process.deadline is not None:
+                    process.deadline.cancel()
+                process.deadline = self.after(LAST_MOMENT, lambda: self.kill(process))
+                process.burial = self.after(EXIT_NEWS, lambda: self._buried(process))
+            else:
+                self._buried(process)
+
+    def _buried(self, process: Process) -> None:
+        """A process is gone: what it held is free."""
+        with self._session.lock:
+            if self._all.pop(process.number, None) is None:
+                return
+            process.buried = True
+            self._close(process)
+            for key, times in process.lent.items():
+                if times > 0:
+                    self._session.store.returned(key, times)
+            process.lent.clear()
+            process.held.clear()
+            for timer in (process.deadline, process.burial, process.recycling):
+                if timer is not None:
+                    timer.cancel()
+            if not self._owned.get(process.number):
+                self._sweep(process.number)
+            if process.on_lost is not None:
+                process.on_lost(process)
+
+    def owns(self, owner: int, blocks: int) -> None:
+        """Values in so many more blocks of a worker are known. Held: the session's lock."""
+        self._owned[owner] = self._owned.get(owner, 0) + blocks
+
+    def free(self, owner: int, keys: list[BlockKey]) -> None:
+        """Blocks of a worker are not needed any more. Held: the session's lock."""
+        self._owned[owner] = left = self._owned.get(owner, 0) - len(keys)
+        process = self._all.get(owner)
+        if process is None:
+            if left <= 0:
+                self._sweep(owner)
+        elif not process.closed:
+            try:
+                process.channel.send(Kind.FREE, 0, tuple(keys))
+            except Closed:
+                self.lost(process)
+
+    def _sweep(self, number: int) -> None:
+        """Remove the segments of an ended worker, none of whose values is needed."""
+        self._owned.pop(number, None)
+        with contextlib.suppress(FileNotFoundError):  # at the end the forkserver removes the folder
+            for path in self._session.folder.glob(f"w{number}-*"):
+                path.unlink(missing_ok=True)
+
+    def _close(self, process: Process) -> None:
+        """Close the socket of a process that is gone; a thread that reads it wakes up first, and closes it then."""
+        process.channel.end()
+        if process.channel.reading.acquire(blocking=False):
+            process.channel.close()
+            process.channel.reading.release()
+
+    def close(self) -> None:
+        """End all processes, and wait until they have; at once where that is interrupted."""
+        with self._session.lock:
+            self._closing = True
+            left = [each for each in self._all.values() if not each.closed]
+            for process in left:
+                self.stop(process, STOP_ALL)
+        try:
+            # a forkserver that is still importing has no workers yet
+            until = time.monotonic() + (STOP_ALL if self._forkserver.is_up else 0)
+            while any(not each.closed for each in left) and time.monotonic() < until:
+                _pause()
+        finally:
+            self._forkserver.close()
+            with self._session.lock:  # a thread that asked for a worker a moment ago has it, or its error
+                left = list(self._all.values())
+            for process in left:
+                self.lost(process)
+                self._buried(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
+            self._wake()
+            self._pump.join(5)
+            if not self._pump.is_alive():
+                self._epoll.close()
+                for file in (self._wake_read, self._wake_write):
+                    os.close(file)
+                self._wake_write = -1
+
+    def abandon(self) -> None:
+        """Let go of all in a fork of the driver, whose they are not."""
+        self._closing = True
+        self._forkserver.abandon()
+        self._epoll.close()
+        for process in self._all.values():
+            process.channel.close()
+        for file in (self._wake_read, self._wake_write):
+            os.close(file)
+        self._wake_write = -1
+
+    def _refill(self) -> None:
+        while len(self._warm) < WARM and not self._closing:
+            self._warm.append(self._new())
+
+    def _new(self) -> Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = next(self._numbers)
+            process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
+            self._all[number] = process  # before the forkserver, which tells the other thread at once, knows of it
+            try:
+                self._forkserver.ask(number, theirs.fileno())
+            except YRRuntimeError:
+                del self._all[number]
+                ours.close()
+                raise
+        # first: the other thread may be told at once, and only once, that the process is up
+        self._listened[process.channel.fileno()] = process
+        self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
+        return process
+
+    # Listening
+
+    def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
+        """Read for the caller until its object is there or the time is over. Held: the channel's `reading`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
+        while not entry.done and not process.closed:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                messages = process.channel.receive(left)
+            except Closed:
+                self.lost(process)
+                return
+            if not messages:
+                return
+            self._session.handle(process, messages)
+
+    def glance(self, process: Process) -> None:
+        """Act on what a worker has sent, where nobody else reads it. Held: the session's lock."""
+        if not process.closed and process.channel.reading.acquire(blocking=False):
+            self._read_some(process)
+
+    def listen(self, process: Process) -> None:
+        """Nobody reads what a process sends any more: this thread's pump does again."""
+        if process.buried:
+            self._close(process)
+        elif not process.closed:
+            self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _watch(self, process: Process, events: int) -> None:
+        try:
+            self._epoll.modify(process.channel, events)
+        except (OSError, ValueError):
+            pass  # it was closed in this moment
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Do something later, in the listening thread."""
+        return self._timers.after(seconds, action)
+
+    def _overflows(self, number: int) -> None:
+        process = self._all.get(number)
+        if process is not None:
+            self._full.append(process)
+            self._wake()
+
+    def _unlisten(self, process: Process) -> None:
+        self._listened.pop(process.channel.fileno(), None)
+        try:
+            self._epoll.unregister(process.channel)
+        except (OSError, ValueError):
+            pass
+
+    def look(self) -> None:
+        """Have the listening thread look for instances whose handles are gone."""
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except OSError:
+            pass  # it is awake, or has ended
+
+    def _run(self) -> None:
+        while not self._closing or any(not each.closed for each in list(self._all.values())):
+            try:
+                self._once()
+            except Exception:
+                if not self._closing:
+                    import traceback
+
+                    traceback.print_exc()
+
+    def _once(self) -> None:
+        control = self._forkserver.control
+        told = -1 if control is None else control.fileno()
+        for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
+            if fd == self._wake_read:
+                os.read(self._wake_read, 4096)
+            elif fd == told:
+                self._news()
+            else:
+                found = self._listened.get(fd)
+                if found is not None:
+                    self._read(found)
+        for _ in range(len(self._full)):
+            process = self._full.popleft()
+            if not process.channel.flush():
+                self._full.append(process)
+        self._timers.run()
+        self._session.store.settle()
+        if self._session.instances.dropped:
+            self._session.instances.free_dropped()
+
+    def _read(self, process: Process) -> None:
+        """Read what a worker has sent, where nobody else does."""
+        if process.channel.reading.acquire(blocking=False):
+            self._read_some(process)
+
+    def _read_some(self, process: Process) -> None:
+        try:
+            messages = process.channel.receive(0)
+            if messages:
+                self._session.handle(process, messages)
+        except Closed:
+            self.lost(process)
+        finally:
+            process.channel.reading.release()
+            self.listen(process)
+
+    def _news(self) -> None:
+        """Read what the forkserver tells: a worker's process, or its end."""
+        news = self._forkserver.news()
+        if news is None:
+            self._forkserver_gone()
+            return
+        process = self._all.get(news["number"])
+        if process is None:
+            return
+        if "pid" in news:
+            process.pid = news["pid"]
+        elif "refused" in news:
+            process.refused = news["refused"]
+            self._ended(process)
+        else:
+            process.exit = news["exit"]
+            self._ended(process)
+
+    def _ended(self, process: Process) -> None:
+        """A process has ended: what it sent before is still to be read."""
+        try:
+            if not process.closed and process.channel.reading.acquire(timeout=1):
+                try:
+                    while messages := process.channel.receive(0):
+                        self._session.handle(process, messages)
+                except (Closed, OSError):
+                    pass
+                finally:
+                    process.channel.reading.release()
+        finally:
+            self.lost(process)
+            self._buried(process)
+            self._close(process)  # it may have been buried while it was read here
+
+    def _forkserver_gone(self) -> None:
+        """The forkserver was killed, and all workers with it: others may be started by a new one."""
+        with self._session.lock:
+            gone = list(self._all.values())
+            self._warm.clear()
+            if self._forkserver.control is not None:
+                self._epoll.unregister(self._forkserver.control)
+            if self._closing:
+                return
+            try:
+                self._forkserver.start()
+                self._epoll.register(self._forkserver.control, select.EPOLLIN)  # type: ignore[arg-type]
+            except (YRRuntimeError, OSError) as error:
+                logging.getLogger("toprope").error("%s", error)
+        end_strays(self._session.folder, {each.pid for each in gone if each.pid})
+        for process in gone:
+            if process.exit is None:
+                process.exit = -signal.SIGKILL
+            self._ended(process)
+
+
+@interruptible
+def _pause() -> None:
+    time.sleep(0.005)

@@ -1,0 +1,226 @@
+"""Scheduler of a session on this machine: grants resources in turn, of the machine or of a resource group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toprope.functions.affinity import Wishes, instance_labels
+from toprope.functions.claims import Claims
+from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.groups import BUNDLE
+from toprope.functions.holders import held_by
+from toprope.functions.ledger import Grant, Ledger, Node, Shortage
+from toprope.functions.local.groups import Groups
+from toprope.functions.local.resource_groups import ResourceGroups
+from toprope.functions.options import InvokeOptions
+from toprope.functions.resources import Request, check_keys
+from toprope.functions.timers import Timer
+
+if TYPE_CHECKING:
+    from toprope.functions.local.instance import Instance
+    from toprope.functions.local.session import Session
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("toprope")
+
+
+class Asker(Protocol):
+    """Who asks for resources.
+
+    Attributes:
+        ledger: where from; "" for the machine's own.
+        asked: the number of the request there.
+    """
+
+    ledger: str
+    asked: int
+
+
+LOOK = 0.1
+"""Seconds between looks whether another program has given back what is waited for."""
+
+
+class Scheduler:
+    """Grants resources in turn. Held: the session's lock.
+
+    Args:
+        session: the session.
+        claims: what other programs hold of the node's cards; None where there are no others.
+    """
+
+    def __init__(self, session: Session, claims: Claims | None) -> None:
+        self._session = session
+        self._claims = claims
+        self._look: Timer | None = None
+        self.ledgers: dict[str, Ledger] = {"": session.ledger}
+        self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
+        self._serving = False
+        self.resource_groups = ResourceGroups(session, self.ledgers)
+        self.groups = Groups(session)
+
+    # Resources
+
+    def place(
+        self, asker: Any, request: Request, options: InvokeOptions, granted: Callable[[Any, Grant], None]
+    ) -> None:
+        """Ask for resources; `granted` is called with them when they are there."""
+        asker.ledger = self.ledger_name(options)
+        on, rank = self._choice(options)
+        asker.asked = self.ledger_of(asker).ask(request, on, rank)
+        self.expect(asker.ledger, asker.asked, asker, granted)
+
+    def expect(self, ledger: str, number: int, asker: Any, granted: Callable[[Any, Grant], None]) -> None:
+        """`granted` is called with the grant of this number when it is there."""
+        self._waiting[ledger, number] = asker, granted
+
+    def forget(self, ledger: str, number: int) -> None:
+        """Nobody waits for the grant of this number any more."""
+        self._waiting.pop((ledger, number), None)
+
+    def ledger_name(self, options: InvokeOptions) -> str:
+        """The name of the ledger that options point to.
+
+        Raises:
+            YRequestError: there is no such resource group, or no such bundle in it (1001).
+        """
+        return self.resource_groups.ledger_for(options)
+
+    def check(self, instance: Instance, request: Request) -> None:
+        """Refuse a resource group or affinities that cannot be.
+
+        Raises:
+            ValueError, YRequestError: the message names what cannot be.
+        """
+        Wishes(instance.options)
+        self.check_keys(request)
+        instance.ledger = self.ledger_name(instance.options)
+
+    def check_keys(self, request: Request) -> None:
+        """Refuse keys that are spelled as those of another scheduler.
+
+        Raises:
+            InvalidRequestError: this machine does not have them.
+        """
+        check_keys(request, (key for node in self._session.ledger.nodes for key in node.scalars))
+
+    def ledger_of(self, asker: Asker) -> Ledger:
+        """Where somebody's resources come from.
+
+        Raises:
+            YRRuntimeError: there is no such resource group.
+        """
+        found = self.ledgers.get(asker.ledger)
+        if found is None:
+            raise YRRuntimeError(f"there is no resource group {asker.ledger}", CODES["invalid parameter"])
+        return found
+
+    def serve(self) -> None:
+        """Hand out what is free to those who wait, in turn."""
+        if self._serving or self._session.ended:
+            return  # who serves sees what has just been given back
+        self._serving = True
+        try:
+            again = True
+            while again:
+                again = False
+                self.resource_groups.settle()
+                for name, ledger in list(self.ledgers.items()):
+                    for grant in self._granted(ledger):
+                        again = True
+                        asker, granted = self._waiting.pop((name, grant.number))
+                        granted(asker, grant)
+        finally:
+            self._serving = False
+        if self._claims is not None and self._session.ledger.is_waited_for and self._look is None:
+            self._look = self._session.reactor.after(LOOK, self._look_again)
+
+    def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
+        if self._claims is None or ledger is not self._session.ledger:
+            return ledger.serve()
+        with self._claims.known(ledger, self._session.node):
+            return ledger.serve()
+
+    def _look_again(self) -> None:
+        """Another program may have given cards back."""
+        with self._session.lock:
+            self._look = None
+            self.serve()
+
+    def end(self) -> None:
+        """The session has ended: other programs may have its cards."""
+        if self._claims is not None:
+            self._claims.forget()
+
+    def withdraw(self, asker: Asker) -> None:
+        """Somebody does not wait for resources any more."""
+        if self._waiting.pop((asker.ledger, asker.asked), None) is not None:
+            self.ledger_of(asker).withdraw(asker.asked)
+
+    def shortage_of(self, asker: Asker, request: Request) -> str:
+        """Reason of a shortage, with the holders of what there is."""
+        found = self.shortage_for(asker, request)
+        return found.text + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
+
+    def _held(self, ledger: str) -> str:
+        """Holders of the resources of a ledger, in words."""
+        instances = self._session.instances
+        of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
+        holders = [each for each in instances.holders() if each.id in of_ledger]
+        return held_by([*holders, *self._session.pools.holders(ledger)])
+
+    def shortage_for(self, asker: Asker, request: Request) -> Shortage:
+        """What somebody is short of."""
+        options: InvokeOptions = asker.options  # type: ignore[attr-defined]
+        return self.ledger_of(asker).shortage(request, self.filter(options))
+
+    def warn_if_never(self, what: str, asker: Asker, request: Request) -> None:
+        """Warn that a request can never be met by what is here. It waits all the same: more may come."""
+        shortage = self.shortage_for(asker, request)
+        if not shortage.ever:
+            _log.warning("%s asks for what is not here: %s", what, shortage.text)
+
+    def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
+        """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""
+        request = asker.request if request is None else request
+        shortage = self.shortage_for(asker, request)
+        return CODES["resource config" if shortage.is_affinity else "resource not enough"]
+
+    def filter(self, options: InvokeOptions) -> Callable[[Node], bool] | None:
+        """Which nodes the options allow; None for all."""
+        return self._choice(options)[0]
+
+    def _choice(
+        self, options: InvokeOptions
+    ) -> tuple[Callable[[Node], bool] | None, Callable[[Node], tuple[int, ...]] | None]:
+        """Which nodes the options allow, and which they would rather have."""
+        bundle = options.resource_group_options.bundle_index
+        wishes = Wishes(options)
+        if bundle < 0 and not wishes:
+            return None, None
+
+        def allowed(node: Node) -> bool:
+            if bundle >= 0 and node.labels.get(BUNDLE) != str(bundle):
+                return False
+            return not wishes or wishes.allow(node.labels, self._labels_on(node))
+
+        def rank(node: Node) -> tuple[int, ...]:
+            return wishes.rank(node.labels, self._labels_on(node))
+
+        return allowed, rank if wishes else None
+
+    def _labels_on(self, node: Node) -> list[Mapping[str, str]]:
+        """The labels of each instance on the host of a node."""
+        host = _host(node.id)
+        return [
+            instance_labels(each.options.labels)
+            for each in self._session.instances.living()
+            if each.grant is not None and _host(each.grant.node) == host
+        ]
+
+
+def _host(node: str) -> str:
+    """The host of a node: bundles are called host/number."""
+    return node.partition("/")[0]
