@@ -36,7 +36,7 @@ PATHS = {
 
 
 class AttentionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that counts which attention runs. It changes no result.
+    """A context that counts which attention runs.
 
     Attributes:
         seen: operators of `PATHS` by their full name, and how often.

@@ -78,7 +78,6 @@ class Engine:
         self._parts = dict(self.family.describe(self.loaded.pipeline))
         self._defaults = dict(self.family.defaults(self.loaded.pipeline))
         self._prompts = PromptCache()
-        self._attention: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._attention_now: dict[str, Any] = {"path": None, "why": "it is looked at in the first edit"}
 
     @classmethod
@@ -318,7 +317,6 @@ class Engine:
             finally:
                 del failed  # its frames hold this one, which would hold it
             self._prompts.clear()
-            self._attention.clear()
             progress.restart()
 
     def _in_halves(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
@@ -346,7 +344,7 @@ class Engine:
             with (
                 self._holding.placement.running(loaded),
                 samplers.used(loaded.pipeline, first.sampler, loaded.family.samplers),
-                self._attention_seen((shown[0].size, len(group))),
+                self._attention_seen(),
             ):
                 images = loaded.family.run(loaded.pipeline, shown, first, prompt, generators, progress)
         images = images.float().cpu()
@@ -354,21 +352,20 @@ class Engine:
         return to_pictures(images)
 
     @contextmanager
-    def _attention_seen(self, shape: tuple[Any, ...]) -> Iterator[None]:
-        """A context that finds which attention runs, the first time that pictures of a shape are edited."""
-        if shape not in self._attention:
-            self._fused.forget()
-            with AttentionWatch() as seen, self._fused:
-                yield
-            found = seen.describe()
-            if self._fused.used:  # the simulated card's is made of plain products
-                others = (found["path"],) if self._fused.passed and found["path"] != FUSED else ()
-                found["path"] = " and ".join((FUSED, *others))
-            self._attention[shape] = found | self._choice()
-        else:
-            with self._fused:
-                yield
-        self._attention_now = self._attention[shape]
+    def _attention_seen(self) -> Iterator[None]:
+        """A context that finds which attention runs.
+
+        Every edit is watched, not only the first of a shape: torch takes other ways to the same product under a
+        dispatch mode, and in float16 the second edit differed from the first by a level.
+        """
+        self._fused.forget()
+        with AttentionWatch() as seen, self._fused:
+            yield
+        found = seen.describe()
+        if self._fused.used:  # the simulated card's is made of plain products
+            others = (found["path"],) if self._fused.passed and found["path"] != FUSED else ()
+            found["path"] = " and ".join((FUSED, *others))
+        self._attention_now = found | self._choice()
 
     def _choice(self) -> dict[str, Any]:
         """The choice of attention and its reason, ready for JSON."""

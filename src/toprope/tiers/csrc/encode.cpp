@@ -20,7 +20,6 @@ namespace pages {
 namespace {
 
 constexpr float SMALLEST = 1.17549435e-38f;  // the smallest normal number
-constexpr float LARGEST = 3.40282347e38f;
 constexpr int LANES = 16;
 
 struct Encoding {
@@ -94,6 +93,7 @@ inline float round_block(const float* values, const Scale& scale, uint8_t* codes
     } else {
         for (int i = 0; i < BLOCK; ++i) {
             float scaled = FORMAT == MXFP4 ? values[i] / scale.factor : values[i] * scale.factor;
+            if (FORMAT == NVFP4 && values[i] == 0.0f) scaled = values[i];  // the factor may be infinite
             float size = smaller(std::fabs(scaled), 6.0f);
             float code = smaller(to_even(size * 2), smaller(to_even(size) + 2, to_even(size * 0.5f) + 4));
             float value = larger(code * 0.5f, larger(code - 2, code * 2 - 8));
@@ -113,7 +113,7 @@ inline Scale scale_of(float size, int number, float global) {
         uint32_t bits = bits_of(scale);
         uint32_t code = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3);
         float wide = e4m3_value(uint8_t(code));
-        return {code, smaller((1.0f / global) / wide, LARGEST), global * wide};  // zero times infinity is none
+        return {code, (1.0f / global) / wide, global * wide};
     } else if constexpr (FORMAT == MXFP4) {
         int step = number == 0 ? 0 : number == 1 ? 1 : -1;
         int exponent = int(bits_of(size) >> 23) - 2 + step;
