@@ -27,7 +27,7 @@ from toprope.flow.exceptions import (
 from toprope.flow.far_hub import FarHub, Mirror, begin, hub_of, is_far, reach
 from toprope.flow.far_link import in_link, out_link
 from toprope.flow.graph import DEPTH, Plan
-from toprope.flow.metrics import EdgeMetrics, Pages
+from toprope.flow.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
 from toprope.flow.run_fetch import Fetched, Fetcher
 from toprope.flow.run_hosts import Hosts, end_session, ensure_session
 from toprope.flow.run_place import place
@@ -68,6 +68,8 @@ class Runner:
         self._folder = Path()
         self._hold: int | None = None
         self._traces: dict[int, list[tuple[str, int, int, int]]] = {}
+        self.is_ordered = True
+        """Whether results come in the order of their inputs: no stage has several instances."""
 
     # Beginning
 
@@ -95,6 +97,7 @@ class Runner:
             hub.check = self._hosts.check_deadlines
             hub.arrived = self._results.arrived
             self._hub = hub
+            self.is_ordered = not placed.is_scattered
             self._pages = Pages(self._folder, self._plan)
             _runners.add(self)
             self._hosts.start(self._hub.connect)  # type: ignore[arg-type]
@@ -199,6 +202,11 @@ class Runner:
         for input, id in ids.items():
             self._ids[input] = id
 
+    def cancel(self, transaction: int) -> None:
+        """Drop a transaction: stages that have not begun with it leave it out."""
+        if self._hub is not None and not self._closed:
+            self._hub.tell_all(Kind.CANCEL, transaction)
+
     # Fetching
 
     def fetch(self, places: Sequence[int] | None = None, timeout_ms: int = -1, *, aligned: bool = False) -> Fetched:
@@ -276,6 +284,10 @@ class Runner:
         if told and self._hub is not None and not self._closed:
             self._hub.wait(lambda: self._mirror.is_newer(told), time.monotonic() + _FIGURES)
         return self._pages.metrics()
+
+    def stage_metrics(self) -> list[StageMetrics]:
+        """The calls of all stages."""
+        return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
         """What the stages did, as a Chrome trace; of those that are at work for longer than this, nothing.
