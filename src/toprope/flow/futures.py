@@ -189,6 +189,7 @@ class Futures:
                 self._newest = transaction
                 self._waiting[transaction] = receiver, until
                 found = [self._given(result, flags) for result, flags in self._early.pop(transaction, [])]
+                self._early.clear()  # of inputs that came by feed()
         for each in found:
             each()
         return transaction

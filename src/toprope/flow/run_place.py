@@ -76,7 +76,7 @@ class _Placer:
         if len(found.devices) == 1:
             return Deploy(found.devices * spec.instances)
         raise DfException(
-            f"{node.deploy_name} has instances={spec.instances}, and {len(found.devices)} addresses in the deploy file: "
+            f"{node.deploy_name} has instances={spec.instances}, and the deploy file {len(found.devices)} addresses: "
             "give one address, or one for each instance"
         )
 
