@@ -12,6 +12,8 @@ from toprope.flow.graph import FlowData, FlowNode, plan
 from toprope.flow.service import Limits, Service
 from toprope.flow.stage_spec import StageFunction, StageSpec
 
+PAIRS = TensorDesc(DT_FLOAT, [-1, 2])
+
 
 class Point:
     """A process point that never runs."""
@@ -24,7 +26,7 @@ class Point:
         return StageSpec("", self.kind, b"", self.functions)
 
 
-def make_plan(kind="npu", outputs=1, schema=TensorDesc(DT_FLOAT, [-1, 2]), inputs=("x",), generates=False):
+def make_plan(kind="npu", outputs=1, schema=PAIRS, inputs=("x",), generates=False):
     """A plan of one stage; its inputs are named, its node is called `y`."""
     data = []
     for name in inputs:

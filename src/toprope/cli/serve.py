@@ -63,21 +63,21 @@ def serve(
         raise PackageError(
             "a service needs FastAPI and uvicorn, which cannot be imported.", str(error), advice("serve")
         ) from error
-    sock = server.bound(host, port)  # refused before a model is loaded
-    graph = load_graph(target)
-    try:
-        service = Service(graph, Limits(max_ongoing_requests, body, timeout))
-        shown = f"[{host}]" if ":" in host else host
-        _say(f"{graph.name} is served at http://{shown}:{sock.getsockname()[1]}  (Ctrl-C stops it)")
-        is_clean = server.serve(service, sock, shutdown_seconds=shutdown_timeout)
-        error = service.error
-    except DfException as error:
-        raise UsageError(f"{target} cannot be served: {error.message}.") from error
-    finally:
-        graph.close()
-        sock.close()
-    if error is not None:
-        raise typer.Exit(_failed(error))
+    with server.bound(host, port) as sock:  # refused before a model is loaded
+        graph = load_graph(target)
+        try:
+            service = Service(graph, Limits(max_ongoing_requests, body, timeout))
+            shown = f"[{host}]" if ":" in host else host
+            _say(f"{graph.name} is served at http://{shown}:{sock.getsockname()[1]}  (Ctrl-C stops it)")
+            is_clean = server.serve(service, sock, shutdown_seconds=shutdown_timeout)
+            failure = service.error
+        except DfException as error:
+            raise UsageError(f"{target} cannot be served: {error.message}.") from error
+        finally:
+            graph.close()
+    if failure is not None:
+        _say(f"the graph cannot go on: {failure}")
+        raise typer.Exit(1)
     _say("stopped" if is_clean else "stopped before all requests were answered")
     raise typer.Exit(int(not is_clean))
 
@@ -132,11 +132,6 @@ def _module(path: Path) -> object:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _failed(error: BaseException) -> int:
-    _say(f"the graph cannot go on: {error}")
-    return 1
 
 
 def _say(text: str) -> None:
