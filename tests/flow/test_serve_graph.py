@@ -146,6 +146,16 @@ def test_instances_share_the_inputs_and_one_that_dies_is_reported(capfd):
         assert outcome(graph.submit({data: 1}))[0]["value"] == 1
 
 
+def test_a_graph_that_cannot_go_on_fails_its_futures():
+    """They hung for ever."""
+    data, graph = chain(stages.Slow.fnode(0.1).set_instances(1), restarts=0)
+    with graph:
+        futures = [graph.submit({data: "die" if each == 0 else each}) for each in range(4)]
+        found = [outcome(each) for each in futures]
+        assert all("has ended" in str(each) for each in found), found
+        assert "has ended" in str(graph.error)
+
+
 def test_the_number_of_instances_of_a_node_and_of_the_deploy_file(tmp_path):
     node = stages.plus.fnode().set_instances(3)
     data = df.FlowData()

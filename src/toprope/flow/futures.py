@@ -197,7 +197,7 @@ class Futures:
     def _collect(self) -> None:
         while not self._closed:
             fetched = self._runner.fetch(None, _TURN_MS, aligned=False)
-            if fetched.messages or fetched.errors or fetched.head.transaction_id:
+            if fetched.messages or fetched.head.transaction_id:
                 messages = [fetched.messages[place] for place in self._plan.order] if fetched.messages else []
                 self._take(self._decode(messages, fetched), fetched.head.flags)
             elif fetched.code == FAILED:

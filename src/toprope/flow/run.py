@@ -148,6 +148,8 @@ class Runner:
             ids = {input: self._next_id(input, message) for input, message in values.items()}
             if any(id is None for id in ids.values()):
                 return PARAM_INVALID
+            if self._options.replies:
+                ids = self._with_room(ids)  # type: ignore[arg-type]
             links = [(input, self._chosen(input, ids[input])) for input in values]  # type: ignore[arg-type]
             for _, row in links:
                 for link in row:
@@ -173,6 +175,15 @@ class Runner:
         if wanted and self._options.n_mapping:
             return wanted if last <= wanted < _LARGEST_ID else None
         return last + 1
+
+    def _with_room(self, ids: dict[int, int]) -> dict[int, int | None]:
+        """Leave out numbers whose instance has no room now, such as one that is being started again."""
+        most = max(len(row) for routes in self._links for row in routes)
+        for skipped in range(most):
+            found: dict[int, int | None] = {input: id + skipped for input, id in ids.items()}
+            if all(link.is_free() for input in ids for link in self._chosen(input, ids[input] + skipped)):
+                return found
+        return dict(ids)
 
     def _chosen(self, input: int, id: int) -> list[OutLink]:
         return [row[(id - 1) % len(row)] for row in self._links[input]]
