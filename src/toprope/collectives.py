@@ -29,7 +29,7 @@ class Minimum:
 
 @cache
 def collective_kind(name: str) -> str:
-    """Which collective a name speaks of: "allreduce" for "hcom_allReduce__606_0_1"; empty where it is not known."""
+    """The collective that a name means: "allreduce" for "hcom_allReduce__606_0_1"; empty where it is not known."""
     letters = "".join(letter for letter in name.casefold() if letter.isalpha())
     return next((kind for kind in _read()["kinds"] if kind in letters), "")
 

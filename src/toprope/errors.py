@@ -252,7 +252,7 @@ class TierCapacityError(EnvironmentProblem):
 
 
 class TierError(EnvironmentProblem):
-    """What lies in a tier, such as weights on a disk, cannot be moved."""
+    """The content of a tier, such as weights on a disk, cannot be moved."""
 
 
 class TierAbsentError(TierError):
@@ -346,7 +346,7 @@ class EditCancelled(EditError):
 
 
 class EditGuardError(EditError):
-    """What the model computed is no picture: numbers that are not finite, or black from an input that is not."""
+    """The result of the model is no picture: numbers that are not finite, or black from an input that is not."""
 
     page = "edit-guard"
 

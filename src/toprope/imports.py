@@ -17,7 +17,7 @@ __all__ = ["ImportHook", "after_import"]
 class ImportHook:
     """Finds modules where the other finders of sys.meta_path find them, with a loader that acts at their import.
 
-    To whoever asks afterwards, a module looks as if nobody had been there: its loader is its own.
+    Afterwards a module looks as if nobody had been there: its loader is its own.
 
     Args:
         names: full names of the modules.

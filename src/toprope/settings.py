@@ -30,10 +30,10 @@ _VERSION = re.compile(r"[0-9]{1,4}(\.[A-Za-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Settings:
-    """What toprope was told, each value with where it came from. Made by `Settings.load`."""
+    """Settings of toprope, each value with its origin. Made by `Settings.load`."""
 
     device: str | None = None
-    """Where programs run: a kind ("auto", "npu", "sim", "cuda", "cpu"), with or without an index; None: not chosen."""
+    """Device of programs: a kind ("auto", "npu", "sim", "cuda", "cpu"), with or without an index; None: not chosen."""
 
     sim: str | None = None
     """The simulated card, as text for toprope.sim ("910B3x2,hbm=256MB"); None: there is none."""
@@ -45,13 +45,13 @@ class Settings:
     """Lowest level that the logger "toprope" lets through: DEBUG, INFO, WARNING, ERROR or CRITICAL; see `apply_log`."""
 
     fallback: bool = False
-    """Whether less than what was asked for is acceptable (CPU instead of a card); otherwise it is an error."""
+    """True if less is acceptable than was asked for (CPU instead of a card); otherwise it is an error."""
 
     cann: str = "9.0.0"
     """Version of CANN whose rules the simulated card keeps where versions differ, such as "8.5.0"."""
 
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Where each value came from: "argument", "environment variable NAME", a pyproject.toml's path or "default"."""
+    """Origin of each value: "argument", "environment variable NAME", a pyproject.toml's path or "default"."""
 
     @classmethod
     def load(
@@ -176,7 +176,7 @@ def _read_version(value: object, source: str, _folder: Path) -> str:
 
 class _Known(NamedTuple):
     variable: str
-    read: Callable[[object, str, Path], Any]  # (value, where it stands, folder that relative paths count from)
+    read: Callable[[object, str, Path], Any]  # (value, its place, folder that relative paths count from)
 
 
 _KNOWN = {
@@ -247,7 +247,7 @@ def _table_of(file: Path) -> Mapping[str, object] | None:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{file} cannot be read: {error}.", do="mend the file or its permissions") from None
+        raise SettingError(f"{file} cannot be read: {error}.", do="fix the file or its permissions") from None
     if "toprope" not in text:  # spares a foreign project the parser, and us its mistakes
         return None
     import tomllib
@@ -255,7 +255,7 @@ def _table_of(file: Path) -> Mapping[str, object] | None:
     try:
         tool = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{file} is not valid TOML: {error}.", do="mend the file") from None
+        raise SettingError(f"{file} is not valid TOML: {error}.", do="fix the file") from None
     table = tool.get("toprope") if isinstance(tool, dict) else None
     if table is None:
         return None

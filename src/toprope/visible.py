@@ -1,4 +1,4 @@
-"""Which cards a process sees, by the vendors' rules, why it sees no more, and under which numbers.
+"""Cards that a process sees, by the vendors' rules, under which numbers, and why no more.
 
 A card has up to three numbers. `physical`: the machine's, as in /dev/davinci5. `visible`: the one that the mask
 ASCEND_RT_VISIBLE_DEVICES counts, from 0 over the cards of the machine or of the container. `logical`: the process's
@@ -36,7 +36,7 @@ VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 """The variable of the vendor's runtime; it is read when a process first touches a card, and never again."""
 
 CONTAINER_VARIABLE = "ASCEND_VISIBLE_DEVICES"
-"""Which cards a container is granted, by the machine's numbers; read by Ascend's container runtime, not by CANN."""
+"""Cards that a container is granted, by the machine's numbers; read by Ascend's container runtime, not by CANN."""
 
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """NVIDIA's variable; unlike the vendor's of Ascend it may list cards in any order, and by UUID."""
@@ -44,7 +44,7 @@ CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Visible:
-    """What a mask shows.
+    """The cards that a mask shows.
 
     Attributes:
         cards: numbers of the machine's cards in the order of the process: npu:0 is the first.
@@ -221,7 +221,7 @@ def granted_cards(granted: str) -> Visible:
 
 
 def explain_grant(mask: str | None, granted: str | None, nodes: Sequence[int]) -> str:
-    """What is wrong between what a container was granted and what its programs open; "" where nothing is.
+    """The difference between the cards that a container was granted and those its programs open; "" for none.
 
     Args:
         mask: ASCEND_RT_VISIBLE_DEVICES; None where it is not set.

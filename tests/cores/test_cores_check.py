@@ -248,7 +248,7 @@ def _holds(program, result):
     disciplines = Discipline if fix.by_sums else [result.discipline]
     for discipline in disciplines:
         limited = with_limit(program, fix.op, (fix.cube, fix.vector))
-        assert check(limited, discipline=discipline, seconds=60, findings=False, beside=False).verdict is SAFE
+        assert check(limited, discipline=discipline, seconds=60, findings=False, further=False).verdict is SAFE
     if fix.exact_vector is not None:
         larger = with_limit(program, fix.op, (fix.exact_cube, fix.exact_vector))
         assert check(larger, discipline=result.discipline, seconds=60, findings=False).verdict is SAFE

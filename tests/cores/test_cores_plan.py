@@ -137,7 +137,7 @@ def test_times_that_grow_with_cores_are_said_and_used_at_their_best():
     found = plan([demand("odd", *vector(Times((9.0, 4.0, 7.0, 5.0))))], CARD)
     assert found.limits[0].vector == 2
     assert found.makespan == 4.0
-    assert found.notes == ("the times of odd grow with more cores in places: the best of up to so many is taken",)
+    assert found.notes == ("the times of odd grow with more cores in places: the best time up to each number is taken",)
     assert plan([demand("even", *vector(Times((9.0, 4.0, 4.0))))], CARD).notes == ()
 
 
@@ -339,7 +339,7 @@ def test_a_planned_program_never_waits_for_cores(program, condition, seed):
         return
     after = limited(program, found)
     for discipline in Discipline:
-        assert check(after, discipline=discipline, beside=False).verdict is Verdict.SAFE
+        assert check(after, discipline=discipline, further=False).verdict is Verdict.SAFE
     assert furthest(Graph.of(after)) == tuple(len(stream.ops) for stream in after.streams)
     if found.method == "S1":
         assert all(bound.fits for bound in largest_of_streams(after))

@@ -53,7 +53,7 @@ def best_by_trying(program, most):
     found = []
     for cores in itertools.product(range(1, most + 1), repeat=len(names)):
         limits = {name: (0, count) for name, count in zip(names, cores, strict=True)}
-        if check(limited(program, limits), findings=False, beside=False).verdict is Verdict.SAFE:
+        if check(limited(program, limits), findings=False, further=False).verdict is Verdict.SAFE:
             found.append(makespan(program, limits))
     return min(found)
 
@@ -69,7 +69,7 @@ def test_the_figure_runs_on_more_cores_than_the_sums_allow():
     assert exact.notes[-2].startswith("the streams can ask for 7 of 6 vector cores of card 0")
     after = limited(figure(), exact)
     for discipline in Discipline:
-        assert check(after, discipline=discipline, beside=False).verdict is Verdict.SAFE
+        assert check(after, discipline=discipline, further=False).verdict is Verdict.SAFE
         assert hunt(after, discipline, range(50)) is None
 
 
@@ -109,7 +109,7 @@ def test_it_is_the_best_of_all_limits(program):
     # To the thousandth of a microsecond that the solver counts in, for each operator of a chain.
     assert exact.makespan == pytest.approx(best_by_trying(program, 4), abs=0.02)
     for discipline in Discipline:
-        assert check(limited(program, exact), discipline=discipline, beside=False).verdict is Verdict.SAFE
+        assert check(limited(program, exact), discipline=discipline, further=False).verdict is Verdict.SAFE
 
 
 @needs_ortools
@@ -123,7 +123,7 @@ def test_where_operators_use_both_kinds_of_core_d1_is_checked_as_well():
     assert (found.makespan, plan_by_sums(program).makespan) == (10.0, 20.0)
     assert [line.split(":")[0] for line in found.proof] == ["safe under D0", "safe under D1"]
     for discipline in Discipline:
-        assert check(limited(program, found), discipline=discipline, beside=False).verdict is Verdict.SAFE
+        assert check(limited(program, found), discipline=discipline, further=False).verdict is Verdict.SAFE
 
 
 @needs_ortools

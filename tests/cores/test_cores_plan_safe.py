@@ -1,5 +1,9 @@
 """Plans that limit only what must be limited, held to exhaustive search."""
 
+import itertools
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given, reject
 
@@ -7,8 +11,10 @@ from cores_exhaustive import TooMany, deadlocks
 from cores_programs import elastic, local, member, on, programs
 from toprope.cores import Card, Discipline, Op, Program, Stream, check, limited, plan_by_sums, plan_exact, plan_program
 from toprope.cores.plan_program import Sources, stream_names
+from toprope.cores.record import read
 from toprope.errors import PlanError
 
+FIGURE = Path(__file__).resolve().parents[2] / "examples" / "cores" / "figure.json"
 CARD = {"0": (24, 48)}
 
 
@@ -121,3 +127,12 @@ def test_streams_of_cards_that_lack_a_kind_of_core_were_refused():
     found = plan_program(program)
     assert sorted(each.cube for each in found.limits) == [12, 13]
     assert check(limited(program, found)).verdict == "safe"
+
+
+def test_a_plan_is_the_same_on_a_machine_that_has_no_time_for_it(monkeypatch):
+    """It was not: a search ended 2 s after it began, though others had the processor meanwhile."""
+    program = read(FIGURE)
+    idle, (clock, real) = plan_program(program), (itertools.count(step=100), time.monotonic)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + next(clock))
+    assert plan_program(program) == idle
+    assert idle.method == "exact"

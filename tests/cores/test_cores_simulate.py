@@ -108,7 +108,7 @@ def test_a_run_ends_stuck_or_with_everything_done(program, discipline, seed):
 @given(programs(), st.sampled_from(DISCIPLINES), st.integers(0, 2**32))
 def test_the_checker_agrees_with_what_runs(program, discipline, seed):
     found = hunt(program, discipline, range(seed, seed + 10))
-    verdict = check(program, discipline=discipline, findings=False, beside=False).verdict
+    verdict = check(program, discipline=discipline, findings=False, further=False).verdict
     if found is not None:
         assert verdict is Verdict.DEADLOCK
 

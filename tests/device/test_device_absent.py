@@ -131,7 +131,7 @@ def test_a_torch_that_is_itself_broken_was_told_to_leave_out_other_backends(tmp_
     install(tmp_path, "torch", f"raise OSError({MISSING.replace('hccl', 'torch_cpu')!r})")
     kind, what, _, do = told(ERROR.format(name="cpu"), tmp_path, by=run_anew)
     assert (kind, what) == ("DeviceBrokenError", "torch cannot be imported: libtorch_cpu.so is missing.")
-    assert do == "install torch anew"
+    assert do == "install torch again"
 
 
 def test_torch_npu_is_imported_where_torch_was_told_not_to(tmp_path):

@@ -154,6 +154,6 @@ def test_other_reasons_are_one_line():
     assert missing_library(error) == ""
     assert reason(error) == "RuntimeError: Two accelerators cannot be used at the same time"
     assert reason(ImportError()) == "ImportError"
-    assert advice(error) == "see `toprope doctor`, or mend or remove the package that fails"
+    assert advice(error) == "see `toprope doctor`, or fix or remove the package that fails"
     both = RuntimeError("aclInit, error code is 507008\n[ERROR] 2026-11-28 (PID:1) ERR00100 PTA call acl api failed")
     assert advice(both) == "see `toprope doctor 507008`"

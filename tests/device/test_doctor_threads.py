@@ -79,7 +79,7 @@ def test_thread_1_libhccl_is_missing_because_canns_environment_is_not_loaded(doc
     assert "libhccl.so is missing" in found["cann-not-loaded"]["what"]
     assert found["cann-not-loaded"]["do"] == [f"source {set_env}"]
     assert "Failed to load the backend extension: torch_npu" in found["import-torch"]["looked_at"]
-    assert found["import-torch"]["do"] == ["until it is mended: export TORCH_DEVICE_BACKEND_AUTOLOAD=0"]
+    assert found["import-torch"]["do"] == ["until it is fixed: export TORCH_DEVICE_BACKEND_AUTOLOAD=0"]
     assert [each.code for each in in_text("RuntimeError: Failed to infer device type")] == ["infer-device"]
 
 

@@ -41,7 +41,7 @@ def test_doctor_survives_it_names_the_library_and_says_how_to_mend_it(variables:
     assert "libhccl.so is missing" in found["no-cann"]["what"]
     assert "set_env.sh" in found["no-cann"]["do"][0]
     assert "pip uninstall torch-npu" in found["no-cann"]["do"][1]
-    assert found["import-torch"]["do"] == ["until it is mended: export TORCH_DEVICE_BACKEND_AUTOLOAD=0"]
+    assert found["import-torch"]["do"] == ["until it is fixed: export TORCH_DEVICE_BACKEND_AUTOLOAD=0"]
     assert answer["dtypes"]["cpu"]["float32"] == "ok"  # it runs on the CPU
     assert answer["facts"]["packages"]["torch-npu"].startswith("2.")
 
@@ -91,5 +91,5 @@ def test_the_switch_acts_in_the_probes_alone(variables: dict[str, str]) -> None:
 def test_beside_a_simulated_card_the_real_one_stands_aside(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "run", "--quiet", "--chip", "910B3", "-m", "toprope", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "here the simulated card stands in its place" in done.stdout
+    assert "here the simulated card takes its place" in done.stdout
     assert "npu:0: Ascend910B3 (simulated)" in done.stdout

@@ -225,8 +225,6 @@ def case_errors() -> None:
             call()
     with pytest.raises(RuntimeError, match="Unsupported data type for HCCL process group"):
         dist.all_reduce(torch.ones(2).to(torch.uint16).npu())
-    with pytest.raises(RuntimeError, match=r"Cannot use ReduceOp\.PREMUL_SUM with HCCL"):
-        dist.all_reduce(here(), dist._make_nccl_premul_sum(0.5))
     with pytest.raises(RuntimeError, match="expected length 2, got 1"):
         dist.all_gather([blank()], here())
     with pytest.raises(RuntimeError, match=r"Incorrect input list size 1\. Input list size should be 2"):

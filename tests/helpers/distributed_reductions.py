@@ -107,3 +107,21 @@ def case_reduce_scatter_coalesced() -> None:
     manager.wait()
     same(outputs[0], reduced(ReduceOp.SUM, torch.float32, (4, 3)).chunk(2)[RANK])
     same(outputs[1], reduced(ReduceOp.SUM, torch.int16, (2,)).chunk(2)[RANK])
+
+
+def case_sum_of_products() -> None:
+    """A gradient divide factor of one's own in fully_shard asks for it; it was refused for want of the factor."""
+    for factor in (0.25, torch.tensor([0.25])):
+        operation = torch._C._distributed_c10d._make_nccl_premul_sum(factor)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            tensor = here(dtype)
+            dist.all_reduce(tensor, operation)
+            same(tensor, (made(0, dtype) * 0.25 + made(1, dtype) * 0.25).to(dtype))
+            output, source = blank(dtype), torch.cat([here(dtype, salt=rank) for rank in BOTH])
+            dist.reduce_scatter_tensor(output, source, operation)
+            same(output, (made(0, dtype, salt=RANK) * 0.25 + made(1, dtype, salt=RANK) * 0.25).to(dtype))
+            parts = [here(dtype, salt=rank) for rank in BOTH]
+            dist.reduce_scatter(blank(dtype), parts, operation)
+            same(parts[RANK], made(RANK, dtype, salt=RANK))
+    with pytest.raises(RuntimeError, match="PreMulSum Data type must be half, float, bfloat16 or double"):
+        dist.all_reduce(here(torch.int32), operation)

@@ -200,6 +200,37 @@ def case_fully_sharded() -> None:
         torch.testing.assert_close(parameter.full_tensor().cpu(), expected[name].cpu(), rtol=1e-5, atol=1e-5)
 
 
+def case_fully_sharded_with_a_divide_factor_of_its_own() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model, expected = network(), network()
+    fully_shard(model)
+    model.set_gradient_divide_factor(4.0)
+    nn.functional.mse_loss(*_both(model, my_part(0))).backward()
+    nn.functional.mse_loss(*_both(expected, joint_batch(0))).backward()
+    for got, wanted in zip(model.parameters(), expected.parameters(), strict=True):  # two processes: half of the mean
+        torch.testing.assert_close(got.grad.full_tensor().cpu(), wanted.grad.cpu() / 2, rtol=1e-5, atol=1e-6)
+
+
+def case_fully_sharded_with_a_gradient_scaler() -> None:
+    """torch's scaler is for cuda unless a device is named; it warned, and scaled nothing."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model, scaler = network(), ShardedGradScaler(init_scale=2.0**8, growth_interval=1)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = model.first.weight.full_tensor()
+    for factor, scale in ((1.0, 512.0), (float("inf") if RANK else 1.0, 256.0)):
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(*_both(model, my_part(0))) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == scale
+        assert not torch.equal(model.first.weight.full_tensor(), before)
+    assert model.first.weight.full_tensor().isfinite().all()  # the step with inf in one process was left out by both
+
+
 def case_fully_sharded_in_bfloat16() -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -1,4 +1,4 @@
-"""What Ascend chips are: memory, cores, dtypes, bandwidth; every figure with the public source it was read from.
+"""Data on Ascend chips: memory, cores, dtypes, bandwidth; every figure with the public source it was read from.
 
 Data in TOML, one file per chip family; nothing here imports torch, and the files are read when a chip is first asked
 for. `python -m toprope.chips` prints the table.

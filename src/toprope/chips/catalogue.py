@@ -87,7 +87,7 @@ def _shipped() -> Catalogue:
 
 
 def load(folder: Path) -> Catalogue:
-    """Read sources.toml and the families beside it.
+    """Read sources.toml and the families next to it.
 
     Raises:
         ChipDataError: a file is not TOML, or a figure has no source, no value of its kind, or an unknown name.
@@ -107,7 +107,7 @@ def _with_aliases(chip: Chip) -> str:
 
 
 def _key(name: str) -> str:
-    """What is left of a name when case, spaces, "-", "_" and the prefix "Ascend" do not count."""
+    """A name without case, spaces, "-", "_" and the prefix "Ascend"."""
     key = "".join(letter for letter in name.casefold() if letter not in " -_\t\r\n")
     return key.removeprefix("ascend")
 

@@ -22,7 +22,7 @@ class Source:
 
     url: str
     what: str
-    """What it is, and how far it can be trusted where that is not plain."""
+    """A description, and how far the source can be trusted where that is not plain."""
 
     read: str
     """The day it was read, as YYYY-MM-DD."""
@@ -37,7 +37,7 @@ class Figure:
     """At least one; several when they agree."""
 
     note: str = ""
-    """What a reader must know of it, such as "about" or that another source disagrees."""
+    """A remark that a reader needs, such as "about" or that another source disagrees."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Chip:
     family: str
     aliases: tuple[str, ...] = ()
     soc_name: str | None = None
-    """What torch.npu.get_device_name() returns: "Ascend910B3"."""
+    """The answer of torch.npu.get_device_name(): "Ascend910B3"."""
 
     npu_smi_name: str | None = None
-    """What npu-smi prints as the chip's name: "910B3"; all dies of the 910C are "Ascend910" there."""
+    """The chip's name in npu-smi: "910B3"; all dies of the 910C are "Ascend910" there."""
 
     soc_version: int | None = None
     """The number of the chip in torch_npu's enum SocVersion."""
@@ -65,7 +65,7 @@ class Chip:
     """Device memory in MiB (2^20 bytes); a "64 GB" card has 65536. On the 310P it is DDR."""
 
     hbm_usable_mib: int | None = None
-    """What the driver leaves of it to programs, in MiB."""
+    """The part that the driver leaves to programs, in MiB."""
 
     core_structure: str | None = None
     """ "split": cube and vector cores are separate. "unified": an AI Core has both units, and is counted as a cube."""
@@ -74,7 +74,7 @@ class Chip:
     """Cube cores; AI Cores where they are unified."""
 
     vector_cores: int | None = None
-    """Vector cores; where AI Cores are unified, those beside them (0 on the 910A)."""
+    """Vector cores; where AI Cores are unified, those in addition to them (0 on the 910A)."""
 
     l2_mib: int | None = None
     memory_gb_per_s: float | None = None
@@ -123,7 +123,7 @@ class Chip:
         return tuple(each for each in NEEDED if getattr(self, each) is None)
 
     def supports(self, dtype: str) -> bool | None:
-        """Whether the chip computes with a dtype ("bfloat16", "torch.bfloat16"); None when no source says."""
+        """True if the chip computes with a dtype ("bfloat16", "torch.bfloat16"); None when no source says."""
         return None if self.dtypes is None else dtype.removeprefix("torch.") in self.dtypes
 
     def figure(self, name: str) -> Figure | None:

@@ -24,7 +24,7 @@ def markdown(chips: Sequence[Chip]) -> str:
 
 
 def renewed(page: str, chips: Sequence[Chip]) -> str:
-    """The page with the part between its two marks written anew.
+    """The page with the part between its two marks written again.
 
     Raises:
         ValueError: the page has no marks.

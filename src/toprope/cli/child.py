@@ -127,7 +127,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program with this process's input and output, and wait for it.
 
     SIGTERM and SIGHUP are handed on to it. Ctrl-C and Ctrl-\\ reach it from the terminal, and it decides what they
-    mean: here they are not heeded while it runs.
+    mean: they do nothing here while it runs.
 
     Returns:
         Its exit status; the negative number of the signal that killed it.
@@ -147,7 +147,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     def leave(number: int, frame: FrameType | None) -> None:
         """Do nothing; unlike SIG_IGN a function is not inherited by the program."""
 
-    # what this process was told to ignore (nohup) the program ignores too
+    # signals that this process ignores (nohup) the program ignores too
     handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_LEFT_TO_CHILD, leave)
     before = {
         number: signal.signal(number, handler)

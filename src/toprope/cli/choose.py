@@ -1,4 +1,4 @@
-"""Which card a program is to have: what was asked for, weighed against what the machine has."""
+"""Choice of a program's card: the wish, compared with what the machine has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Asked(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """What a search for a real card found.
+    """The result of a search for a real card.
 
     Attributes:
         state: "works"; "no card" (torch_npu loads and sees none); "broken" (installed, cannot be used);

@@ -38,7 +38,7 @@ class Found:
 
 
 def look_up(words: Sequence[str]) -> list[Found]:
-    """What is known of codes, of lines and of logs; of everything without any.
+    """Explain codes, lines and logs; without any, everything that is known.
 
     Raises:
         UsageError: a word is no code, no file, and no line of a log that is known here.
@@ -77,7 +77,7 @@ def _in_log(log: str, name: str) -> list[Found]:
 
 
 def text(found: Sequence[Found]) -> Group:
-    """What was found for a reader, a paragraph each."""
+    """The explanations for a reader, a paragraph each."""
     items: list[RenderableType] = []
     for each in found:
         items += ["", *_paragraph(each)] if items else _paragraph(each)

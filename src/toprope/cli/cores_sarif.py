@@ -1,4 +1,4 @@
-"""The result of a check of cores as SARIF 2.1.0, which CI systems show beside the code. Pure."""
+"""The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure."""
 
 from __future__ import annotations
 

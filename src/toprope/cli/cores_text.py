@@ -1,4 +1,4 @@
-"""What `toprope cores` prints: the verdict with its proof or its witness, findings, plans. Pure."""
+"""Output of `toprope cores`: the verdict with its proof or its witness, findings, plans. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["as_dict", "exit_status", "place", "plan_text", "program_text", "repo
 
 _RED, _GREEN, _YELLOW = "bold red", "bold green", "bold yellow"
 _CARDS = 4
-"""Cards whose waits are told one by one; of others only how many there are."""
+"""Cards whose waits are listed one by one; the others are counted."""
 
 _NAMES = 8
 """Operators that are named where their needs are assumed."""
@@ -155,7 +155,7 @@ def program_text(program: Program) -> str:
 
 
 def _moment(state: State) -> Iterator[RenderableType]:
-    """Who holds how much and waits for what, card by card; of many cards those in the cycle."""
+    """The cores that operators hold and wait for, card by card; of many cards those in the cycle."""
     program = state.program
     waits = list(state.waits())
     in_cycle = {program.card_of(id).name for id in state.cycle()}
@@ -257,7 +257,7 @@ def _finding(program: Program, finding: Finding) -> Iterator[RenderableType]:
 
 
 def place(program: Program, id: OpId) -> str:
-    """Where an operator was read: "figure.json: streams[0].ops[1]"."""
+    """The place in which an operator was read: "figure.json: streams[0].ops[1]"."""
     return program.op(id).source or f"streams[{id[0]}].ops[{id[1]}]"
 
 

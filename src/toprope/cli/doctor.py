@@ -64,16 +64,16 @@ def doctor(
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()
-    more, beside = {}, []
+    more, further = {}, []
     with Display() as display:
         display.stage(LOOKING)
         if images:
             from toprope.images import doctor as of_images
 
-            with of_images.Trial(wait=wait) as trial:  # beside the other processes
+            with of_images.Trial(wait=wait) as trial:  # at the same time as the other processes
                 facts = gather(wait=wait)
                 about = trial.facts()
-            more, beside = {"images": about.as_dict()}, of_images.rows(about)
+            more, further = {"images": about.as_dict()}, of_images.rows(about)
             findings = (*diagnose(facts), *of_images.diagnose(about))
         else:
             facts = gather(wait=wait)
@@ -81,7 +81,7 @@ def doctor(
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
     else:
-        show(report(facts, findings, beside=beside))
+        show(report(facts, findings, further=further))
     raise typer.Exit(int(any(finding.problem for finding in findings)))
 
 
@@ -161,7 +161,7 @@ class _Counted:
 
 
 def _log_on_stdin() -> bool:
-    """Whether a log was redirected to stdin: a file that was not read to its end, or a pipe with something in it."""
+    """True if a log was redirected to stdin: a file that was not read to its end, or a pipe with something in it."""
     try:
         number = sys.stdin.fileno()
         status = os.fstat(number)

@@ -1,4 +1,4 @@
-"""What `toprope doctor` and `toprope devices` print, made to be pasted into an issue. Pure."""
+"""Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ __all__ = [
 _MAIN = ("torch", "torch-npu")
 
 
-def report(facts: Facts, findings: Sequence[Finding], *, beside: Sequence[tuple[str, Sequence[str]]] = ()) -> Group:
+def report(facts: Facts, findings: Sequence[Finding], *, further: Sequence[tuple[str, Sequence[str]]] = ()) -> Group:
     """Everything that was found.
 
     Args:
         facts: what was looked at.
         findings: what is to be said about it.
-        beside: further rows: a label, and parts.
+        further: more rows: a label, and parts.
     """
     items = _row("found", _joined(_found(facts)))
-    libraries = [f"{name} {version}" for name, version in facts.packages.items() if name in _BESIDE]
+    libraries = [f"{name} {version}" for name, version in facts.packages.items() if name in _LIBRARIES]
     if libraries:
-        items += _row("beside", _joined(libraries))
+        items += _row("libraries", _joined(libraries))
     for finding in findings:
         items += _finding(finding)
     items += _row("devices", *_devices(facts))
     items += _tried(facts)
-    for label, parts in beside:
+    for label, parts in further:
         items += _row(label, _joined(parts) if len(parts) > 1 else parts[0])
     shown = (f"{name}={value}" for name, value in facts.environment.items() if name not in _PATHS)
     items += _row("variables", *map(unbroken, shown))
     return Group(*items, Text(verdict(findings), "bold"))
 
 
-_BESIDE = (
+_LIBRARIES = (
     "torchvision", "torchair", "triton", "triton-ascend", "transformers", "accelerate", "diffusers", "deepspeed",
     "vllm", "vllm-ascend", "mindspeed", "ray",
 )  # fmt: skip

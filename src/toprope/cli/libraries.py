@@ -1,4 +1,4 @@
-"""What libraries say about themselves while they are imported: not on the command line, unless it was asked for."""
+"""Messages of libraries while they are imported: not on the command line, unless it was asked for."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def answer(words: Sequence[str], machine: Machine) -> str:
-    """What npu-smi prints for this command.
+    """Output of npu-smi for this command.
 
     Raises:
         UsageError: the command, or what it names, is not there.

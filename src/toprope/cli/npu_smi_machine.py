@@ -23,7 +23,7 @@ class Layout(Enum):
 
 
 _SLOT = 32
-"""What the number of a 310P's NPU grows by from slot to slot, as on Atlas servers (0, 32, 96, 32768 are seen)."""
+"""Step of the numbers of 310P NPUs from slot to slot, as on Atlas servers (0, 32, 96, 32768 are seen)."""
 
 
 @dataclass(frozen=True)

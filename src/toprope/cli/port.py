@@ -22,7 +22,7 @@ __all__ = ["app"]
 
 
 class PortCommand(TyperCommand):
-    """Takes `--vendor` alone, too: its value, if there is one, stands behind "="."""
+    """Takes `--vendor` alone, too: its value, if there is one, comes after "="."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a `--vendor` without a value an empty one."""

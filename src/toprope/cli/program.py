@@ -1,4 +1,4 @@
-"""What PROGRAM of `toprope run` names: a Python file, `-m module`, or a command."""
+"""PROGRAM of `toprope run`: a Python file, `-m module`, or a command."""
 
 from __future__ import annotations
 

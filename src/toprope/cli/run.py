@@ -69,7 +69,7 @@ def run(
         Asked | None,
         typer.Option(
             help="auto: a real card, else the simulated one. npu: a real card or an error. sim: the simulated card "
-            "beside a real one. cuda, cpu: no simulated card. [default: auto]",
+            "even if there is a real one. cuda, cpu: no simulated card. [default: auto]",
         ),
     ] = None,
     chip: Annotated[
@@ -109,7 +109,7 @@ def run(
             "--check-cores",
             metavar="[=D0|D0b|D1|D2]",
             help="Then check whether its streams can deadlock for cores. The exit status is the program's if it is not "
-            "0, else that of toprope cores check --fail-on D0b, or the discipline given.",
+            "0, else as of toprope cores check --fail-on D0b, or the discipline given.",
         ),
     ] = None,
     written_for: Annotated[
@@ -162,7 +162,7 @@ def run(
     from toprope.tiers.modes.names import asked_for
 
     command = command_line(program)
-    asked_for(os.environ)  # what names no mode is told before anything starts
+    asked_for(os.environ)  # a value that names no mode is an error before anything starts
     begun = deployed.read()
     settings = Settings.load()
     choice = choose(

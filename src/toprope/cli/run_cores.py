@@ -20,10 +20,10 @@ _UNDECIDED = 3
 
 @dataclass(frozen=True)
 class CoresCheck:
-    """What the check of a run found.
+    """The result of the check of a run.
 
     Attributes:
-        exit_status: as that of `toprope cores check --fail-on`.
+        exit_status: as of `toprope cores check --fail-on`.
         text: for a reader.
         facts: the same as plain data.
     """

@@ -51,7 +51,7 @@ def cards_of(deployment: Deployment) -> str:
         if deployment.mode != "off":
             return f"{spec.count} simulated Ascend {spec.chip}, for programs under `toprope run`"
     handler = logging.StreamHandler()
-    logging.getLogger("toprope").addHandler(handler)  # what stands in the way is said
+    logging.getLogger("toprope").addHandler(handler)  # obstacles are reported
     try:
         found = Counter(f"{card.vendor}/{card.model}" for card in collect(deployment.mode, deployment.gpus))
     finally:
@@ -93,7 +93,7 @@ def _instances() -> Iterator[tuple[str, str]]:
 
 
 def _users(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Who holds memory of the simulated cards."""
+    """Processes that hold memory of the simulated cards."""
     from pathlib import Path
 
     from toprope.sim import cards

@@ -14,10 +14,10 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopping:
-    """A context in which signals are heeded at safe points, once `safely` was called; before, they end at once.
+    """A context in which signals take effect at safe points, once `safely` was called; before, they end at once.
 
     Args:
-        tell: told what the first signal does.
+        tell: gets a line on what the first signal does.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -31,19 +31,19 @@ class Stopping:
         self._safe = True
 
     def why(self) -> str:
-        """What asked for the end; empty while nothing did."""
+        """The signal that asked for the end; empty before one did."""
         return "" if self._number is None else _NAMES[signal.Signals(self._number)]
 
     @property
     def exit_status(self) -> int:
-        """What shells expect of a program that a signal ended."""
+        """The status that shells expect of a program that a signal ended."""
         return 128 + (self._number or signal.SIGINT)
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in _NAMES:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                    self._before[number] = signal.signal(number, self._heed)
+                    self._before[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(
@@ -52,7 +52,7 @@ class Stopping:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _heed(self, number: int, frame: FrameType | None) -> None:
+    def _received(self, number: int, frame: FrameType | None) -> None:
         first, self._number = self._number is None, number
         if not self._safe or not first:
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ __all__ = ["TraceFile", "check", "write"]
 
 @dataclass(frozen=True)
 class TraceFile:
-    """What became of the trace of a run.
+    """The outcome for the trace of a run.
 
     Attributes:
         path: the file, as the user named it.

@@ -1,4 +1,4 @@
-"""What the vendor's error codes and messages mean: usual causes, what to try, and the public sources of it.
+"""Meaning of the vendor's error codes and messages: usual causes, what to try, and the public sources of it.
 
 Data in TOML; nothing here imports torch, and the files are read when a code is first asked for.
 """

@@ -86,7 +86,7 @@ def owners() -> tuple[Owner, ...]:
 
 
 def explain(code: str) -> Explanation:
-    """What a code means.
+    """The meaning of a code.
 
     Args:
         code: "507034", "EZ1001", "ERR00100", "0x7020010"; case does not count.

@@ -312,7 +312,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _said(line: str, begin: int, end: int) -> bool:
-    """Whether a number is said to be a code by the text before it, or is all of its line."""
+    """True if the text before a number says that it is a code, or the number is all of its line."""
     return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
 
 

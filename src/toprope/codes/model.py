@@ -1,4 +1,4 @@
-"""What is known of a code."""
+"""The facts known of a code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a code or a message means.
+    """The meaning of a code or a message.
 
     Attributes:
         code: the code as the vendor writes it; for a message without a code, our short name of it.

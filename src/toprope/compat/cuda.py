@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTE", "install", "install_for_run"]
 
 NOTE = "torch.cuda was redefined in the program's processes (--from cuda, --trace-cuda): a first look, no port"
-"""What the report says about such a run."""
+"""Text of the report about such a run."""
 
 _TABLE = """
     is_available device_count current_device synchronize init is_initialized ipc_collect empty_cache set_device

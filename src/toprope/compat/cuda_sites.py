@@ -73,7 +73,7 @@ class Log:
 
 
 def merge(folder: Path) -> dict[str, Any]:
-    """What all processes of a run have seen: the same place once."""
+    """The places that all processes of a run have seen, each once."""
     sites: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.cuda.json")):
         for each in json.loads(path.read_text(encoding="utf-8")):
@@ -107,5 +107,5 @@ def _program(frame: FrameType | None, direct: bool) -> Iterator[tuple[str, int, 
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether torch or toprope itself is at work in a frame."""
+    """True if torch or toprope itself is at work in a frame."""
     return frame.f_code.co_filename.startswith(_ours())

@@ -21,7 +21,7 @@ _utils: Any = torch._utils
 
 
 def on_cards() -> bool:
-    """Whether the devices that numbers stand for in torch.nn.parallel are cards without functions of their own."""
+    """True if the devices that numbers stand for in torch.nn.parallel are cards without functions of their own."""
     return bool(_utils._get_available_device_type() == "npu") and not hasattr(torch._C, "_scatter")
 
 

@@ -192,7 +192,7 @@ def auto_dtype() -> torch.dtype:
 
 
 def _nothing(preferred_device: Any) -> bool:
-    """Whether nothing was asked for; programs hand on a variable that may be empty."""
+    """True if nothing was asked for; programs hand on a variable that may be empty."""
     return preferred_device is None or (isinstance(preferred_device, str) and not preferred_device.strip())
 
 

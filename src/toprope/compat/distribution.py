@@ -30,7 +30,7 @@ class FacadeDistribution(Distribution):
         return self._files.get(str(filename))
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Where a file of the distribution lies."""
+        """Path of a file of the distribution."""
         return self._path.parent / path
 
 
@@ -51,7 +51,7 @@ def distribution(facade: str, path: str, name: str, version_from: str) -> Facade
 
 
 def same_name(one: str, other: str) -> bool:
-    """Whether two names of distributions are the same by the packaging rules: "Torch_NPU" and "torch-npu" are."""
+    """True if two names of distributions are the same by the packaging rules: "Torch_NPU" and "torch-npu" are."""
     return _normal(one) == _normal(other)
 
 

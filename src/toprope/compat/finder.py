@@ -1,7 +1,7 @@
 """The finders on sys.meta_path that make foreign module names importable.
 
-A facade is a file or folder of this folder that is importable under a foreign name. `FacadeFinder` stands at the end
-of sys.meta_path, so a real package always wins. In a process that is to have the simulated card, `CardFinder` stands
+A facade is a file or folder of this folder that is importable under a foreign name. `FacadeFinder` is at the end
+of sys.meta_path, so a real package always wins. In a process that is to have the simulated card, `CardFinder` is
 in front, for two names only: a real torch_npu and the simulated card cannot live in one process.
 
 This file is read at the start of every Python process of a run: it imports nothing but the import system.
@@ -60,7 +60,7 @@ class Facade:
         self.version_from = version_from
 
     def spec(self) -> ModuleSpec | None:
-        """What the import system needs to load it; None when its code is not there."""
+        """The spec with which the import system loads it; None when its code is not there."""
         folder = os.path.isdir(self.path)
         code = os.path.join(self.path, "__init__.py") if folder else self.path
         if not os.path.isfile(code):
@@ -73,7 +73,7 @@ class Facade:
         )
 
     def is_loaded(self) -> bool:
-        """Whether the module of this name in this process is the facade and not a real package."""
+        """True if the module of this name in this process is the facade and not a real package."""
         spec = getattr(sys.modules.get(self.name), "__spec__", None)
         return spec is not None and (spec.origin or "").startswith(self.path)
 
@@ -89,7 +89,7 @@ FACADES: dict[str, Facade] = {
         Facade("dataflow", "dataflow"),
     )
 }
-"""Every facade by its foreign name. A new one is one line here and its file or folder beside this file."""
+"""Every facade by its foreign name. A new one is one line here and its file or folder next to this file."""
 
 
 class FacadeFinder:
@@ -137,7 +137,7 @@ _OURS = (FacadeFinder, CardFinder, ParallelFinder, TorchFinder)
 
 
 def real_spec(name: str) -> ModuleSpec | None:
-    """Where a real package of this top-level name is installed; None when there is none. Imports nothing."""
+    """Path of an installed real package of this top-level name; None when there is none. Imports nothing."""
     return _first_spec(name, (finder for finder in sys.meta_path if not isinstance(finder, _OURS)))
 
 
@@ -231,7 +231,7 @@ def _distributions(facades: Iterable[Facade], context: DistributionFinder.Contex
 
 
 def _asked_by_import() -> bool:
-    """Whether the finder was asked by an import and not by importlib.util.find_spec, which wants None, no error.
+    """True if an import asked the finder, and not importlib.util.find_spec, which wants None, no error.
 
     The import system offers no other place to say why a submodule is not there. Where the frames look different, the
     answer is no, and Python's own message is shown.

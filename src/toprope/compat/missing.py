@@ -52,7 +52,7 @@ def of_the_real_one(name: str) -> str:
 
 
 def _operator(name: str) -> str:
-    """Where the vendor describes an operator, and what replaces it if it is deprecated; "" for any other name."""
+    """The vendor's page of an operator, and its replacement if it is deprecated; "" for any other name."""
     table = npu_operators()
     schema = next((table[space][name] for space in ("npu", "atb") if name in table[space]), "")
     if not schema:

@@ -1,4 +1,4 @@
-"""What the report of a run has to say about the program beyond figures: one file each in the run's folder."""
+"""Remarks of a run's report on the program, other than figures: one file each in the run's folder."""
 
 from __future__ import annotations
 

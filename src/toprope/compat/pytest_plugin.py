@@ -31,7 +31,7 @@ _before = pytest.StashKey[dict[str, str | None]]()
 
 @dataclass(frozen=True)
 class Npu:
-    """What the fixture `npu` gives to a test.
+    """The value of the fixture `npu`.
 
     Attributes:
         device: the device to put tensors on: "npu:0".
@@ -117,7 +117,7 @@ def _simulate(config: pytest.Config, text: str) -> None:
 
     from toprope.sim.spec import SimSpec
 
-    # who names a simulated card wants it beside a real torch_npu too
+    # a simulated card that was named is wanted even if there is a real torch_npu
     spec = replace(SimSpec.parse(text), force=True)
     spec.capacity  # noqa: B018  raises where no public figure is known and none was given
     finder.install(simulated_card=True)
@@ -163,7 +163,7 @@ def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
 
 
 def _load_real() -> None:
-    """Loads a real torch_npu where one is installed, since torch may have been told not to do so itself."""
+    """Loads a real torch_npu where one is installed, since torch may be set not to do so itself."""
     if finder.real_spec("torch_npu") is not None and not _is_simulated():
         try:
             import_module("torch_npu")

@@ -1,4 +1,4 @@
-"""What `import torch` brings in a process of a run: the simulated card, or a torch.npu that says there is none."""
+"""Import of torch in a process of a run: with the simulated card, or with a torch.npu that says there is none."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class TorchFinder(ImportHook):
 
 
 def _load_with_card(execute: Callable[[], None]) -> None:
-    # Off for this import only: it would load a real torch_npu, which cannot live beside the simulated card. Children
-    # find the variable as the user left it.
+    # Off for this import only: it would load a real torch_npu, which cannot share a process with the simulated card.
+    # Children find the variable as the user left it.
     before = os.environ.get(AUTOLOAD)
     os.environ[AUTOLOAD] = "0"
     try:

@@ -2,7 +2,7 @@
 
 Hand cores on from operator to operator: what one has finished with may go to any that starts only after it. The fewest
 cores with which every operator gets all it needs this way are as many as the heaviest antichain needs (Dilworth,
-weighted). Operators are served in an order in which they can start. Whoever finds too few cores among its predecessors
+weighted). Operators are served in an order in which they can start. One that finds too few cores among its predecessors
 first tries to have one handed on differently (an augmenting path), and only then gets new ones.
 
 What precedes an operator is a prefix of each stream, so a search covers prefixes. A search that finds nothing has
@@ -147,7 +147,7 @@ class Handing:
             window *= 4
 
     def _behind(self, op: Place) -> Iterator[Place]:
-        """What lies just behind the covered prefixes, among the operators served and this one."""
+        """The operators just behind the covered prefixes, among those served and this one."""
         for column, last in enumerate(self._covered):
             behind = column, last + 1
             if behind in self._taken and not _beyond(self._before[column][last + 1], self._covered):
@@ -210,7 +210,7 @@ class _Search:
         return whole
 
     def run(self) -> Place | None:
-        """Who has a core left that can be handed on along the way found."""
+        """The operator with a core left to hand on along the path found."""
         more = True
         while more:
             more, waiting = False, []
@@ -240,5 +240,5 @@ class _Search:
 
 
 def _beyond(before: list[int], covered: list[int]) -> bool:
-    """Whether something precedes that is not covered."""
+    """True if a predecessor is not covered."""
     return any(map(int.__gt__, before, covered))

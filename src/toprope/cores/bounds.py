@@ -54,7 +54,7 @@ class Bound:
 
     @property
     def fits(self) -> bool:
-        """Whether the card has as many cores as they need."""
+        """True if the card has as many cores as they need."""
         return self.total <= self.capacity
 
     def text(self, program: Program) -> str:
@@ -128,7 +128,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
 
     Cards that are alike are looked at once, and kinds whose largest operators fit (S1) not at all unless asked to go
     `beyond`: then the heaviest set is found also where it does not fit, and not only one that does not. None when the
-    deadline (of `time.monotonic`) has passed first.
+    deadline (of `time.thread_time`) has passed first.
     """
     found: list[Bound] = []
     order = starts(graph)
@@ -137,7 +137,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
         kinds = [kind for kind, name in enumerate(KINDS) if beyond or not sums[card.name, name].fits]
         found += [sums[card.name, name] for kind, name in enumerate(KINDS) if kind not in kinds]
         if kinds:
-            if time.monotonic() > deadline:
+            if time.thread_time() > deadline:
                 return None
             view = _View(graph, card, order)
             found += [view.heaviest(kind, beyond) for kind in kinds]
@@ -147,7 +147,7 @@ def heaviest_sets(graph: Graph, beyond: bool = False, deadline: float = math.inf
 def one_local_sets(graph: Graph, deadline: float = math.inf) -> list[Bound] | None:
     """S3: for each card and kind of core, what collectives that can be active together need, and one local operator.
 
-    Where it does not fit, the search for more ends. None when the deadline (of `time.monotonic`) has passed first.
+    Where it does not fit, the search for more ends. None when the deadline (of `time.thread_time`) has passed first.
     """
     found: list[Bound] = []
     order = starts(graph)
@@ -205,7 +205,7 @@ class _View:
                 else:
                     windows[column, window] = max(need, windows.get((column, window), 0))
         for (column, window), need in windows.items():
-            if time.monotonic() > deadline:
+            if time.thread_time() > deadline:
                 return None
             inside, places = self.collectives(kind, column, window)
             if need + inside > most:
@@ -216,7 +216,7 @@ class _View:
 
     def windows(self, kind: int, column: int) -> Iterator[tuple[int, int, Window]]:
         """For each local operator of a column: what it needs, no less than it and collectives can need together, and
-        the places of the other columns, as pairs of bounds that are not included, that can be active beside it."""
+        the places of the other columns, as pairs of bounds that are not included, that can be active with it."""
         others = [other for other in range(len(self.streams)) if other != column]
         upper = [0] * len(self.streams)
         largest: list[deque[tuple[int, int]]] = [deque() for _ in self.streams]
@@ -238,7 +238,7 @@ class _View:
                 yield need, rough, tuple(zip(before, upper, strict=True))
 
     def collectives(self, kind: int, column: int, window: Window) -> tuple[int, tuple[Place, ...]]:
-        """What collectives inside a window need together at most, other than those of a column; and which."""
+        """The most that collectives inside a window need together, other than those of a column; and which they are."""
         handing = Handing(self.before, [lower for lower, _ in window])
         for other, place in self.order:
             lower, upper = window[other]

@@ -30,7 +30,7 @@ def explore(graph: Graph, deadline: float, most: int = MOST_MOMENTS) -> Outcome:
 
     Args:
         graph: the program's.
-        deadline: when to give up, in seconds of `time.monotonic`.
+        deadline: when to give up, in seconds of `time.thread_time`.
         most: moments at which to give up.
 
     Returns:
@@ -42,7 +42,7 @@ def explore(graph: Graph, deadline: float, most: int = MOST_MOMENTS) -> Outcome:
     seen: set[Moment] = {(nothing, nothing)}
     queue = [(nothing, nothing)]
     for looked_at, moment in enumerate(queue):
-        if looked_at % 256 == 0 and (len(seen) > most or time.monotonic() > deadline):
+        if looked_at % 256 == 0 and (len(seen) > most or time.thread_time() > deadline):
             return Outcome(None, False, looked_at)
         going_on = False
         for after in machine.steps(moment):
@@ -57,7 +57,7 @@ def explore(graph: Graph, deadline: float, most: int = MOST_MOMENTS) -> Outcome:
 
 
 class _Machine:
-    """What can happen next."""
+    """The moments that can come next."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

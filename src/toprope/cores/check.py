@@ -88,23 +88,23 @@ def check(
     discipline: Discipline = Discipline.D0,
     seconds: float = 10.0,
     findings: bool = True,
-    beside: bool = True,
+    further: bool = True,
 ) -> Result:
     """Find out whether a program can deadlock.
 
     Args:
         program: what to check.
         discipline: how cards hand out cores; what real cards do is not documented, and D0 is the strictest.
-        seconds: time for all of it. Of what is left after the verdict, the search for a fix gets 5 seconds and each
-            other discipline one.
+        seconds: time for all of it, as this thread computes, so that other work on the machine changes no answer. Of
+            what is left after the verdict, the search for a fix gets 5 seconds and each other discipline one.
         findings: whether to look for what else is wrong as well.
-        beside: whether to answer the further questions: what fixes it, and the other disciplines.
+        further: whether to answer the further questions: what fixes it, and the other disciplines.
 
     Returns:
         The verdict with its proof or its witness. A program with a collective that lacks a member is never safe. An
         operator of unknown cores counts as needing all cores of its card at once.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     checker = _Checker(assuming_cores(program))
     decision = checker.decide(discipline, deadline)
     if findings and decision.verdict is Verdict.SAFE and _moved_collectives(program):
@@ -118,8 +118,8 @@ def check(
         discipline,
         decision.proof,
         decision.witness and checker.fewer.back(decision.witness),
-        checker.fixes(decision, discipline, deadline) if beside else Fixes(),
-        checker.others(discipline, deadline) if beside else {},
+        checker.fixes(decision, discipline, deadline) if further else Fixes(),
+        checker.others(discipline, deadline) if further else {},
         _findings(program) if findings else (),
     )
 
@@ -201,27 +201,27 @@ class _Checker:
         return _Decision(Verdict.DEADLOCK, proof, _hand_out(self.graph, discipline, self.furthest))
 
     def _exact(self, discipline: Discipline, deadline: float) -> _Decision:
-        began = time.monotonic()
+        began = time.thread_time()
         solver = exact_solver.available() and len(self.graph.ids) <= SOLVER_OPERATORS_A_SECOND * (deadline - began)
         found = search(self.graph, discipline, min(deadline, began + PLAIN_SECONDS) if solver else deadline)
         by = f"exact test, {found.looked_at} sets of finished operators looked at"
         if found.witness is None and not found.whole and solver:
             found = exact_solver.solve(self.graph, discipline, deadline)
             by = "exact test, by CP-SAT"
-        return self._told(found, by, time.monotonic() - began)
+        return self._decision(found, by, time.thread_time() - began)
 
     def _exact_bursts(self, deadline: float) -> _Decision:
         """D0b lies within D0; its own moments are searched only where D0 does not answer."""
-        began = time.monotonic()
+        began = time.thread_time()
         strict = self.decide(Discipline.D0, began + (deadline - began) / 2)
         if strict.verdict is Verdict.SAFE:
             return _Decision(Verdict.SAFE, f"safe under D0, of which D0b is a part: {strict.proof}")
         found = search(self.graph, Discipline.D0B, began + 2 * (deadline - began) / 3)
         if found.witness is None:
             found = explore(self.graph, deadline)
-        return self._told(found, f"exact test, {found.looked_at} moments looked at", time.monotonic() - began)
+        return self._decision(found, f"exact test, {found.looked_at} moments looked at", time.thread_time() - began)
 
-    def _told(self, found: Outcome, by: str, seconds: float) -> _Decision:
+    def _decision(self, found: Outcome, by: str, seconds: float) -> _Decision:
         if found.witness is not None:
             return _Decision(Verdict.DEADLOCK, f"{by}: a moment in which nothing can go on", found.witness)
         if found.whole:
@@ -242,13 +242,13 @@ class _Checker:
         """
         if decision.witness is None or self.hangs_by_order:
             return Fixes()
-        side = min(deadline, time.monotonic() + FIX_SECONDS)
+        side = min(deadline, time.thread_time() + FIX_SECONDS)
         disciplines = [discipline]
         if discipline is Discipline.D0 and (Discipline.D1, Discipline.D0) not in self._parts:
             disciplines.append(Discipline.D1)
 
         def is_safe(program: Program) -> bool | None:
-            if time.monotonic() > side:
+            if time.thread_time() > side:
                 return None
             checker = _Checker(program)
             verdicts = {checker.decide(each, side).verdict for each in disciplines}
@@ -268,7 +268,7 @@ class _Checker:
         for other in (Discipline.D0, Discipline.D1, Discipline.D2, Discipline.D0B):
             _imply(verdicts, self._parts)
             if other not in verdicts:
-                verdicts[other] = self.decide(other, min(deadline, time.monotonic() + SIDE_SECONDS)).verdict
+                verdicts[other] = self.decide(other, min(deadline, time.thread_time() + SIDE_SECONDS)).verdict
         _imply(verdicts, self._parts)
         return {other: verdicts[other] for other in Discipline if other is not discipline}
 

@@ -1,4 +1,4 @@
-"""Whether a program can be stuck when exactly some operators have finished; pure.
+"""Decide if a program can be stuck when exactly some operators have finished; pure.
 
 Whatever has finished can have run one operator after the other on empty cards. What is left is to choose who holds how
 many cores: under D0, D1 and D2 any choice that leaves nobody able to go on can be reached by handing out cores in the
@@ -104,7 +104,7 @@ class Cuts:
         return [(partial, held, lacking) for lacking, (partial, held) in best.items()]
 
     def _stuck_on(self, card: int, ops: list[int]) -> Iterator[Held]:
-        """Ways to hold cores of a card so that whoever waits for cores cannot get them."""
+        """Ways to hold cores of a card so that no operator that waits for cores can get them."""
         if self.discipline is Discipline.D0B:
             yield from self._bursts(card, ops)
             return
@@ -127,7 +127,7 @@ class Cuts:
         return cube, vector
 
     def _waiting(self, waiting: list[int], idle: Cores) -> Held | None:
-        """What those that wait may hold of the idle cores so that none of them gets on; None when one always does."""
+        """Shares of the idle cores with which none of those that wait goes on; None when one always does."""
         if self.discipline is Discipline.D0:
             return self._share(waiting, idle)
         fits = [_times(self.need[op], idle) > 0 for op in waiting]
@@ -165,7 +165,7 @@ class Cuts:
         return held if stuck else None
 
     def _bursts(self, card: int, ops: list[int]) -> Iterator[Held]:
-        """What orders of handing out, each operator all that fits at once, end in; no operator that is alone may get
+        """The ends of all orders of handing out, each operator all that fits at once; no operator that is alone may get
         all of its blocks, for then it goes on."""
         seen: set[tuple[tuple[int, int], ...]] = set()
         queue: list[Held] = [{}]
@@ -189,7 +189,7 @@ class Cuts:
 
 
 def _times(block: Cores, idle: Cores) -> int:
-    """How many such blocks fit."""
+    """Number of such blocks that fit."""
     return min(idle[kind] // block[kind] for kind in (0, 1) if block[kind]) if any(block) else 0
 
 

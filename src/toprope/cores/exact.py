@@ -21,7 +21,7 @@ __all__ = ["Outcome", "search"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         witness: a moment in which the program is stuck, None where none was found.
@@ -40,7 +40,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
     Args:
         graph: the program's.
         discipline: how cards hand out cores. Under D0b a search that finds nothing proves nothing.
-        deadline: when to give up, in seconds of `time.monotonic`.
+        deadline: when to give up, in seconds of `time.thread_time`.
         improve: seconds to look for a shorter witness once there is one.
     """
     boxes = _Boxes(graph, discipline)
@@ -48,7 +48,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
     fewest, looked_at = len(graph.ids), 0
     waiting = [_Box([0] * len(boxes.lengths), list(boxes.lengths))]
     while waiting:
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             return Outcome(witness, False, looked_at)
         box = waiting.pop()
         looked_at += 1
@@ -59,7 +59,7 @@ def search(graph: Graph, discipline: Discipline, deadline: float, improve: float
             waiting += boxes.parts(box)
             continue
         if witness is None:
-            deadline = min(deadline, time.monotonic() + improve)
+            deadline = min(deadline, time.thread_time() + improve)
         witness, fewest = found, sum(box.lower)  # all others in the box have more finished
     return Outcome(witness, discipline is not Discipline.D0B, looked_at)
 
@@ -70,7 +70,7 @@ Kind = tuple[int, int]
 
 @dataclass(slots=True)
 class _Box:
-    """How many operators of each stream have finished, at least and at most, and which kinds of core run short where.
+    """Bounds of the operators finished in each stream, and the kinds of core that run short on each card.
 
     What has been narrowed since all that follows was drawn is `fresh`: streams with the bounds they had then. A card
     and a kind not in `short` may run short or not.
@@ -94,7 +94,7 @@ class _Box:
 
 
 class _Boxes:
-    """What can be drawn from a box."""
+    """The smaller box that follows from a box."""
 
     def __init__(self, graph: Graph, discipline: Discipline) -> None:
         self.graph = graph
@@ -112,7 +112,7 @@ class _Boxes:
             for kind, name in enumerate(KINDS)
             if (each.name, name) in tight
         ]
-        """What can run short at all (S1)."""
+        """The kinds of core that can run short at all (S1)."""
         self.least = {what: self._least(*what) for what in self.kinds}
         self.largest = {
             (stream, kind): self._largest(stream, kind) for card, kind in self.kinds for stream in self.streams[card]
@@ -133,7 +133,7 @@ class _Boxes:
         return held, held
 
     def _least(self, card: int, kind: int) -> int:
-        """How much has to count for somebody on a card to wait for this kind of core: fewer are left than it takes."""
+        """The cores that must be held for an operator on a card to wait for this kind: fewer are left than it takes."""
         block = max(self.cuts.block[op][kind] for op in range(len(self.graph.ids)) if self.cuts.card[op] == card)
         return self.cuts.cores[card][kind] + 1 - (0 if self.all_or_nothing else block)
 
@@ -151,7 +151,7 @@ class _Boxes:
         return True
 
     def _close(self, box: _Box) -> bool:
-        """What must have finished before what has, and what cannot have before what has not."""
+        """Tighten by the order: predecessors of the finished have finished, successors of the unfinished have not."""
         graph, ids, lower, upper = self.graph, self.graph.ids, box.lower, box.upper
         fresh = box.fresh
         box.fresh = []
@@ -212,7 +212,7 @@ class _Boxes:
         return True
 
     def _goes_on(self, op: int, box: _Box) -> bool:
-        """Whether an operator is at the head of its stream, active, and can never lack cores."""
+        """True if an operator is at the head of its stream, active, and can never lack cores."""
         ids, lower, cuts = self.graph.ids, box.lower, self.cuts
         stream, place = ids[op]
         if place != lower[stream] or not all(ids[each][1] < lower[ids[each][0]] for each in self.graph.before[op]):

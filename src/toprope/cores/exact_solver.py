@@ -28,7 +28,7 @@ INSTALL = advice("plan")
 
 
 def available() -> bool:
-    """Whether OR-tools is installed."""
+    """True if OR-tools is installed."""
     return find_spec("ortools") is not None
 
 
@@ -38,7 +38,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     Args:
         graph: the program's.
         discipline: how cards hand out cores; for D0b there is no such encoding.
-        deadline: when to give up, in seconds of `time.monotonic`.
+        deadline: when to give up, in seconds of `time.thread_time`.
         improve: seconds to look for the shortest witness once there is one.
     """
     from ortools.sat.python import cp_model
@@ -49,7 +49,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     solver.parameters.num_workers = 1
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
-    solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
+    solver.parameters.max_time_in_seconds = max(deadline - time.thread_time(), 0.01)
     status = solver.solve(encoding.model)
     if status == cp_model.INFEASIBLE:
         return Outcome(None, True, 1)
@@ -58,7 +58,7 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
     witness = encoding.state(solver)
     encoding.hint(solver)
     encoding.model.minimize(sum(done for stream in encoding.done for done in stream))
-    solver.parameters.max_time_in_seconds = max(min(deadline - time.monotonic(), improve), 0.01)
+    solver.parameters.max_time_in_seconds = max(min(deadline - time.thread_time(), improve), 0.01)
     status = solver.solve(encoding.model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         witness = min(encoding.state(solver), witness, key=lambda state: sum(state.done))
@@ -106,7 +106,7 @@ class _Encoding:
                 self.model.add_hint(done, solver.value(done))
 
     def _order(self) -> None:
-        """What has finished before what, and that the head of a stream is active once all before it has finished."""
+        """The order: predecessors finish first, and the head of a stream is active once all before it have finished."""
         graph, model = self.graph, self.model
         done = [each for stream in self.done for each in stream]
         active = [each for stream in self.active for each in stream]
@@ -123,7 +123,7 @@ class _Encoding:
                 model.add(done[op] == done[members[0]])
 
     def _hold(self, stream: int) -> None:
-        """What the head of a stream holds, and whether that is all it needs."""
+        """The cores that the head of a stream holds, and if they are all that it needs."""
         cuts, model, full = self.cuts, self.model, self.full[stream]
         shapes: dict[Cores, list[tuple[cp_model.IntVar, int]]] = {}
         for place, active in enumerate(self.active[stream]):
@@ -160,7 +160,7 @@ class _Encoding:
         )
 
     def _card(self, card: int) -> None:
-        """Nobody on a card gets more than there is, and whoever waits for cores cannot get them."""
+        """The operators of a card hold no more than it has, and none that waits for cores can get them."""
         streams = [each for each, owner in enumerate(self.cuts.card_of_stream) if owner == card]
         idle = [self.cuts.cores[card][kind] - self._sums(streams, kind) for kind in (0, 1)]
         for kind in (0, 1):
@@ -168,7 +168,7 @@ class _Encoding:
         if self.discipline is Discipline.D1:
             self._keeper(card, streams, idle)
             return
-        # By kind of core and number: fewer than so many are idle. Then all that are active need more than there are.
+        # By kind of core and number N: fewer than N are idle. Then all that are active need more than there are.
         fewer: dict[tuple[int, int], cp_model.IntVar] = {}
         for stream in streams:
             for place, active in enumerate(self.active[stream]):

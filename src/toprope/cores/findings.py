@@ -1,4 +1,4 @@
-"""What is wrong with a program, or may be, whatever its cores: the checks beside the proof of deadlocks; pure."""
+"""Faults of a program other than a lack of cores: the checks besides the proof of deadlocks; pure."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _finding(rule: str, text: str, ops: Iterable[OpId]) -> Finding:
 def _alike(
     rule: str, found: Iterable[tuple[object, tuple[OpId, ...]]], text: Callable[[tuple[OpId, ...]], str]
 ) -> Iterator[Finding]:
-    """One finding for each group of those that are alike, told by its first."""
+    """One finding for each group that is alike, with the text of its first."""
     groups: dict[object, list[tuple[OpId, ...]]] = {}
     for key, ops in found:
         groups.setdefault(key, []).append(ops)

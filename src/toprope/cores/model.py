@@ -1,6 +1,6 @@
 """A program as the cores of its cards see it: streams of operators, events between them, collectives; pure.
 
-The model is that of a first-in-first-out queue per stream. An operator asks for cores of its card and never gives any
+The model is one first-in-first-out queue per stream. An operator asks for cores of its card and never gives any
 back before it has finished. What it must hold *at the same time* to finish is what matters for deadlocks (`Op.need`):
 
 - a collective, and an operator with a barrier over all of its blocks (SyncAll), need every block resident at once;
@@ -33,7 +33,7 @@ class Discipline(StrEnum):
 
     Whatever deadlocks under D2 can under D1 and D0b, and whatever can under D0b can under D0. Where all operators of a
     card use the same kind of core, whatever can under D1 can under D0b, so that a program that is safe under D0 is safe
-    under all. With both kinds D1 stands apart: an operator that lacks vector cores keeps idle cube cores from others.
+    under all. With both kinds D1 differs: an operator that lacks vector cores keeps idle cube cores from others.
     """
 
     D0 = "D0"
@@ -93,7 +93,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Which collective an operator is a member of: the `sequence`-th of its communicator, counted from 0."""
+    """The collective of which an operator is a member: the `sequence`-th of its communicator, counted from 0."""
 
     communicator: str
     sequence: int

@@ -2,7 +2,7 @@
 
 Every operator has two nodes, its start and its finish; the members of a collective share one finish but keep their own
 starts, because a member takes its cores before its peers are ready. A start follows its own predecessors' finishes, a
-finish follows the starts of all of its members. A cycle in this graph is a deadlock that no number of cores mends.
+finish follows the starts of all of its members. A cycle in this graph is a deadlock that no number of cores fixes.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def starts(graph: Graph) -> list[int]:
 
 
 def furthest(graph: Graph) -> tuple[int, ...]:
-    """How many operators of each stream finish when there are cores for all: fewer than all is a deadlock of order."""
+    """Operators of each stream that finish when there are cores for all: fewer than all is a deadlock of order."""
     return tuple(_run(graph, pretend=False)[1])
 
 
 def _run(graph: Graph, pretend: bool) -> tuple[list[int], list[int]]:
-    """What starts, in order, and how many of each stream finish; `pretend` that no collective lacks a member."""
+    """The operators that start, in order, and their number in each stream; `pretend` that none lacks a member."""
     waiting = [len(sources) for sources in graph.before]
     lacking = [len(members) for members in graph.members]
     queue = [op for op, count in enumerate(waiting) if not count]
@@ -117,7 +117,7 @@ def cycle(graph: Graph) -> tuple[OpId, ...]:
 
 
 def _waits_for(graph: Graph, op: int, started: set[int]) -> list[int]:
-    """What an operator that never ends waits for: peers that never start, or predecessors that never end."""
+    """The reason why an operator never ends: peers that never start, or predecessors that never end."""
     if op in started:
         return [peer for peer in graph.peers(op) if peer not in started]
     return [source for source in graph.before[op] if not started.issuperset(graph.peers(source))]

@@ -1,4 +1,4 @@
-"""Which operators can be active together, as far as streams, events and collectives order them; pure.
+"""Operators that can be active together, as far as streams, events and collectives order them; pure.
 
 An operator begins, and may hold cores, before its peers on other cards do; all members of a collective finish
 together. So what one operator must wait for is what has *finished* before it may begin.
@@ -16,7 +16,7 @@ __all__ = ["Overlap"]
 
 
 class Overlap:
-    """How many operators of some streams must have finished before each operator of the program begins.
+    """Numbers of operators of some streams that must have finished before each operator of the program begins.
 
     Args:
         graph: the order of the program.
@@ -57,7 +57,7 @@ class Overlap:
         return self._graph.first[id[0]] + id[1]
 
     def _with_itself(self, op: int) -> tuple[int, ...]:
-        """What has finished when this operator has."""
+        """The operators that have finished when this one has."""
         stream, place = self._graph.ids[op]
         clock, column = self._before[op], self._column.get(stream)
         return clock if column is None else (*clock[:column], max(clock[column], place + 1), *clock[column + 1 :])

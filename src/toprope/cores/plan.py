@@ -146,8 +146,8 @@ def plan(
 ) -> Plan:
     """Limits under which the slowest stream is as fast as can be; exact for the tables given.
 
-    Streams are taken to run all at the same time. Times that grow with more cores are replaced by the best of up to so
-    many cores, and the plan says so. Cores that are left make the streams faster that they can.
+    Streams are taken to run all at the same time. Where a time grows with more cores, the best time up to
+    that number is taken, and the plan says so. Cores that are left make the streams faster that they can.
 
     Args:
         demands: the streams.
@@ -170,7 +170,7 @@ def plan(
     said = [*notes]
     if uneven:
         said.append(
-            f"the times of {', '.join(uneven)} grow with more cores in places: the best of up to so many is taken"
+            f"the times of {', '.join(uneven)} grow with more cores in places: the best time up to each number is taken"
         )
     return Plan(
         limits=planned,

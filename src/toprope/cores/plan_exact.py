@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["plan_exact"]
 
 _HORIZON = 2**40
-"""Times are whole numbers in the solver: the longest has at most so many steps."""
+"""Times are whole numbers in the solver: the most steps that the longest may have."""
 
 
 def plan_exact(
@@ -64,7 +64,7 @@ def plan_exact(
     """
     solver_module = _cp_model()
     sources, program = sources or Sources(), assuming_cores(program)
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     disciplines = strictest(program) if disciplines is None else tuple(disciplines)
     unlimited = as_it_is(program, sources, disciplines, deadline)
     if unlimited is not None:
@@ -72,7 +72,7 @@ def plan_exact(
     incumbent = plan_by_sums(program, sources)
     search = _Search(solver_module, program, sources, incumbent)
     unproven = 0
-    while (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - time.thread_time()) > 0:
         proposed = search.propose(left)
         if proposed is None:
             break
@@ -90,8 +90,8 @@ def plan_exact(
 
 
 def _check(program: Program, discipline: Discipline, deadline: float) -> Result:
-    left = max(deadline - time.monotonic(), 0.1)
-    return check(program, discipline=discipline, seconds=left, findings=False, beside=False)
+    left = max(deadline - time.thread_time(), 0.1)
+    return check(program, discipline=discipline, seconds=left, findings=False, further=False)
 
 
 class _Search:
@@ -240,7 +240,7 @@ class _Search:
         return pieces
 
     def _duration(self, piece: Sequence[int]) -> Any:
-        """How long operators of a stream take one after the other with its limit."""
+        """Time that operators of a stream take one after the other with its limit."""
         total: Any = 0
         if not piece:
             return total
@@ -265,7 +265,7 @@ class _Search:
         return self.known[key]
 
     def _blocks(self, name: str, block: Cores, most: int) -> cp_model.IntVar:
-        """How many blocks the limit of a stream allows."""
+        """Number of blocks that the limit of a stream allows."""
         key = name, block, most
         if key not in self.blocks:
             self.blocks[key] = blocks = self.model.new_int_var(1, most, "")

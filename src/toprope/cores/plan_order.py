@@ -1,4 +1,4 @@
-"""What the order of a program means for a plan: how long it takes, which streams never run together; pure."""
+"""The order of a program, for a plan: how long it takes, and which streams never run together; pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def order_of(graph: Graph) -> list[int]:
     if len(order) < len(graph.ids):
         circle = [graph.program.describe(id) for id in cycle(graph)]
         raise PlanError(
-            "the operators wait for each other in a circle, which no limit mends.",
+            "the operators wait for each other in a circle, which no limit can change.",
             looked_at=" -> ".join([*circle, circle[0]]),
             do="change the order of the events or collectives, as `toprope cores check` explains",
         )
@@ -44,7 +44,7 @@ def order_of(graph: Graph) -> list[int]:
 
 
 def longest_chain(graph: Graph, order: Sequence[int], times: Sequence[float]) -> Chain:
-    """How long the program takes when no operator waits for cores, and the chain that takes so long.
+    """Time of the program when no operator waits for cores, and the longest chain, which takes that time.
 
     Args:
         graph: the program.

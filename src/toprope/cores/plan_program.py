@@ -34,7 +34,7 @@ _ALL = 2**30
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the times and minima of a program's streams come from, beside the program itself.
+    """Sources of times and minima of a program's streams, in addition to the program itself.
 
     An operator's time on other numbers of cores comes from the table of its name; without one, where `profiles` is
     set, from what others measured of operators like it; else it is estimated as its own time, times its blocks,
@@ -96,7 +96,7 @@ def limited(program: Program, limits: Plan | Mapping[str, Cores]) -> Program:
 
 
 def demands_of(program: Program, sources: Sources) -> list[Demand]:
-    """What the streams of a program ask for; streams of the same name on several cards are one demand."""
+    """The demands of a program's streams; streams of the same name on several cards are one demand."""
     names = stream_names(program)
     for given in (sources.minima, sources.maxima):
         unknown = sorted(set(given or ()) - set(names))
@@ -133,7 +133,7 @@ def _demand(program: Program, sources: Sources, name: str, numbers: list[int]) -
 
 
 def _signature(op: Op) -> object:
-    """What decides the times of an operator."""
+    """The properties that decide the times of an operator."""
     return op.name, op.cores, op.microseconds, op.timing, op.collective is None
 
 
@@ -155,7 +155,7 @@ def plan_by_sums(program: Program, sources: Sources = Sources(), *, condition: s
     """Limits for the streams of a program with which the sums of S1 or S2 prove it safe.
 
     Streams of the same name get the same limit on all cards. What is made as short as can be is the slowest stream;
-    the makespan of the plan is that of the order, which can be longer: `plan_exact` takes it into account.
+    the plan has the makespan of the order, which can be longer: `plan_exact` takes it into account.
 
     Args:
         program: the streams and their operators.

@@ -52,7 +52,7 @@ def plan_program(program: Program, sources: Sources | None = None, *, seconds: f
             be proven safe.
     """
     sources, program = sources or Sources(), assuming_cores(program)
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     order_of(Graph.of(program))
     for collective in sorted(program.incomplete, key=str):
         raise PlanError(
@@ -67,7 +67,7 @@ def plan_program(program: Program, sources: Sources | None = None, *, seconds: f
             do="raise the limit that it was launched under, or launch it on fewer blocks",
         )
     disciplines = strictest(program)
-    unlimited = as_it_is(program, sources, disciplines, time.monotonic() + seconds / 2)
+    unlimited = as_it_is(program, sources, disciplines, time.thread_time() + seconds / 2)
     if unlimited is not None:
         return unlimited
     search = _Search(program, sources, disciplines, deadline)
@@ -100,7 +100,7 @@ def strictest(program: Program) -> tuple[Discipline, ...]:
 
 @dataclass(frozen=True)
 class _Proof:
-    """Whether a program is safe under some disciplines, and what proves or refutes it."""
+    """The answer if a program is safe under some disciplines, with its proof or refutation."""
 
     safe: bool
     results: tuple[Result, ...]
@@ -111,7 +111,7 @@ class _Proof:
 
     @property
     def doubt(self) -> str:
-        """Why it is not called safe."""
+        """The reason why it is not called safe."""
         result = self.results[-1]
         state = result.witness
         if state is None:
@@ -127,8 +127,8 @@ class _Proof:
 def _prove(program: Program, disciplines: Iterable[Discipline], deadline: float) -> _Proof:
     results = []
     for discipline in disciplines:
-        left = max(deadline - time.monotonic(), 0.0)
-        results.append(check(program, discipline=discipline, seconds=left, findings=False, beside=False))
+        left = max(deadline - time.thread_time(), 0.0)
+        results.append(check(program, discipline=discipline, seconds=left, findings=False, further=False))
         if results[-1].verdict is not Verdict.SAFE:
             return _Proof(False, tuple(results))
     return _Proof(True, tuple(results))
@@ -256,7 +256,7 @@ class _Search:
                     high = middle - 1
 
     def _until(self) -> float:
-        return min(self.deadline, time.monotonic() + _TRY_SECONDS)
+        return min(self.deadline, time.thread_time() + _TRY_SECONDS)
 
     def _is_safe(self, limits: Limits, deadline: float) -> bool:
         proof = _prove(limited(self.program, limits), self.disciplines, deadline)
@@ -280,7 +280,7 @@ class _Search:
         return self.choices[name]
 
     def _loss(self, name: str, limit: Cores) -> float:
-        """How much slower its limit makes a stream."""
+        """Factor by which its limit makes a stream slower."""
         choices = self._choices(name)
         return choices.time(larger(limit, choices.least)) - choices.best
 

@@ -1,6 +1,6 @@
 """The search for limits under which the slowest stream is as fast as can be; pure.
 
-A stream's time never grows with its cores once the best of "up to so many" is taken. For a wanted time each stream then
+A stream's time never grows with its cores once the best up to each number is taken. For a wanted time each stream then
 has a few cheapest pairs of cube and vector cores, and whether they fit the card side by side is a small sum; the
 shortest time for which they do is found by bisection over the times that can occur. That is exact.
 """
@@ -41,12 +41,12 @@ class Room:
         return cube, vector
 
     def fits(self, limits: Sequence[Cores]) -> bool:
-        """Whether these limits of all streams fit."""
+        """True if these limits of all streams fit."""
         return min(self.left(limits)) >= 0
 
 
 class Choices:
-    """What a stream can be given, and how long it then takes.
+    """The limits that a stream can be given, each with its time.
 
     Attributes:
         demand: what the stream asks for.
@@ -91,7 +91,7 @@ class Choices:
         return self._found[limits[0] - self.least[0]][limits[1] - self.least[1]]
 
     def timing(self, limits: Cores) -> str:
-        """Where the time with these limits comes from."""
+        """Source of the time with these limits."""
         works = (work for works in self.demand.everything for work in works)
         return weakest(work.times.timing_on(work.blocks(limits)) for work in works)
 

@@ -1,4 +1,4 @@
-"""How long work takes on how many cores: measured tables, profiles of others, estimates; pure."""
+"""Times of work by number of cores: measured tables, profiles of others, estimates; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weakest(timings: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """How long something runs on 1, 2, ... blocks. More blocks than there are values: as on the last.
+    """Times of something on 1, 2, ... blocks. More blocks than there are values: as on the last.
 
     A block is one cube core, one vector core, or for a MIX operator the cores of its ratio.
 
@@ -77,15 +77,15 @@ class Times:
         return cls(tuple(fixed + divided / count for count in range(1, max(blocks, 1) + 1)), "estimate")
 
     def on(self, blocks: int) -> float:
-        """The time on so many blocks, at least one, in microseconds."""
+        """The time on a number of blocks, at least one, in microseconds."""
         return self.microseconds[min(blocks, len(self.microseconds)) - 1]
 
     def timing_on(self, blocks: int) -> str:
-        """Where the time on so many blocks comes from."""
+        """Source of the time on a number of blocks."""
         return self.timing if blocks >= self.known_from else "estimate"
 
     def up_to(self, blocks: int) -> Times:
-        """The same for work that is launched on at most so many blocks."""
+        """The same for work that is launched on at most this number of blocks."""
         return Times(self.microseconds[: max(blocks, 1)], self.timing, self.known_from)
 
 
@@ -106,14 +106,14 @@ class Work:
     name: str = ""
 
     def blocks(self, cores: Cores) -> int:
-        """How many blocks a limit allows; 0 where it allows none."""
+        """Number of blocks that a limit allows; 0 where it allows none."""
         allowed = (cores[kind] // self.block[kind] for kind in (0, 1) if self.block[kind])
         return min(min(allowed, default=1), len(self.times.microseconds))
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a stream asks of a plan.
+    """The demand of a stream on a plan.
 
     Attributes:
         stream: its name.

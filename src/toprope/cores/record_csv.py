@@ -63,7 +63,7 @@ class _Row:
 
 
 def looks_like_csv(text: str) -> bool:
-    """Whether the first line has columns of the profiler."""
+    """True if the first line has columns of the profiler."""
     header = {each.strip() for each in text.lstrip("\ufeff").partition("\n")[0].split(",")}
     return sum(not header.isdisjoint(_COLUMNS[each]) for each in _NEEDED) >= 2
 

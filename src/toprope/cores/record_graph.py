@@ -50,7 +50,7 @@ def from_graph(
     Args:
         graph: a `torch.fx.GraphModule`, or anything shaped like one.
         cards: the cards that run it.
-        communicators: those that its collectives name; a name that is not among them is that of a communicator of
+        communicators: those that its collectives name; a name that is not among them belongs to a communicator of
             all cards.
         kinds: the profiler's word for operators, such as {"mm": "AI_CORE"}, by the operator's name.
         source: how errors and `Op.source` call the graph.

@@ -15,10 +15,10 @@ from toprope.support.all_blocks import needs_all_blocks
 __all__ = ["ENGINES", "TIMINGS", "card_of_chip", "from_data", "from_json", "parse", "to_data", "to_json"]
 
 ENGINES = ("aiv", "aicpu", "host", "ccu")
-"""What can run the collectives of a communicator."""
+"""The engines that can run the collectives of a communicator."""
 
 TIMINGS = ("measured", "profile", "estimate")
-"""Where the time of an operator can come from."""
+"""The sources that the time of an operator can have."""
 
 _KINDS = {
     str: "a text",
@@ -141,7 +141,7 @@ def card_of_chip(name: str, chip: str, where: str) -> Card:
 
 
 class _Table:
-    """A JSON object with the place where it stands, for errors."""
+    """A JSON object with its place in the file, for errors."""
 
     def __init__(self, data: object, source: str, place: str) -> None:
         if not isinstance(data, dict):
@@ -160,7 +160,7 @@ class _Table:
                 )
 
     def has(self, name: str) -> bool:
-        """Whether it has this key."""
+        """True if it has this key."""
         return name in self._data
 
     def get(self, name: str, kind: type, default: Any = None) -> Any:

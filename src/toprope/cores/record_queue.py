@@ -35,7 +35,7 @@ class Queue:
         self.pending.clear()
 
     def wait(self, event: str) -> None:
-        """What comes next begins after the event has passed."""
+        """Have the next operator begin after the event has passed."""
         self.pending.append(event)
 
     def record(self, event: str, source: str) -> bool:

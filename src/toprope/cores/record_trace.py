@@ -22,7 +22,7 @@ _TRACK = re.compile(r"npu:(?P<device>-?\d+) stream (?P<stream>\d+)")
 
 
 class TraceLike(Protocol):
-    """What is read of a `toprope.sim.records.Trace`."""
+    """The part of a `toprope.sim.records.Trace` that is read."""
 
     @property
     def pid(self) -> int:
@@ -255,7 +255,7 @@ class _Reader:
         return f"{act.pid}:{act.event or 'host'}#{number}"
 
     def _hear(self, act: _Act, queue: Queue) -> None:
-        """What a host thread gives to a card after it has waited begins after what it waited for."""
+        """Have work that a host thread gives to a card after a wait begin after what it waited for."""
         waited = self.waited.get((act.pid, act.thread), [])
         key = (*act.card, act.stream, act.thread)
         for event in waited[self.heard.get(key, 0) :]:
@@ -273,7 +273,7 @@ class _Reader:
         if act.act == "launch" and not act.communicator:
             return None
         if act.act == "operator" or act.name.removeprefix("hccl::") in ("send", "recv", "recv_anysource"):
-            return None  # that of a message names its two ranks, but one from anybody no one
+            return None  # a message names its two ranks in it, but one from anybody names none
         if act.ranks == 1:
             return None  # it waits for nobody
         name = act.communicator or self.communicator

@@ -1,4 +1,4 @@
-"""What happened when a program ran on a virtual clock; pure."""
+"""The run of a program on a virtual clock; pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What held from this time on: as in `State`.
+    """The state from this time on: as in `State`.
 
     Attributes:
         microseconds: the time.
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Run:
-    """What happened.
+    """A run.
 
     Attributes:
         program: what ran.
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every operator finished."""
+        """True if every operator finished."""
         return self.end.finished
 
     def state(self, moment: Moment) -> State:

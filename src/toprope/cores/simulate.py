@@ -6,7 +6,7 @@ does not find may still be there; only `toprope.cores.check` proves safety.
 - A host issues each operator at a random time after those before it have finished; many at the same moment.
 - Cores are handed out by the discipline, in random order among the operators that wait.
 - A collective, or an operator with a barrier over its blocks, runs once it (and its peers) hold all of their cores.
-- Any other operator runs on what it holds, one block at least, and takes more as cores get idle: its time is that of
+- Any other operator runs on what it holds, one block at least, and takes more as cores get idle: its time is the one of
   the record, times its blocks, divided by the blocks that it holds.
 """
 
@@ -24,7 +24,7 @@ from toprope.cores.timeouts import first_time_out
 __all__ = ["UNKNOWN_MICROSECONDS", "hunt", "simulate"]
 
 UNKNOWN_MICROSECONDS = 1.0
-"""How long an operator is taken to run whose time is not known."""
+"""Time that an operator is taken to run if its time is not known."""
 
 
 def simulate(
@@ -64,7 +64,7 @@ def hunt(program: Program, discipline: Discipline = Discipline.D0B, seeds: Itera
 
 
 class _Layout:
-    """What all runs of a program share, by number of the operator."""
+    """Facts that all runs of a program share, by number of the operator."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -145,7 +145,7 @@ class _Machine:
             stopped = until is not None and time > until
             if not stopped:
                 self._step(time)
-        return self._told(deadlocked=not stopped and len(self.end) < len(self.layout.ids))
+        return self._run(deadlocked=not stopped and len(self.end) < len(self.layout.ids))
 
     def _next(self) -> float | None:
         """The time of the next event; those that have become void are dropped."""
@@ -240,12 +240,12 @@ class _Machine:
         return self.random.choices(waiting, [self.weight[number] for number in waiting])[0]
 
     def _room(self, number: int) -> int:
-        """How many of its blocks the idle cores of its card can take."""
+        """Number of its blocks that the idle cores of its card can take."""
         idle = self.idle[self.layout.card[number]]
         return min(idle[kind] // cores for kind, cores in enumerate(self.layout.block[number]) if cores)
 
     def _wish(self, number: int) -> int:
-        """How many more blocks it can get now."""
+        """Number of blocks that it can get now, in addition."""
         return min(self.layout.blocks[number] - self.held[number], self._room(number))
 
     def _take(self, number: int, blocks: int) -> None:
@@ -295,7 +295,7 @@ class _Machine:
         self.version[number] += 1
         heappush(self.events, (time, _FINISH, number, self.version[number]))
 
-    # What is told.
+    # The record of the run.
 
     def _held_by_stream(self) -> tuple[int, ...]:
         held = [0] * len(self.done)
@@ -304,7 +304,7 @@ class _Machine:
                 held[self.layout.ids[number][0]] = self.held[number]
         return tuple(held)
 
-    def _told(self, deadlocked: bool) -> Run:
+    def _run(self, deadlocked: bool) -> Run:
         layout = self.layout
         begun = {layout.ids[number]: time for number, time in self.begin.items() if number not in self.end}
         return Run(

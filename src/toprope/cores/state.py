@@ -13,7 +13,7 @@ __all__ = ["State", "Wait"]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why an operator does not go on.
+    """The reason why an operator does not go on.
 
     Attributes:
         op: who waits.
@@ -45,7 +45,7 @@ class State:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """True if nothing is left to do."""
         return all(done == len(stream.ops) for done, stream in zip(self.done, self.program.streams, strict=True))
 
     def head(self, stream: int) -> OpId | None:
@@ -54,7 +54,7 @@ class State:
         return (stream, place) if place < len(self.program.streams[stream].ops) else None
 
     def is_done(self, id: OpId) -> bool:
-        """Whether an operator has finished."""
+        """True if an operator has finished."""
         return id[1] < self.done[id[0]]
 
     @cached_property
@@ -70,7 +70,7 @@ class State:
         return blocks * cube, blocks * vector
 
     def has_all(self, id: OpId) -> bool:
-        """Whether an active operator holds all that it needs at the same time."""
+        """True if an active operator holds all that it needs at the same time."""
         return self.held[id[0]] >= self.program.op(id).needed_blocks
 
     def idle(self, card: Card) -> Cores:
@@ -83,7 +83,7 @@ class State:
         return cube, vector
 
     def can_finish(self, id: OpId) -> bool:
-        """Whether an active operator can finish with what it and its peers hold."""
+        """True if an active operator can finish with what it and its peers hold."""
         collective = self.program.op(id).collective
         if collective in self.program.incomplete:
             return False
@@ -91,7 +91,7 @@ class State:
         return all(peer in self.active and self.has_all(peer) for peer in peers)
 
     def is_stuck(self, discipline: Discipline) -> bool:
-        """Whether work is left and, handing out cores by this discipline, nothing can ever go on."""
+        """True if work is left and, handing out cores by this discipline, nothing can ever go on."""
         if self.finished or any(map(self.can_finish, self.active)):
             return False
         for card in self.program.cards:
@@ -110,7 +110,7 @@ class State:
         return not any(fits) if discipline is Discipline.D2 else not all(fits)
 
     def waits(self) -> Iterator[Wait]:
-        """Why each operator at the head of a stream does not go on; none for those that can finish."""
+        """The reason why each operator at the head of a stream does not go on; none for those that can finish."""
         for stream in range(len(self.done)):
             id = self.head(stream)
             if id is None or (id in self.active and self.can_finish(id)):
@@ -159,7 +159,7 @@ class State:
         return best[first:] + best[:first]
 
     def _at_head(self, id: OpId) -> OpId:
-        """Who keeps this operator from finishing: itself, or the head of its stream."""
+        """The operator that keeps this one from finishing: itself, or the head of its stream."""
         head = self.head(id[0])
         return id if head is None else head
 

@@ -1,4 +1,4 @@
-"""What codes and lines of a log say about core limits; the data is symptoms.toml; pure."""
+"""Meaning of codes and lines of a log for core limits; the data is symptoms.toml; pure."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def symptoms() -> tuple[Symptom, ...]:
 
 
 def of_code(code: str) -> Symptom | None:
-    """What a code says about core limits; None where nothing is known of it."""
+    """Meaning of a code for core limits; None where nothing is known of it."""
     wanted = code.strip().upper()
     return next((each for each in _shipped() if wanted in each.codes), None)
 
 
 def seen_in(lines: Iterable[str]) -> tuple[Seen, ...]:
-    """What the lines of a log show, in their order, each symptom once."""
+    """Symptoms in the lines of a log, in their order, each once."""
     found: dict[str, Seen] = {}
     for number, line in enumerate(lines, 1):
         for symptom in _shipped():

@@ -1,4 +1,4 @@
-"""What a picture of a run shows: who held which cores of a card when, and who waited; pure.
+"""The content of a picture of a run: which operators held which cores when, and which waited; pure.
 
 `timeline_svg` draws it. Cards do not say which of their cores an operator has: a free place is chosen for each, so that
 what it holds is in one piece where that can be.
@@ -162,7 +162,7 @@ def _with_moment(timeline: Timeline, state: State) -> Timeline:
 
 
 class _Places:
-    """Which cores of its card each operator is shown on."""
+    """The cores of its card on which each operator is shown."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -171,7 +171,7 @@ class _Places:
         }
 
     def take(self, id: OpId, blocks: int) -> None:
-        """The operator gets so many blocks more."""
+        """Give the operator a number of blocks more."""
         card = self.program.card_of(id).name
         for kind, each in enumerate(self.program.op(id).block):
             owner = self.owner[card, kind]
@@ -185,7 +185,7 @@ class _Places:
             self.owner[card, kind] = [None if each == id else each for each in self.owner[card, kind]]
 
     def of(self, id: OpId) -> list[tuple[int, int, int]]:
-        """What the operator holds: kind, first core and number of each piece."""
+        """Cores that the operator holds: kind, first core and number of each piece."""
         card = self.program.card_of(id).name
         return [
             (kind, row, length)
@@ -205,7 +205,7 @@ def _pieces(owner: list[OpId | None]) -> Iterable[tuple[int, int, OpId | None]]:
 
 
 def _choose(owner: list[OpId | None], id: OpId, count: int) -> list[int]:
-    """Free cores: beside those that the operator has, else the smallest gap that is enough, else the largest gaps."""
+    """Free cores: next to those that the operator has, else the smallest gap that is enough, else the largest gaps."""
     chosen: list[int] = []
     gaps = [(row, row + length) for row, length, who in _pieces(owner) if who is None]
     while len(chosen) < count and gaps:

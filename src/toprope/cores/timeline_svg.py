@@ -68,7 +68,7 @@ def _title(timeline: Timeline) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """Where arrows touch an operator: the top of its block at the deadlock, and its height, in pixels."""
+    """The point at which arrows touch an operator: the top of its block at the deadlock, and its height, in pixels."""
 
     top: float
     height: float
@@ -124,7 +124,7 @@ class _Figure:
         self.y = self.drawing.legend(12, self.y + 2, states, swatch=22) + 2
 
     def _x(self, time: float | None) -> float:
-        """Where a time is; None is the right end of a deadlock."""
+        """Position of a time; None is the right end of a deadlock."""
         if time is None:
             return self.right if self.timeline.deadlock else _LEFT + self.time_width
         share = (time - self.timeline.begin) / self.span if self.span else 1.0

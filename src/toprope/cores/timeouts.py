@@ -1,4 +1,4 @@
-"""When a card would report that an operator does not end, in virtual time; pure."""
+"""The time at which a card would report that an operator does not end, in virtual time; pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimeOut:
 
 
 def seconds_of(program: Program, id: OpId) -> tuple[float, str]:
-    """How long the card waits for this operator, in seconds, and the name of the setting.
+    """Seconds that the card waits for this operator, and the name of the setting.
 
     The values and their sources are in timeouts.toml.
     """

@@ -1,4 +1,4 @@
-"""What a moment of a program is in words: who holds how much, and what each waits for; pure."""
+"""A moment of a program in words: how much each operator holds, and what it waits for; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cores_text", "cycle_texts", "holds_text", "kinds_used", "wait_text"]
 
 
 def cores_text(cores: Cores) -> str:
-    """So many cores: "16 vector cores", "8 cube and 16 vector cores", "no cores"."""
+    """A number of cores: "16 vector cores", "8 cube and 16 vector cores", "no cores"."""
     cube, vector = cores
     if cube and vector:
         return f"{cube} cube and {vector} vector cores"
@@ -18,13 +18,13 @@ def cores_text(cores: Cores) -> str:
 
 
 def kinds_used(program: Program) -> tuple[bool, bool]:
-    """Whether any operator uses cube cores, and whether any uses vector cores."""
+    """True if any operator uses cube cores, and True if any uses vector cores."""
     cores = [op.cores for _, op in program.ops()]
     return any(cube for cube, _ in cores), any(vector for _, vector in cores)
 
 
 def holds_text(state: State, id: OpId) -> str:
-    """How much of its cores an operator holds: "32 of 48"; empty for one that uses none."""
+    """The part of its cores that an operator holds: "32 of 48"; empty for one that uses none."""
     op = state.program.op(id)
     held = state.held_cores(id) if id in state.active else (0, 0)
     parts = [(held[kind], op.cores[kind], name) for kind, name in enumerate(("cube", "vector")) if op.cores[kind]]
@@ -33,7 +33,7 @@ def holds_text(state: State, id: OpId) -> str:
 
 
 def wait_text(state: State, wait: Wait) -> str:
-    """What an operator waits for: "waits for 16 cores", "waits for its peer on card 1"."""
+    """The reason why an operator waits: "waits for 16 cores", "waits for its peer on card 1"."""
     program = state.program
     op = program.op(wait.op)
     if wait.reason == "cores":

@@ -226,7 +226,7 @@ def product_time(device: Any, dtype: Any) -> float:
 
 
 def is_facade(name: str) -> bool:
-    """Whether a module of this name is toprope's stand-in."""
+    """True if a module of this name is toprope's stand-in."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""What a machine has of Ascend, read from files and variables alone: device files, driver, CANN, masks, container.
+"""The Ascend parts of a machine, read from files and variables alone: device files, driver, CANN, masks, container.
 
 Nothing is loaded or started, so that it can be asked where everything else is broken.
 """
@@ -23,7 +23,7 @@ _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 
 @dataclass(frozen=True)
 class AscendMachine:
-    """What was found.
+    """The parts that were found.
 
     Attributes:
         cards: the numbers in the names of the device files /dev/davinci0, ..., rising.
@@ -66,11 +66,11 @@ class AscendMachine:
         return ", ".join(part for part in parts if part)
 
     def mask_text(self, count: int | None) -> str:
-        """The mask and what it shows of so many cards (None: not known); "" where none is set."""
+        """The mask and what it shows of a number of cards (None: not known); "" where none is set."""
         return mask_text(self.mask, count)
 
     def why_no_card(self) -> tuple[str, str]:
-        """Why software that works shows no card, and what to do: a sentence each, without a full stop."""
+        """The reason why software that works shows no card, and what to do: a sentence each, without a full stop."""
         if not self.cards:
             if self.container:
                 return (
@@ -109,7 +109,7 @@ class AscendMachine:
 
 
 def mask_text(mask: str | None, count: int | None) -> str:
-    """ASCEND_RT_VISIBLE_DEVICES and what it shows of so many cards (None: not known); "" where it is not set."""
+    """ASCEND_RT_VISIBLE_DEVICES and what it shows of a number of cards (None: not known); "" where it is not set."""
     if mask is None:
         return ""
     if not count:

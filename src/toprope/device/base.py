@@ -1,11 +1,11 @@
-"""What a device is to toprope: the abstract class that each kind fills in, and the records it answers with.
+"""The interface of a device: the abstract class that each kind fills in, and the records it answers with.
 
 A new kind of device is one file with a subclass of `Device` and an entry point of the group `toprope.backends`:
 
     [project.entry-points."toprope.backends"]
     mine = "my_package.my_file:MyDevice"
 
-The name of the entry point is the kind: what stands before the colon in "mine:0".
+The name of the entry point is the kind: the part before the colon in "mine:0".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FallbackWarning(UserWarning):
 
 
 class State(StrEnum):
-    """How a kind of device stands in this process."""
+    """The state of a kind of device in this process."""
 
     WORKS = "works"
     NOT_INSTALLED = "not installed"
@@ -43,11 +43,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a kind of device can be used here, and why not.
+    """The answer if a kind of device can be used here, with the reason why not.
 
     Attributes:
         kind: "npu", "cuda", "cpu", ...
-        state: how it stands.
+        state: its state.
         count: number of devices that this process sees.
         reason: why there is none, as a sentence without a full stop; empty where it works.
         looked_at: the facts that the answer rests on, such as versions, the mask and device files; empty where it
@@ -75,7 +75,7 @@ class Availability:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a device can do. Ask these, and not the name of the kind: a new kind then needs no new branch.
+    """The abilities of a device. Ask these, and not the name of the kind: a new kind then needs no new branch.
 
     Attributes:
         simulated: it is toprope's simulated card and not a real one.
@@ -98,7 +98,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Properties:
-    """What a device is. A figure that its software does not tell is None, never a guess.
+    """The facts of a device. A figure that its software does not tell is None, never a guess.
 
     Attributes:
         name: as the device's own software gives it, such as "Ascend910B3".
@@ -149,13 +149,13 @@ class Device(ABC):
     """
 
     kind: ClassVar[str]
-    """What stands before the colon: "npu"."""
+    """The part before the colon: "npu"."""
 
     title: ClassVar[str]
-    """What a person calls this kind: "Ascend NPU"."""
+    """The name of this kind for people: "Ascend NPU"."""
 
     priority: ClassVar[int] = 100
-    """Where nobody chose, the kind with the highest that works is taken. NPU 300, CUDA 200, CPU 0."""
+    """Rank in the choice that nobody made: the kind with the highest that works is taken. NPU 300, CUDA 200, CPU 0."""
 
     mask_variable: ClassVar[str] = ""
     """The environment variable that says which of these devices a process sees; empty without one."""
@@ -203,11 +203,11 @@ class Device(ABC):
     @classmethod
     @abstractmethod
     def look(cls) -> Availability:
-        """Whether this kind can be used in this process, and why not. Does not raise, and does not touch a device."""
+        """Answer if this kind can be used in this process, or why not. Does not raise, and does not touch a device."""
 
     @classmethod
     def facts(cls) -> str:
-        """What this kind rests on here in one line, for an error: versions, the mask, device files. Does not raise."""
+        """Describe the software of this kind in a line, for an error: versions, mask, device files. Does not raise."""
         return ""
 
     @classmethod
@@ -220,11 +220,11 @@ class Device(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the device can do."""
+        """The abilities of the device."""
 
     @abstractmethod
     def properties(self) -> Properties:
-        """What the device is."""
+        """The facts of the device."""
 
     @property
     def name(self) -> str:
@@ -261,7 +261,7 @@ class Device(ABC):
 
     @abstractmethod
     def reset_peak_memory(self) -> None:
-        """Let `max_memory_allocated` begin anew."""
+        """Reset `max_memory_allocated` to what is allocated now."""
 
     @abstractmethod
     def memory_info(self) -> tuple[int | None, int | None]:
@@ -289,7 +289,7 @@ class Device(ABC):
         return ()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the error says that memory ran out. See `toprope.device.is_out_of_memory`."""
+        """True if the error says that memory ran out. See `toprope.device.is_out_of_memory`."""
         from toprope.device.memory import is_out_of_memory
 
         return is_out_of_memory(error)
@@ -396,7 +396,7 @@ class Device(ABC):
     # Dtypes
 
     def refuses(self, dtype: torch.dtype) -> str:
-        """Why a dtype need not be tried, known without making a tensor of it; "" where it is worth trying."""
+        """The reason not to try a dtype, known without making a tensor of it; "" where it is worth trying."""
         return ""
 
     def probe(self, dtype: torch.dtype) -> DtypeProbe:

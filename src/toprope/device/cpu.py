@@ -78,7 +78,7 @@ class CpuDevice(Device):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the CPU can do."""
+        """The abilities of the CPU."""
         return Capabilities(generators=True, collectives="gloo")
 
     def properties(self) -> Properties:
@@ -104,7 +104,7 @@ class CpuDevice(Device):
         return _host.peak()
 
     def reset_peak_memory(self) -> None:
-        """Let the peak begin anew, where the system allows it."""
+        """Reset the peak, where the system allows it."""
         _host.reset_peak()
 
     def memory_info(self) -> tuple[int, int]:

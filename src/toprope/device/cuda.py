@@ -33,7 +33,7 @@ class CudaDevice(AcceleratorDevice):
 
     @classmethod
     def look(cls) -> Availability:
-        """Whether torch is built for GPUs and sees one, by torch's own questions."""
+        """True if torch is built for GPUs and sees one, by torch's own questions."""
         with warnings.catch_warnings(record=True) as said:  # torch warns here of a driver that is too old
             warnings.simplefilter("always")
             try:
@@ -108,7 +108,7 @@ class CudaDevice(AcceleratorDevice):
 
 
 def _facts() -> str:
-    """What the answer rests on, in one line."""
+    """The facts behind the answer, in one line."""
     built = torch.version.cuda or torch.version.hip
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -1,6 +1,6 @@
-"""Why there is no NPU, what does not fit together, and what to do. Pure: facts in, findings out.
+"""Diagnosis: the reason why there is no NPU, parts that do not fit, and advice. Pure: facts in, findings out.
 
-The order is that of causes: what has to be mended first comes first.
+The order is by cause: what has to be fixed first comes first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "torch-broken",
             f"torch {facts.packages['torch']} cannot be imported: {examination.torch_error}",
-            ("install torch anew (for an NPU the CPU build)",),
+            ("install torch again (for an NPU the CPU build)",),
         )
     elif "torch" not in facts.packages and not (examination is not None and examination.torch):
         yield Finding(
@@ -60,7 +60,7 @@ def _import(facts: Facts) -> Iterator[Finding]:
             "import-torch",
             f"`import torch` itself fails while {guilty} like this: torch loads it by itself. With {AUTOLOAD}=0 it "
             "does not, and there is no npu.",
-            (f"until it is mended: export {AUTOLOAD}=0",),
+            (f"until it is fixed: export {AUTOLOAD}=0",),
             looked_at=examination.import_error,
             sources=("https://github.com/flagos-ai/FlagTree/issues/1024",),
         )
@@ -90,7 +90,7 @@ def _backends(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "backend-broken",
                 f"the backend {backend.name} of torch (package {backend.module}) cannot be loaded: {backend.error}",
-                (f"mend or uninstall the package that has {backend.module}",),
+                (f"fix or uninstall the package that has {backend.module}",),
             )
 
 
@@ -121,13 +121,13 @@ def _cards(facts: Facts) -> Iterator[Finding]:
 
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
-    """Device files that may not be opened, or that are missing beside those of the cards."""
+    """Device files that may not be opened, or that are missing where those of the cards are."""
     machine = facts.ascend
     if machine.refused:
         numbers = ", ".join(f"/dev/davinci{number}" for number in machine.refused)
         group = machine.owner.partition(":")[2]
         do: tuple[str, ...] = (
-            f"usermod -aG {group} USER, and log in anew",
+            f"usermod -aG {group} USER, and log in again",
             "in a container: run as a user of that group, or with the capability DAC_OVERRIDE",
         )
         if group in facts.groups:
@@ -159,7 +159,7 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def _health(facts: Facts) -> Iterator[Finding]:
-    """What npu-smi says."""
+    """Findings from the output of npu-smi."""
     for card in facts.smi_cards or ():
         if card.health.upper() != "OK":
             chip = f" chip {card.chip}" if card.chip else ""
@@ -207,7 +207,7 @@ def _failed(device: DeviceResult, what: str, error: str) -> Finding:
 
 
 def _setting(facts: Facts) -> Iterator[Finding]:
-    """What is set asks for a device that is not there, or cannot be read."""
+    """Settings that ask for a device that is not there, or cannot be read."""
     refused = facts.examination.refused if facts.examination is not None else {}
     if refused:
         yield Finding(
@@ -219,7 +219,7 @@ def _setting(facts: Facts) -> Iterator[Finding]:
 
 
 def _unfinished(facts: Facts) -> Iterator[Finding]:
-    """A child that crashed or hung somewhere else than in torch_npu's import, which is told there."""
+    """A child that crashed or hung elsewhere than in torch_npu's import, which has a finding of its own."""
     examination = facts.examination
     if examination is None or not examination.ended or examination.doing == "import torch_npu":
         return
@@ -234,7 +234,7 @@ def _unfinished(facts: Facts) -> Iterator[Finding]:
 
 
 def _works(facts: Facts) -> bool:
-    """Whether a real card was found and trained."""
+    """True if a real card was found and trained."""
     examination: Examination | None = facts.examination
     return examination is not None and any(
         device.step is not None and device.step.learned and not device.simulated for device in examination.of("npu")

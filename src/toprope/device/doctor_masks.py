@@ -1,4 +1,4 @@
-"""What masks show and do not show: the part of `toprope.device.doctor` about variables that choose cards. Pure."""
+"""Cards that masks show and hide: the part of `toprope.device.doctor` about variables that choose cards. Pure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _on_host(facts: Facts, granted: str) -> Iterator[Finding]:
 
 
 def _in_container(facts: Facts, granted: str) -> Iterator[Finding]:
-    """What the container was granted, what is in it, and what its programs open."""
+    """The cards that the container was granted, that are in it, and that its programs open."""
     cards, wanted, mask = facts.ascend.cards, granted_cards(granted).cards, facts.environment.get(VARIABLE)
     examination = facts.examination
     # some runtimes give the files new numbers: as many files as granted cards are right

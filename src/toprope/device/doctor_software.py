@@ -1,4 +1,4 @@
-"""What is installed and does not fit: the part of `toprope.device.doctor` about torch_npu, CANN, NNAL, Python. Pure."""
+"""Software that does not fit: the part of `toprope.device.doctor` about torch_npu, CANN, NNAL, Python. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def torch_npu(facts: Facts) -> Iterator[Finding]:
         if "torch-npu" in facts.packages:
             yield Finding(
                 "torch-npu-aside",
-                f"torch_npu {facts.packages['torch-npu']} is installed; here the simulated card stands in its place.",
+                f"torch_npu {facts.packages['torch-npu']} is installed; here the simulated card takes its place.",
                 ("run toprope doctor outside of toprope run, and without TOPROPE_SIM, to examine it",),
                 problem=False,
             )
@@ -48,7 +48,7 @@ def torch_npu(facts: Facts) -> Iterator[Finding]:
 
 
 def explain_torch_npu(error: str, facts: Facts) -> Finding:
-    """Why torch_npu cannot be loaded, and what mends it.
+    """The reason why torch_npu cannot be loaded, and its fix.
 
     Args:
         error: type and text of what its import raised.
@@ -76,7 +76,7 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
             "torchair",
             f"torch_npu cannot be loaded: it and its torchair do not belong together. {_short(error)}",
             (
-                "pip uninstall torch-npu (and a torchair that was installed by itself), then install one release anew",
+                "pip uninstall torch-npu (and a torchair that was installed by itself), then install one release again",
                 *_release_advice(facts),
             ),
             sources=("https://github.com/Ascend/pytorch/issues/37",),
@@ -97,7 +97,7 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
     return Finding(
         "torch-npu-broken",
         f"torch_npu cannot be loaded: {_short(error)}",
-        do or _release_advice(facts) or ("install torch_npu anew, of the release for this torch",),
+        do or _release_advice(facts) or ("install torch_npu again, of the release for this torch",),
     )
 
 
@@ -230,7 +230,7 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
     return Finding(
         f"{name}-incomplete",
         f"{what} {where} and its environment is loaded, but the library is not found there.",
-        (f"source {script} last, after everything that sets LD_LIBRARY_PATH", f"otherwise install {package} anew"),
+        (f"source {script} last, after everything that sets LD_LIBRARY_PATH", f"otherwise install {package} again"),
         ", ".join(f"{each}={facts.environment[each]}" for each in loaded),
         sources,
     )
@@ -256,7 +256,7 @@ def _no_torch_npu(facts: Facts) -> Iterator[Finding]:
 
 
 def _release_advice(facts: Facts) -> tuple[str, ...]:
-    """Which torch_npu goes with the torch and the CANN that are here."""
+    """The torch_npu that goes with the torch and the CANN that are here."""
     torch, cann = facts.packages.get("torch", ""), facts.package("CANN")
     if not torch or cann is None or not cann.version:
         return ()

@@ -34,7 +34,7 @@ _BOOT = (
 def examine(
     environment: Mapping[str, str] | None = None, *, wait: float = WAIT, memory: bool = False, only_npu: bool = False
 ) -> Examination:
-    """What child processes of this Python find.
+    """The findings of child processes of this Python.
 
     Args:
         environment: their variables; this process's own when left out.
@@ -115,12 +115,12 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
 
 
 def _import_error(lines: Iterable[str], ended: str) -> str:
-    """What a plain `import torch` ended with; what the error came from is a finding about the backend itself."""
+    """The end of a plain `import torch`; the cause of an error is a finding about the backend itself."""
     said = [fact for fact in facts_in(lines) if fact.get("fact") == "torch"]
     return str(said[0].get("error", "")).partition(" (from ")[0] if said else ended
 
 
 def _has_backends() -> bool:
-    """Whether `import torch` loads anything besides what toprope itself has there."""
+    """True if `import torch` loads anything besides what toprope itself has there."""
     own = bool(os.environ.get("TOPROPE_SIM"))
     return any(own or not entry.value.startswith("toprope.") for entry in entry_points(group="torch.backends"))

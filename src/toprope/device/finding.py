@@ -11,7 +11,7 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What `toprope doctor` found.
+    """A finding of `toprope doctor`.
 
     Attributes:
         name: a short name that stays the same, for programs: "cann-not-loaded".

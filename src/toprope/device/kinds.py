@@ -60,7 +60,7 @@ def device_class(kind: str) -> type[Device]:
 
 
 def look(kind: str) -> Availability:
-    """Whether a kind of device can be used in this process, and why not.
+    """Answer if a kind of device can be used in this process, or why not.
 
     Raises:
         DeviceNameError: there is no such kind.
@@ -110,14 +110,14 @@ def _other(kind: str) -> type[Device]:
         raise DeviceBrokenError(
             f"the kind of device {kind!r} cannot be loaded: {type(error).__name__}: {error}.",
             looked_at=f"entry point {GROUP}: {entry.name} = {entry.value}",
-            do="mend or remove the package that has this entry point",
+            do="fix or remove the package that has this entry point",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Device)) or getattr(found, "kind", None) != kind:
         raise DeviceBrokenError(
             f"the kind of device {kind!r} cannot be used: {entry.value} is not a subclass of toprope.device.Device"
             f" with kind = {kind!r}.",
             looked_at=f"entry point {GROUP}: {entry.name} = {entry.value}",
-            do="mend or remove the package that has this entry point",
+            do="fix or remove the package that has this entry point",
         )
     return found
 

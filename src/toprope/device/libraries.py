@@ -1,4 +1,4 @@
-"""Why a package of a vendor cannot be loaded: which library is missing, what it belongs to, and what brings it."""
+"""Diagnosis of a vendor's package that cannot be loaded: the missing library, its owner, and its source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reason(error: BaseException | str) -> str:
 
 
 def advice(error: BaseException | str, root: Path = Path("/")) -> str:
-    """What to do about it, as a sentence without capital and full stop.
+    """Advice, as a sentence without capital and full stop.
 
     Args:
         error: what was raised, or its text.
@@ -90,4 +90,4 @@ def _advice_without_library(error: BaseException | str) -> str:
     found = [code for code in codes(error) if not code.startswith("ERR")]  # torch_npu's own say which part failed
     if found:
         return f"see `toprope doctor {' '.join(found)}`"
-    return "see `toprope doctor`, or mend or remove the package that fails"
+    return "see `toprope doctor`, or fix or remove the package that fails"

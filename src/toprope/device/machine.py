@@ -1,4 +1,4 @@
-"""What a machine has for NPU programs, as plain data: the facts that `toprope.device.doctor` reasons about."""
+"""A machine, as an NPU program sees it, as plain data: the facts that `toprope.device.doctor` reasons about."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Step:
 
     @property
     def learned(self) -> bool:
-        """Whether the loss went down."""
+        """True if the loss went down."""
         return not self.error and self.last < self.first
 
 
@@ -134,7 +134,7 @@ class BackendResult:
 
 @dataclass(frozen=True)
 class Examination:
-    """What child processes found by importing torch and using the devices.
+    """The findings of child processes that imported torch and used the devices.
 
     Attributes:
         ended: how the child ended when it did not finish, such as "it did not answer within 60 s"; empty when it did.
@@ -217,7 +217,7 @@ class Facts:
 
     @property
     def simulated(self) -> bool:
-        """Whether programs here get toprope's simulated card, even where a mask hides it."""
+        """True if programs here get toprope's simulated card, even where a mask hides it."""
         found = self.examination
         if found is None:
             return False

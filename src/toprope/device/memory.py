@@ -29,7 +29,7 @@ _TEXTS = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or the one it was raised from, says that memory ran out: of an NPU, a GPU or the host.
+    """True if the error, or the one it was raised from, says that memory ran out: of an NPU, a GPU or the host.
 
     Example:
         >>> is_out_of_memory(RuntimeError("NPU out of memory. Tried to allocate 3.47 GiB"))
@@ -113,7 +113,7 @@ class HostMemory:
         self._root = root
 
     def resident(self) -> int:
-        """What the process holds in memory, pages of mapped files included."""
+        """Memory that the process holds, pages of mapped files included."""
         import psutil
 
         return int(psutil.Process().memory_info().rss)
@@ -126,14 +126,14 @@ class HostMemory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def reset_peak(self) -> None:
-        """Let `peak` begin anew; nothing happens where the system does not allow it."""
+        """Reset `peak`; nothing happens where the system does not allow it."""
         try:
             (self._root / "proc/self/clear_refs").write_text("5")
         except OSError:
             pass
 
     def free_and_total(self) -> tuple[int, int]:
-        """What can still be had, and the size; of the container where its limit is less than the machine's memory."""
+        """Memory that is free, and the whole size; of the container if its limit is less than the machine has."""
         import psutil
 
         machine = psutil.virtual_memory()

@@ -32,7 +32,7 @@ class Asked:
 
 
 def read_name(device: object) -> Asked:
-    """What a name asks for.
+    """The device that a name asks for.
 
     Args:
         device: a text (case and surrounding blanks do not matter), a number (that device of the kind that toprope

@@ -46,7 +46,7 @@ class NpuDevice(AcceleratorDevice):
 
     @classmethod
     def look(cls) -> Availability:
-        """Whether torch_npu is there, can be loaded and shows a card. It is imported where torch did not do so."""
+        """Answer if torch_npu is there, can be loaded and shows a card. It is imported where torch did not do so."""
         npu, problem = _namespace()
         if npu is None:
             return problem
@@ -156,7 +156,7 @@ def _namespace() -> tuple[Any, Availability]:
 
 
 def _is_a_name_to_torch() -> bool:
-    """Whether `torch.device("npu")` can be made."""
+    """True if `torch.device("npu")` can be made."""
     try:
         torch.device("npu")
     except RuntimeError:
@@ -217,7 +217,7 @@ def _gives_no_npu(origin: str) -> Availability:
         State.BROKEN,
         reason=f"{_torch_npu_version()} was imported, but gives torch no npu",
         looked_at=f"{origin}, {look_at_machine().text}",
-        do="see whether something of this name is in the way of the vendor's package, or install torch-npu anew, of"
+        do="see whether something of this name is in the way of the vendor's package, or install torch-npu again, of"
         " the same version as torch",
         surprising=True,
     )

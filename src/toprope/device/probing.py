@@ -20,7 +20,7 @@ __all__ = ["PROBES", "DtypeChoice", "DtypeProbe", "choose_dtype", "probe", "why_
 
 @dataclass(frozen=True)
 class DtypeProbe:
-    """Whether a dtype works on a device.
+    """The answer if a dtype works on a device.
 
     Attributes:
         dtype: its name without "torch.".
@@ -115,7 +115,7 @@ PROBES: dict[str, Callable[[torch.device, torch.dtype], tuple[torch.Tensor, floa
     "convolution": _convolution,
     "attention": _attention,
 }
-"""What is tried: each makes a tensor on the device whose numbers must all be the one it names."""
+"""The trials: each makes a tensor on the device whose numbers must all be the one it names."""
 
 _lock = threading.Lock()
 _known: dict[tuple[str, int, torch.dtype], DtypeProbe] = {}

@@ -1,4 +1,4 @@
-"""How well a dtype does on a device, from what was measured. Pure."""
+"""Rating of a dtype on a device, from what was measured. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toprope.device.machine import DeviceResult
 __all__ = ["SLOW", "Rating", "ratings"]
 
 SLOW = 4.0
-"""A dtype is slow where a matrix product takes more than so many times what float32 takes; float64 may take twice."""
+"""A dtype is slow where a matrix product takes more than this many times float32's time; float64 may take twice."""
 
 
 @dataclass(frozen=True)

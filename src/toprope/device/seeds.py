@@ -47,7 +47,7 @@ def concrete_seed(seed: int | Literal["random"] | None) -> int:
 
 @cache
 def draws_random_numbers(kind: str) -> bool:
-    """Whether a generator can live on devices of a kind: one is made."""
+    """True if a generator can live on devices of a kind: one is made."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Which device: argument > context > TOPROPE_DEVICE > PREFERRED_DEVICE > [tool.toprope] > NPU, CUDA, CPU.
+"""The choice of a device: argument > context > TOPROPE_DEVICE > PREFERRED_DEVICE > [tool.toprope] > NPU, CUDA, CPU.
 
 What is asked for is granted or refused with the reasons; another device in its place only where that was allowed.
 """
@@ -152,7 +152,7 @@ def available(kind: str | None = None) -> list[Device]:
 
 
 def survey() -> list[Availability]:
-    """How every kind of device stands in this process, and why, in the order in which they are tried."""
+    """The state of every kind of device in this process, with the reason, in the order in which they are tried."""
     check_torch()
     return [look(kind) for kind in kinds()]
 
@@ -211,7 +211,7 @@ def _chosen(device: DeviceLike | None, fallback: bool | None, first: tuple[str, 
 
 
 def _asked(device: DeviceLike | None) -> tuple[Asked, str]:
-    """What is asked for and who asks."""
+    """A wish for a device, and its origin."""
     if device is not None:
         return read_name(device), "argument"
     inside = _inside.get()
@@ -320,7 +320,7 @@ def _fallen_back(asked: Asked, source: str, error: TopropeError, first: tuple[st
 
 
 def _outside() -> int:
-    """How many calls above the caller the program is that called toprope."""
+    """Number of calls from the caller up to the program that called toprope."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TOPROPE):
         level, frame = level + 1, frame.f_back

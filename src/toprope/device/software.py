@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 DEFAULT = "usr/local/Ascend"
-"""Where the vendor installs, below the root."""
+"""Folders in which the vendor installs, below the root."""
 
 _VERSION = re.compile(r"^\s*version\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 _RUNNING = re.compile(r"^\w*running_version\s*=\s*\[[^:\]]*:([^\]]+)\]", re.MULTILINE)

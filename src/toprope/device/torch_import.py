@@ -36,7 +36,7 @@ def _explained(error: Exception) -> TopropeError:
     if isinstance(error.__cause__, TopropeError):
         return error.__cause__  # the simulated card says itself what is wrong
     cause = error.__cause__ or error
-    do = "install torch anew"
+    do = "install torch again"
     if "backend extension" in str(error):  # torch itself works
         do = f"{advice(cause)}; until then TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading other backends"
     return DeviceBrokenError(

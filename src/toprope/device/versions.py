@@ -1,4 +1,4 @@
-"""Which releases of torch, torch_npu and CANN belong together, by the vendor's table. Pure but for reading it."""
+"""Releases of torch, torch_npu and CANN that belong together, by the vendor's table. Pure but for reading it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pairs() -> tuple[Pair, ...]:
 
 
 def source() -> str:
-    """Where the table was read."""
+    """Source of the table."""
     return str(_table()["source"]["url"])
 
 
@@ -58,13 +58,13 @@ def releases_for(torch: str, cann: str) -> tuple[str, ...]:
 
 
 def pythons_for(torch: str) -> tuple[str, ...]:
-    """The Pythons ("3.11") that torch_npu is built for beside this torch; empty where the table does not say."""
+    """The Pythons ("3.11") that torch_npu is built for with this torch; empty where the table does not say."""
     found = [pythons for listed, pythons in _table()["python"].items() if minor(listed) == minor(torch)]
     return tuple(found[0]) if found else ()
 
 
 def same_cann(one: str, other: str) -> bool:
-    """Whether two versions of CANN are one release: "8.0.RC1" and "8.0.RC1.beta1" are, "8.0.RC1" and "8.0.0" not."""
+    """True if two versions of CANN are one release: "8.0.RC1" and "8.0.RC1.beta1" are, "8.0.RC1" and "8.0.0" not."""
     first, second = (re.split(r"[.\-_]", each.strip().casefold()) for each in (one, other))
     shorter = min(len(first), len(second))
     return shorter >= 3 and first[:shorter] == second[:shorter]

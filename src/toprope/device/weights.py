@@ -69,7 +69,7 @@ def _load_checkpoint(file: Path, move: _Mover, *, mapped: bool) -> Any:
             raise WeightsError(
                 f"{file} has more in it than weights: {beside[1]}.",
                 looked_at="torch.load(weights_only=True)",
-                do="save its state_dict alone; or, where you trust whoever made it, torch.load(weights_only=False)",
+                do="save its state_dict alone; or, where you trust its author, torch.load(weights_only=False)",
             ) from error
         raise WeightsError(
             f"{file} is no checkpoint of torch.save, or is damaged: {_first_sentence(error)}",
@@ -98,7 +98,7 @@ class _Mover:
         return self._piece_by_piece(source.view(-1)).view(source.size())
 
     def everything(self, value: Any) -> Any:
-        """What was saved, with its tensors on the device; containers are made anew, of the same type."""
+        """The saved object, with its tensors on the device; containers are copied, of the same type."""
         if self._to.type == "cpu" and self._dtype is None:
             return value
         if isinstance(value, torch.Tensor):

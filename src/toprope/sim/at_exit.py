@@ -1,4 +1,4 @@
-"""What has to happen before the interpreter goes down."""
+"""Work to do before the interpreter ends."""
 
 from __future__ import annotations
 

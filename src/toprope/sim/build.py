@@ -129,14 +129,14 @@ def check(folder: Path, torch: Torch | None = None) -> Build:
         note = dict(json.loads((folder / NOTE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise BuildError(
-            "the simulator's build cannot be read.", f"{folder / NOTE}: {error}", f"remove {folder}; it is made anew"
+            "the simulator's build cannot be read.", f"{folder / NOTE}: {error}", f"remove {folder}; it is made again"
         ) from error
     if (note.get("torch"), note.get("revision")) != (torch.version, torch.revision):
         raise BuildError(
             f"the simulator's build was made for torch {note.get('torch')} ({note.get('revision')}),"
             f" this is torch {torch.version} ({torch.revision}).",
             str(folder),
-            f"remove {folder}; it is made anew",
+            f"remove {folder}; it is made again",
         )
     return Build(folder)
 

@@ -1,6 +1,6 @@
 """The cards that the processes of one run share: reading of the file that the C++ core keeps; pure but for /proc.
 
-The layout is that of `struct Cards` in csrc/core/cards.h.
+The layout is the one of `struct Cards` in csrc/core/cards.h.
 """
 
 from __future__ import annotations

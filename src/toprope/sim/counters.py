@@ -1,6 +1,6 @@
-"""What the simulated cards of a process did: reading of the file that the C++ core keeps while it runs.
+"""Figures of the simulated cards of a process: reading of the file that the C++ core keeps while it runs.
 
-The layout is that of `struct Counters` in csrc/core/counters.h; the core maps the file into memory, so it is up to
+The layout is the one of `struct Counters` in csrc/core/counters.h; the core maps the file into memory, so it is up to
 date even when the process was killed.
 """
 
@@ -188,7 +188,7 @@ class CardCounters:
 
     @property
     def used(self) -> bool:
-        """Whether the process ever took memory on this card, or launched a kernel there."""
+        """True if the process ever took memory on this card, or launched a kernel there."""
         return self.peak_reserved > 0 or self.kernels > 0
 
 

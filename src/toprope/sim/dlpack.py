@@ -1,4 +1,4 @@
-"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side has to be told."""
+"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side does not."""
 
 from __future__ import annotations
 

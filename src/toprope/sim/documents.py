@@ -1,6 +1,6 @@
 """The vendor's documents about operators and dtypes, in the form that the C++ core reads at every start.
 
-Reading refusals.toml takes tens of milliseconds; the core's form takes one. It is made once for a chip and kept beside
+Reading refusals.toml takes tens of milliseconds; the core's form takes one. It is made once for a chip and kept next to
 the build.
 """
 
@@ -32,7 +32,7 @@ def ready(folder: Path, chip: Chip) -> AbstractContextManager[Path]:
 def kept(folder: Path, name: str, form: str, source: Path, text: Iterable[str]) -> Iterator[Path]:
     """File of the core's form of a source, kept in a folder from its first use on.
 
-    A folder that this user may not write, as that of a shared cache, costs a file of its own at every start.
+    A folder that this user may not write, as a shared cache's, costs a file of its own at every start.
 
     Args:
         folder: the folder of the build.
@@ -54,7 +54,7 @@ def kept(folder: Path, name: str, form: str, source: Path, text: Iterable[str]) 
         handle, aside = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in text)
-        os.chmod(aside, 0o644)  # whoever may use the build may read it
+        os.chmod(aside, 0o644)  # any user of the build may read it
         os.replace(aside, path)
     yield path
 

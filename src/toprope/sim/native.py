@@ -33,7 +33,7 @@ def _cannot_load(path: Path, error: OSError) -> BuildError:
     return BuildError(
         "the simulator's build cannot be loaded.",
         str(error),
-        f"remove {path.parent}; it is made anew at the next start",
+        f"remove {path.parent}; it is made again at the next start",
     )
 
 

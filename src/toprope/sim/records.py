@@ -1,6 +1,6 @@
-"""What a program did to the cards, act by act: reading of the trace that the C++ core writes; pure.
+"""The acts of a program on the cards: reading of the trace that the C++ core writes; pure.
 
-The layout is that of csrc/core/trace.h.
+The layout is the one of csrc/core/trace.h.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Record:
 
     @property
     def engine(self) -> str:
-        """What runs the collective: "aiv" for vector cores; empty where that is not known, or it is none."""
+        """The engine of the collective: "aiv" for vector cores; empty where that is not known, or it is none."""
         return "aiv" if self.communicator and self.vector_cores else ""
 
 
@@ -341,7 +341,7 @@ CHROME_FRAME: dict[str, Any] = {
     "displayTimeUnit": "ms",
     "otherData": {"clock": "host, measured; the card's own times are estimates, in the arguments of each operator"},
 }
-"""What a Chrome trace of a card holds beside its events."""
+"""The parts of a card's Chrome trace other than its events."""
 
 
 def chrome_events(trace: Trace, records: Iterable[Record], first_ns: int) -> Iterator[dict[str, Any]]:
@@ -389,7 +389,7 @@ def _event(record: Record, pid: int, track: int, shift: int) -> dict[str, Any]:
 
 
 def _arguments(record: Record) -> Iterator[tuple[str, object]]:
-    """What an event says beside its place: what the act has of it."""
+    """The fields of an event other than its place, as far as the act has them."""
     facts = {
         "bytes": record.bytes,
         "dtype": record.dtype,
@@ -423,7 +423,7 @@ Ascend/pytorch, torch_npu/profiler/analysis/prof_common_func/_csv_headers.py, an
 """
 
 _NO_MODEL = 2**32 - 1
-"""What the profiler writes for work that belongs to no model loaded as a whole."""
+"""The profiler's number for work that belongs to no model loaded as a whole."""
 
 KERNELS = ("operator", "kernel", "collective")
 """Acts that are kernels of the card to the profiler."""

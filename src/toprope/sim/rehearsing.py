@@ -117,7 +117,7 @@ class Rehearsing:
 
     @property
     def timing(self) -> Timing | None:
-        """How long the card would take, an estimate; None where a trace of the program ended inside the block."""
+        """Time that the card would take, an estimate; None where a trace of the program ended inside the block."""
         return self.facts.timing
 
     @property

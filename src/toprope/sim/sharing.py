@@ -30,14 +30,14 @@ _lock = threading.Lock()
 
 
 def collect() -> None:
-    """Lets go of storages that no receiver holds any more; `torch.npu.ipc_collect`."""
+    """Releases storages that no receiver holds any more; `torch.npu.ipc_collect`."""
     _twins.close()
     with _lock:
         _kept[:] = [storage for storage in _kept if native().references(storage.data_ptr())]
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What a pickle for another process holds in place of a tensor."""
+    """Stand-in of a tensor in a pickle for another process."""
     if tensor.device.type != "npu":
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         return reduced

@@ -1,4 +1,4 @@
-"""What simulated cards a process is to have: pure reading and writing of TOPROPE_SIM."""
+"""The simulated cards that a process is to have: pure reading and writing of TOPROPE_SIM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SimSpec:
         chip: name of the chip as `toprope.chips` has it, such as "910B3".
         count: number of cards, 1 to 16.
         hbm: device memory of a card in bytes where the user set it, else None (the chip's own).
-        force: whether to install beside a real torch_npu.
+        force: whether to install even if there is a real torch_npu.
         refuse: whether the card refuses the dtypes that its chip refuses.
         torch_npu: the release of torch_npu whose operators the card has, as `toprope.support.operators_on_card` names
             it; empty for the newest for the installed torch.

@@ -32,7 +32,7 @@ _CAPACITY = 2**20
 
 
 class Recording:
-    """What `trace` gives: the records, once the block has ended."""
+    """The result of `trace`: the records, once the block has ended."""
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
@@ -192,7 +192,7 @@ def read_ends(folder: Path, most: int) -> list[Trace]:
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_run` wrote.
+    """The files of `write_run`.
 
     Attributes:
         records: acts in the file.

@@ -1,4 +1,4 @@
-"""What the modules of apt_model share: which device is meant, and what it is called."""
+"""Parts that the modules of apt_model share: the choice of a device, and its name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def best(*, prefer_npu: bool = False) -> Device:
 
 
 def count(kind: str) -> int:
-    """How many devices of a kind can be used here. 0 also where the kind's software is broken: nothing is raised."""
+    """Number of usable devices of a kind. 0 also where the kind's software is broken: nothing is raised."""
     stand = look(kind)
     return stand.count if stand.state is State.WORKS else 0
 
@@ -83,7 +83,7 @@ def numbered(device: Device, index: int | None) -> Device:
 
 
 def called(device: Device) -> str:
-    """What apt_model calls a device: "NPU Ascend 910B3", a GPU's own name, "CPU"."""
+    """Name of a device in apt_model: "NPU Ascend 910B3", a GPU's own name, "CPU"."""
     if device.kind == "npu":
         return "NPU " + re.sub(r"^Ascend(?=[0-9])", "Ascend ", device.name)
     return "CPU" if device.kind == "cpu" else device.name

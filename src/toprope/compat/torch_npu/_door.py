@@ -1,4 +1,4 @@
-"""What the facade does when it is imported: `torch.npu` under its other name, and the version it stands for."""
+"""Import of the facade: `torch.npu` under its other name, and the version of torch_npu that it is like."""
 
 from __future__ import annotations
 

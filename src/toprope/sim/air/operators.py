@@ -101,7 +101,7 @@ def is_wait(node: Node) -> bool:
 def name_streams(graph: Graph) -> None:
     """Writes into the scopes that are about a stream which one it is; to be done before operators are decomposed.
 
-    The stream is that of the call that was traced, as with torch_npu.
+    The stream is the one of the call that was traced, as with torch_npu.
     """
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is enter_on:

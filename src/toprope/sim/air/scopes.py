@@ -93,7 +93,7 @@ class Attributed(Generic[_T]):
 
 
 def merged(scopes: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """What a node carries inside these scopes, outermost first.
+    """Attributes of a node inside these scopes, outermost first.
 
     A super kernel of no name takes nodes out of the super kernel around it.
     """

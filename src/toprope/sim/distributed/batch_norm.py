@@ -34,7 +34,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _others(tensor: Tensor) -> list[int]:
-    """All dimensions but that of the channels."""
+    """All dimensions but the channels."""
     return [dimension for dimension in range(tensor.dim()) if dimension != 1]
 
 

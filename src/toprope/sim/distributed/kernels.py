@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from toprope.sim.distributed import batch_norm, collectives
 from toprope.sim.distributed.staging import host
-from toprope.sim.npu._state import message
 
 __all__ = ["register"]
 
@@ -74,9 +73,11 @@ def _options(kind: Callable[[], Any], async_op: bool, timeout: int, operation: A
 
 def _operation(boxed: Any) -> ReduceOp:
     kind = ReduceOp.RedOpType(boxed.op())
-    if kind.name == "PREMUL_SUM":  # its factor cannot be read from here
-        raise RuntimeError(message("Cannot use ReduceOp.PREMUL_SUM with HCCL", "ERR02007 DIST feature not supported"))
-    return ReduceOp(kind)
+    if kind != ReduceOp.PREMUL_SUM:
+        return ReduceOp(kind)
+    number, tensor = torch.ops.toprope_sim.premul_factor(boxed)
+    made: ReduceOp = _c10d._make_nccl_premul_sum(number if tensor is None else tensor)
+    return made
 
 
 def _allreduce(tensors: Any, group: Any, op: Any, sparse: Any = None, async_op: bool = True, timeout: int = -1) -> Any:

@@ -1,4 +1,4 @@
-"""Which collective of which communicator a call belongs to, so that the traces of several processes can be merged."""
+"""The collective and the communicator of a call, so that the traces of several processes can be merged."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def tell_differences(hccl: Any, cores: Sequence[int]) -> None:
 
 
 def on_vector_cores() -> bool:
-    """Whether collectives run on vector cores: what HCCL_OP_EXPANSION_MODE=AIV asks for."""
+    """Return True if collectives run on vector cores, which HCCL_OP_EXPANSION_MODE=AIV asks for."""
     return os.environ.get("HCCL_OP_EXPANSION_MODE", "").upper() == "AIV"
 
 

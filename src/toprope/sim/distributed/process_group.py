@@ -11,14 +11,17 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from toprope.sim.distributed import collectives, kernels
 from toprope.sim.distributed.members import Members
+from toprope.sim.npu._state import message
 
 __all__ = ["ProcessGroupHCCL", "group_named", "hccl_of"]
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
+_NAME_LENGTH = 128
+"""Room for the name of a communicator, its end included."""
 
 
 class ProcessGroupHCCL(ProcessGroupGloo):
-    """What torch_npu names so: the communication of one group of processes, each with a card.
+    """torch_npu's class of this name: the communication of one group of processes, each with a card.
 
     Collectives of a group run one after the other in the order they were asked for, as on the stream that HCCL has
     for them; gloo has one thread for each group here.
@@ -31,7 +34,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
     """
 
     class Options:
-        """What a group is made with: the fields of torch_npu's class of this name. Only the time-out does anything.
+        """Options of a group: the fields of torch_npu's class of this name. Only the time-out does anything.
 
         Attributes:
             op_timeout: seconds that HCCL gives a kernel of its own.
@@ -71,7 +74,8 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
-        """Which collective of the group is the next, for traces."""
+        """Counts the group's collectives, for traces."""
+        self._name = ""
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.
@@ -84,7 +88,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
 
     @property
     def options(self) -> Options:  # type: ignore[override]
-        """What the group was made with."""
+        """The options that the group was made with."""
         return self._options
 
     supports_splitting = False
@@ -96,7 +100,27 @@ class ProcessGroupHCCL(ProcessGroupGloo):
 
     def get_hccl_comm_name(self, rankid: int, *args: Any, init_comm: bool = True) -> str:
         """The name of the group's communicator, the same in all its processes."""
-        return str(self._options.hccl_config.get("hccl_comm_name") or f"toprope_{self._options.group_id}")
+        if not self._name:
+            self._name = str(self._options.hccl_config.get("hccl_comm_name") or f"toprope_{self._options.group_id}")
+        return self._name
+
+    def _set_hccl_comm_name(self, hccl_comm_name: str) -> None:
+        """Name the group's communicator, before its name is asked for.
+
+        Raises:
+            RuntimeError: torch_npu's, the name has no letter or more than 127, or the communicator has another one.
+        """
+        wrong = ""
+        if not 0 < len(hccl_comm_name.encode()) < _NAME_LENGTH:
+            wrong = f"The length of the name must be between 1 and {_NAME_LENGTH - 1}, "
+        elif self._name not in ("", hccl_comm_name):
+            wrong = "The current ProcessGroup has already set the name and cannot be duplicated, "
+        if wrong:
+            has = f", current hcclCommName:{self._name}" if self._name else ""
+            raise RuntimeError(
+                message(f"{wrong}Invalid hcclCommName:{hccl_comm_name}{has}", "ERR02003 DIST invalid value")
+            )
+        self._name = hccl_comm_name
 
     allreduce = collectives.allreduce
     allreduce_coalesced = collectives.allreduce_coalesced

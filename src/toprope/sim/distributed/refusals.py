@@ -1,4 +1,4 @@
-"""What a real card's HCCL refuses, so that a program meets it here. The facts are in hccl.toml.
+"""Refusals of a real card's HCCL, so that a program meets them here. The facts are in hccl.toml.
 
 `install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch it off: gloo can do all of it.
 """
@@ -18,7 +18,7 @@ from toprope.sim.lacks import note
 from toprope.sim.npu._state import message
 from toprope.sim.state import installed
 
-__all__ = ["check", "reason"]
+__all__ = ["check", "check_layout", "reason"]
 
 _NOT_SUPPORTED = "ERR02007 DIST feature not supported"
 
@@ -44,6 +44,23 @@ def check(name: str, tensors: Any, options: Any) -> None:
         if why:
             note(Lack.REFUSED, f"hccl::{name}", why, dtype or None)
             raise RuntimeError(message(why, _NOT_SUPPORTED))
+
+
+def check_layout(tensor: Tensor) -> None:
+    """Refuse a tensor that begins inside a storage of an internal format, unless the user has switched that off.
+
+    Raises:
+        RuntimeError: torch_npu's.
+    """
+    if not tensor.storage_offset():
+        return
+    kept = getattr(tensor.untyped_storage(), "_npu_format", None)
+    spec = installed()
+    if kept is None or kept in _facts()["formats"]["base"] or spec is None or not spec.refuse:
+        return
+    why = "For a tensor of internal format, it's storage_offset must be 0"
+    note(Lack.REFUSED, "hccl", why, None)
+    raise RuntimeError(message(why, _NOT_SUPPORTED))
 
 
 def reason(name: str, dtype: str = "", operation: str = "") -> str:

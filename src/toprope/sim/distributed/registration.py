@@ -36,6 +36,7 @@ def register(torch: ModuleType) -> None:
     torch.distributed.is_hccl_available = is_hccl_available
     torch.distributed.reinit_process_group = reinit_process_group
     after_import("torch._dynamo.trace_rules", _keep_dynamo_out)
+    after_import("torch.distributed.fsdp.sharded_grad_scaler", _scale_on_cards)
 
 
 def _keep_dynamo_out() -> None:
@@ -43,6 +44,15 @@ def _keep_dynamo_out() -> None:
     from torch._dynamo import trace_rules
 
     trace_rules.add("toprope.sim.distributed")
+
+
+def _scale_on_cards() -> None:
+    """Put torch_npu's gradient scaler for FSDP in the place of torch's, as torch_npu does."""
+    from torch.distributed.fsdp import sharded_grad_scaler
+
+    from toprope.sim.npu.amp.sharded_grad_scaler import _ShardedGradScaler
+
+    sharded_grad_scaler.ShardedGradScaler = _ShardedGradScaler  # type: ignore[misc]
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -96,21 +106,21 @@ def _with_default_backend(create_group: Any) -> Any:
 
 
 def is_hccl_available() -> bool:
-    """Whether process groups can have the backend `hccl`."""
+    """Return True if process groups can have the backend `hccl`."""
     from torch.distributed import Backend
 
     return "hccl" in Backend.backend_list
 
 
 def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
-    """What torch_npu offers to mend a group's links after a fault; simulated links do not break and stay as they are.
+    """torch_npu's function to repair a group's links after a fault; simulated links do not break and stay as they are.
 
     Args:
         group: the group, None for the default one.
-        rebuild_link: whether the links are to be made anew.
+        rebuild_link: whether the links are to be made again.
 
     Returns:
-        The group where the links are made anew, else None.
+        The group where the links are made again, else None.
     """
     from torch.distributed import distributed_c10d
 

@@ -5,26 +5,30 @@ A view wherever possible, for gloo then works on the card's memory itself. gloo 
 - what a collective only moves travels as a type of the same width, bit for bit (complex128 as pairs of float64);
 - bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which is what "or" and "and" mean there;
 - int16 is reduced in int32 and cut to 16 bits afterwards, which for whole numbers gives the same bits;
+- PREMUL_SUM is a sum of products, which torch_npu makes in the tensors before HCCL gets them;
 - members of lists need not be contiguous: they are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from toprope.sim.distributed import refusals
 from toprope.sim.npu._state import message
 
-__all__ = ["Staging", "host", "reduce_operation"]
+__all__ = ["Staging", "factor_of", "host", "reduce_operation"]
 
 _CARRIED = frozenset((
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
 ))  # fmt: skip
 _OF_WIDTH = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+_MULTIPLIED = frozenset((torch.float16, torch.float32, torch.bfloat16, torch.float64))
 _OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
@@ -32,10 +36,11 @@ def host(tensor: Tensor) -> Tensor:
     """A host tensor over the bytes of a device tensor, once the current stream of its card has done its work.
 
     Raises:
-        RuntimeError: the tensor is not one of bytes on a card.
+        RuntimeError: the tensor is not one of bytes on a card, or HCCL refuses its storage format.
     """
     if tensor.device.type != "npu" or tensor.layout is not torch.strided:
         raise RuntimeError(message("Tensors must be NPU and dense", "ERR02002 DIST invalid type"))
+    refusals.check_layout(tensor)
     view: Tensor = torch.ops.toprope_sim.host_view(tensor)
     return view
 
@@ -91,10 +96,11 @@ class Staging:
     Args:
         settle: waits for collectives under way; called before anything is read from the card at once, since gloo
             reads only when their turn comes.
+        factor: what a tensor that is reduced is multiplied by before, None for nothing.
     """
 
-    def __init__(self, settle: Callable[[], None]) -> None:
-        self.settle = settle
+    def __init__(self, settle: Callable[[], None], factor: float | Tensor | None = None) -> None:
+        self.settle, self.factor = settle, factor
         self._back: list[tuple[Tensor, Tensor]] = []
 
     def moved(self, tensor: Tensor) -> Tensor:
@@ -124,18 +130,20 @@ class Staging:
             self.settle()
             self._back.append((view, _widened(view)))
             view = self._back[-1][1]
-        return _summable(view)
+        if self.factor is not None:
+            self.settle()
+        return self._multiplied(view)
 
     def kept(self, tensor: Tensor) -> Tensor:
         """For a tensor that is reduced in place, when it is to stay as it is: gloo has a copy."""
         self.settle()
-        return _summable(_widened(_single(tensor).clone()))
+        return self._multiplied(_widened(_single(tensor).clone()))
 
     def joined_to_reduce(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is reduced as one row of numbers: the row, and how many of them each member has."""
         self.settle()
         rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
-        return _summable(torch.cat(rows)), [row.numel() for row in rows]
+        return self._multiplied(torch.cat(rows)), [row.numel() for row in rows]
 
     def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is read as one row of numbers: the row, and how many of them each member has."""
@@ -157,9 +165,24 @@ class Staging:
         """For a tensor that a piece of a host tensor is copied to when the collective is done."""
         self._back.append((_single(tensor).view(-1), result))
 
+    def _multiplied(self, view: Tensor) -> Tensor:
+        """A host tensor to reduce, ours to change, times the factor.
+
+        Raises:
+            RuntimeError: torch_npu's, there is a factor and the type is no floating one; or gloo reduces no such type.
+        """
+        if self.factor is not None:
+            if view.dtype not in _MULTIPLIED:
+                text = "PreMulSum Data type must be half, float, bfloat16 or double"
+                raise RuntimeError(message(text, "ERR02002 DIST invalid type"))
+            view.mul_(self.factor)
+        return _summable(view)
+
     def finish(self) -> Callable[[], None]:
-        """What copies results to the card where gloo did not write there itself. It holds no backend: gloo's thread
-        runs it, and must not be the one that lets go of a backend last, which ends that thread."""
+        """A function that copies results to the card where gloo did not write there itself.
+
+        It holds no backend: gloo's thread runs it, and must not release a backend last, which ends that thread.
+        """
         back = self._back
 
         def copy_back() -> None:
@@ -169,6 +192,17 @@ class Staging:
         return copy_back
 
 
+def factor_of(options: Any) -> float | Tensor | None:
+    """Return the factor of PREMUL_SUM in the options of a collective; None for other reductions."""
+    operation = getattr(options, "reduceOp", None)
+    if operation is None or operation.op != ReduceOp.PREMUL_SUM:
+        return None
+    factor = operation.__getstate__()[1]  # torch has no other name for it
+    return factor.cpu() if isinstance(factor, Tensor) else float(factor)
+
+
 def reduce_operation(operation: ReduceOp.RedOpType, dtype: torch.dtype) -> ReduceOp.RedOpType:
     """The operation that gloo is asked for."""
+    if operation == ReduceOp.PREMUL_SUM:
+        return ReduceOp.SUM
     return _OF_BOOL.get(operation, operation) if dtype is torch.bool else operation

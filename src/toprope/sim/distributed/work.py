@@ -24,10 +24,10 @@ _expected: dict[int, HcclWork] = {}
 there every user waits once, or asks for the future at once, and either ends the stay here."""
 
 _MOST_EXPECTED = 10_000
-"""More than these means that a program drops works unread; the oldest are let go then."""
+"""More than these means that a program drops works unread; the oldest are dropped then."""
 
 _UNREAD_AFTER = 1.0
-"""Seconds after its end in which a work is still read by whoever was just given it."""
+"""Seconds after its end in which a work is still read by a caller that has just got it."""
 
 _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
@@ -167,15 +167,15 @@ class HcclWork(Work):
         return self._outcome.future
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if it has ended, well or not."""
         return self.ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """True if it has ended well."""
         return self.is_completed() and self._outcome.error is None
 
     def exception(self) -> BaseException | None:
-        """Why it did not end well; None where it did, and before it ends."""
+        """The error with which it ended; None where it ended well, and before it ends."""
         return self._outcome.error
 
     def result(self) -> Any:
@@ -186,7 +186,7 @@ class HcclWork(Work):
         """Nothing: a host that has waited for the work may use the results on every stream."""
 
     def is_unread(self) -> bool:
-        """Whether it ended a while ago; that nobody has waited for it is plain where this is asked."""
+        """True if it ended a while ago; that nobody has waited for it is plain where this is asked."""
         return self.is_completed() and time.monotonic() - self._outcome.ended_at >= _UNREAD_AFTER
 
     def forget_results(self) -> None:

@@ -27,11 +27,11 @@ _Key = tuple[Any, ...]
 class AclGraph(CompiledGraph):
     """A graph that is captured at its first call, with the limits that the current stream has then.
 
-    A call under other limits of the current stream captures anew. Nothing else of a capture is simulated: the operators
-    run one by one at every call, under the limits of the capture.
+    A call under other limits of the current stream captures again. Nothing else of a capture is simulated: the
+    operators run one by one at every call, under the limits of the capture.
 
     Attributes:
-        static_kernel: whether static kernels are in force beside the limits.
+        static_kernel: whether static kernels are in force besides the limits.
     """
 
     def __init__(self, module: GraphModule, phase: str, config: CompilerConfig) -> None:
@@ -94,5 +94,5 @@ class AclGraph(CompiledGraph):
 
 
 def _key(arguments: tuple[Any, ...]) -> _Key:
-    """What a capture depends on: shapes, and numbers given as arguments."""
+    """The key of a capture: shapes, and numbers given as arguments."""
     return tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else each for each in arguments)

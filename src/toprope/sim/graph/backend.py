@@ -26,7 +26,7 @@ class NpuBackend:
 
     Args:
         config: how to compile.
-        decompositions: of operators, beside none of its own.
+        decompositions: of operators; it has none of its own.
 
     Attributes:
         graphs: what was compiled with it, in that order.

@@ -8,5 +8,5 @@ __all__ = ["at_least"]
 
 
 def at_least(major: int) -> bool:
-    """Whether the rules are those of this main version or a later one."""
+    """Return True if the rules are those of this main version or a later one."""
     return int(Settings.load().cann.partition(".")[0]) >= major

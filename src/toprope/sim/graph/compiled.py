@@ -1,4 +1,4 @@
-"""What a backend keeps of every graph it compiled: the operators with their attributes, and the graph that runs."""
+"""Records of a backend about every graph it compiled: the operators with their attributes, and the graph that runs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Options:
     """A group of options. `group.name = value` sets one; `group.name.value` reads it back.
 
     Args:
-        place: where the group stands: "" for the whole, "ge_config", "experimental_config.aclgraph".
+        place: the place of the group: "" for the whole, "ge_config", "experimental_config.aclgraph".
     """
 
     def __init__(self, place: str = "") -> None:

@@ -21,7 +21,7 @@ _INT32 = 2**31
 
 
 class CoreNumberError(ValueError):
-    """A text that is not an acceptable number of cores; its own text is that of E10001."""
+    """A text that is not an acceptable number of cores; its own text is the one of E10001."""
 
     def __init__(self, parameter: str, value: str, reason: str) -> None:
         super().__init__(f"Value {value} for parameter {parameter} is invalid. Reason: {reason}")
@@ -53,7 +53,7 @@ def number(parameter: str, value: str, most: int) -> int | None:
 
 
 def from_option(text: str, most: Cores, *, clamps: bool) -> tuple[Cores, str]:
-    """What the global option "cube|vector" limits.
+    """The limits of the global option "cube|vector".
 
     Args:
         text: the option; a part that is empty limits nothing. Without the division mark all of it is about cube cores.

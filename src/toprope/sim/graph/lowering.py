@@ -260,6 +260,6 @@ def _limit_for(build: _Builder, streams: dict[str, _Limited], label: str, wanted
 
 
 def _switches(module: GraphModule) -> bool:
-    """Whether the graph goes to another stream anywhere."""
+    """Return True if the graph goes to another stream anywhere."""
     marks = map(mark, module.graph.nodes)
     return any(isinstance(each, Enter) and scopes.STREAM_LABEL in each.attributes for each in marks)

@@ -1,4 +1,4 @@
-"""What compiled graphs call while they run: streams by name, events between them, and limits that are put back."""
+"""Functions that compiled graphs call while they run: streams by name, events between them, limits put back."""
 
 from __future__ import annotations
 

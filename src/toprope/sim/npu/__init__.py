@@ -336,7 +336,7 @@ for _name, _module in {**sys.modules}.items():
 
 
 def _is_in_bad_fork() -> bool:
-    """Whether this process was forked from one that had used a card."""
+    """Return True if this process was forked from one that had used a card."""
     return bool(native().forked_after_use())
 
 

@@ -34,7 +34,7 @@ def _warn(kinds: str) -> None:
 
 
 def flash_sdp_enabled() -> bool:
-    """Whether flash attention is switched on in torch."""
+    """Return True if flash attention is switched on in torch."""
     _warn("flash attention")
     return torch._C._get_flash_sdp_enabled()
 
@@ -46,7 +46,7 @@ def enable_flash_sdp(enabled: bool) -> None:
 
 
 def mem_efficient_sdp_enabled() -> bool:
-    """Whether memory-efficient attention is switched on in torch."""
+    """Return True if memory-efficient attention is switched on in torch."""
     _warn("memory-efficient attention")
     return torch._C._get_mem_efficient_sdp_enabled()
 
@@ -58,7 +58,7 @@ def enable_mem_efficient_sdp(enabled: bool) -> None:
 
 
 def math_sdp_enabled() -> bool:
-    """Whether plain attention is switched on in torch."""
+    """Return True if plain attention is switched on in torch."""
     _warn("plain attention")
     return torch._C._get_math_sdp_enabled()
 

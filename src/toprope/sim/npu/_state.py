@@ -1,4 +1,4 @@
-"""What all topics of `torch.npu` share: initialisation, device numbers, torch_npu's way of wording errors."""
+"""Parts that all modules of `torch.npu` share: initialisation, device numbers, torch_npu's form of errors."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Whether the process sees a card."""
+    """Return True if the process sees a card."""
     return device_count() > 0
 
 
@@ -58,7 +58,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the process has used its cards."""
+    """Return True if the process has used its cards."""
     return bool(native().is_initialised()) and not native().forked_after_use()
 
 
@@ -155,7 +155,7 @@ def get_soc_version() -> int:
 
 
 def is_bf16_supported(including_emulation: bool = False) -> bool:
-    """Whether the chip computes in bfloat16."""
+    """Return True if the chip computes in bfloat16."""
     lazy_init()
     return bool(chip().supports("bfloat16"))
 
@@ -235,7 +235,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
-    """Whether a card reads the memory of another. Simulated cards all do; a card is not its own peer.
+    """Return True if a card reads the memory of another. Simulated cards all do; a card is not its own peer.
 
     Raises:
         AssertionError: no card of one of the numbers.
@@ -247,7 +247,7 @@ def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int] | None:
-    """What TORCH_NPU_DEVICE_CAPABILITY says, such as "8.0"; it stands for nothing that an NPU has, and says so.
+    """Return TORCH_NPU_DEVICE_CAPABILITY, such as "8.0"; it means nothing that an NPU has, and a warning says so.
 
     Args:
         device: not looked at.

@@ -90,7 +90,7 @@ class Event(torch.Event):
             capture.waited(self)
 
     def query(self) -> bool:
-        """Whether the event has passed; true before it is recorded."""
+        """Return True if the event has passed, and before it is recorded."""
         return super().query()
 
     def synchronize(self) -> None:
@@ -117,7 +117,7 @@ class Event(torch.Event):
         return float(native().elapsed_ms(self.event_id, end_event.event_id))
 
     def recorded_time(self) -> int:
-        """When the event passed, in microseconds of the system's steady clock; waits for it first.
+        """Return the time at which the event passed, in microseconds of the system's steady clock; waits for it first.
 
         Raises:
             RuntimeError: the event was not recorded.
@@ -248,7 +248,7 @@ class ExternalEvent(torch.Event):
         return self._is_recorded
 
     def query(self) -> bool:
-        """Whether the event has passed."""
+        """Return True if the event has passed."""
         value = ctypes.c_int()
         _libc().sem_getvalue(ctypes.c_void_p(self._raised()), ctypes.byref(value))
         return value.value > 0

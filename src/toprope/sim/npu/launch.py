@@ -21,7 +21,7 @@ _task_queue = 1
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Sets what happens when a call waits for the card without being told to (item, copies, nonzero, ...).
+    """Sets what happens when a call waits for the card by itself (item, copies, nonzero, ...).
 
     Args:
         debug_mode: 0 or "default", 1 or "warn", 2 or "error".

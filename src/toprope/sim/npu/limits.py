@@ -34,7 +34,7 @@ _KINDS = ("cube_core_num", "vector_core_num")
 
 _UNTOUCHED = -1
 _NONE = -1
-"""What the core is given to take a limit away."""
+"""The value with which the core takes a limit away."""
 
 _LARGEST = 2**32 - 1
 
@@ -75,7 +75,7 @@ def _count(value: Any) -> int:
 
 
 def _within(kind: str, value: Any, function: str, of_what: str) -> int:
-    """The limit, if the chip has so many cores of that kind."""
+    """The limit, if the chip has that number of cores of that kind."""
     limit, most = _count(value), _cores()[kind]
     if limit > most:
         when = time.strftime("%Y-%m-%d-%H:%M:%S")

@@ -21,7 +21,7 @@ _NO_DEPTH = -1
 
 
 def _fits(function: str, message: Any, stream: Any, domain: Any) -> bool:
-    """Whether the arguments are what they must be; else a warning says which is not. None of them raises."""
+    """Return True if the arguments are what they must be; else a warning says which is not. None of them raises."""
     wrong = ""
     if message is not None and not (isinstance(message, str) and message):
         wrong = "message"

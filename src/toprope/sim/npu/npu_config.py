@@ -73,7 +73,7 @@ _OPTIONS: dict[str, Collection[str] | None] = dict.fromkeys(_FREE) | {
 _DEPRECATED = ("ACL_OPTYPELIST_FOR_IMPLMODE", "ACL_OP_SELECT_IMPL_MODE")
 
 _ONLY_OFF = ("ALLOW_INTERNAL_FORMAT", "jitCompile")
-"""What cannot be switched on from the 950 on."""
+"""Options that cannot be switched on from the 950 on."""
 
 _FIRST_WITHOUT = 260
 _FIRST_PRECOMPILED = 220
@@ -161,14 +161,14 @@ def set_option(option: dict[str, Any]) -> None:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Whether operators are compiled at their first use; waits for the current card's work first."""
+    """Return True if operators are compiled at their first use; waits for the current card's work first."""
     if is_initialized():
         synchronize()
     _keep({"jitCompile": "enable" if jit_compile else "disable"})
 
 
 def is_jit_compile_false() -> bool:
-    """Whether operators come compiled; so unless set otherwise from the 910B on."""
+    """Return True if operators come compiled; so unless set otherwise from the 910B on."""
     lazy_init()
     default = "disable" if (chip().soc_version or 0) >= _FIRST_PRECOMPILED else "enable"
     return _values.get("jitCompile", default) == "disable"
@@ -185,7 +185,7 @@ def use_compatible_impl(is_enable: Any) -> None:
 
 
 def are_compatible_impl_enabled() -> bool:
-    """Whether compatible implementations are set; the simulated card has one of each operator."""
+    """Return True if compatible implementations are set; the simulated card has one of each operator."""
     return _values.get("TORCH_NPU_USE_COMPATIBLE_IMPL") == "1"
 
 

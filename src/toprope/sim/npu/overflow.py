@@ -27,7 +27,7 @@ _950 = 260
 """The first SocVersion that knows nothing else."""
 
 NO_FLAG = "it computes with inf and nan and has no flag of overflows"
-"""Why it does not have what chips before the 910B1 have."""
+"""The reason why it lacks a feature of chips before the 910B1."""
 
 
 def get_cann_version(module: str = "CANN") -> str:
@@ -45,7 +45,7 @@ def _switch(name: str, default: bool) -> bool:
 
 
 def is_support_inf_nan() -> bool:
-    """Whether overflows become inf, by the chip and the variables INF_NAN_MODE_ENABLE and INF_NAN_MODE_FORCE_DISABLE.
+    """Return True if overflows become inf: the chip, INF_NAN_MODE_ENABLE and INF_NAN_MODE_FORCE_DISABLE decide.
 
     The simulated card's operators give inf on every chip.
 
@@ -69,7 +69,7 @@ def is_support_inf_nan() -> bool:
 
 
 def is_force_overflow_check() -> bool:
-    """Whether FORCE_OVERFLOW_CHECK=1 asks for the flag all the same; it takes CANN 9.1, so never here."""
+    """Return True if FORCE_OVERFLOW_CHECK=1 asks for the flag all the same; it takes CANN 9.1, so never here."""
     return False
 
 
@@ -99,7 +99,7 @@ def clear_npu_overflow_flag() -> None:
 
 
 def npu_check_overflow(grad: torch.Tensor | float) -> bool:
-    """Whether the sum of a gradient is inf or nan.
+    """Return True if the sum of a gradient is inf or nan.
 
     Raises:
         RuntimeError: it is neither a tensor nor a float.

@@ -17,7 +17,7 @@ def check_uce_in_memory(device_id: int) -> int:
 
 
 def ipc_collect() -> None:
-    """Lets go of memory that was shared with other processes and that none of them holds any more."""
+    """Releases memory that was shared with other processes and that none of them holds any more."""
     lazy_init()
     sharing = sys.modules.get("toprope.sim.sharing")
     if sharing is not None:

@@ -44,7 +44,7 @@ __all__ = [
 
 
 class _StreamOfCard(torch.Stream):
-    """What all kinds of streams have."""
+    """The part that all kinds of streams share."""
 
     @property
     def npu_stream(self) -> int:
@@ -78,7 +78,7 @@ class _StreamOfCard(torch.Stream):
         return event
 
     def query(self) -> bool:
-        """Whether all work on the stream is done."""
+        """Return True if all work on the stream is done."""
         return super().query()
 
     def synchronize(self) -> None:

@@ -59,7 +59,7 @@ def get_device(force_cpu: bool = False, prefer_npu: bool = False) -> torch.devic
 
 
 def get_device_info() -> dict[str, Any]:
-    """What is there, and which of it is used.
+    """The devices that are there, and the one in use.
 
     Returns:
         cuda_available, npu_available: whether such a device can be used here, chosen or not.
@@ -103,7 +103,7 @@ def memory_cleanup() -> None:
 def set_seed(seed: int = 42) -> None:
     """Seed Python, numpy and torch on the CPU and on every device.
 
-    Where there is CUDA, cuDNN is told to be deterministic and not to try algorithms against each other, as in the
+    Where there is CUDA, cuDNN is set to be deterministic and not to try algorithms against each other, as in the
     original.
 
     Args:

@@ -16,7 +16,7 @@ from toprope.tiers import pages
 __all__ = ["FP4Codec", "FlashAttention", "FusedFP4Linear", "OptimizedTransformerBlock"]
 
 _FORMAT = "mxfp4"
-"""Of the codec: two codes a byte and one scale byte for 32 values, with nothing beside them."""
+"""Of the codec: two codes a byte and one scale byte for 32 values, with nothing else."""
 
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
@@ -34,8 +34,8 @@ class FP4Codec:
     def encode(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes, int8 of [..., ceil(N / 2)] with the first of two in the low half, and scales of [..., ceil(N / 32)].
 
-        It takes less memory than twice the tensor beside it. A value far from the others costs the precision of the 31
-        beside it, and of no other.
+        While it works it takes less memory than twice the tensor, in addition to the tensor. A value far from the
+        others costs the precision of the other 31 in its scale, and of no more.
 
         Raises:
             PageError: the tensor has no dimension, or a dtype that is not kept in 4 bits.

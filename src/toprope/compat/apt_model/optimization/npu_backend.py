@@ -46,12 +46,12 @@ def get_accelerator_type() -> str:
 
 
 def is_npu_available() -> bool:
-    """Whether an NPU can be used here. A torch_npu that cannot be loaded is a no, and raises nothing."""
+    """True if an NPU can be used here; False if torch_npu cannot be loaded, which raises nothing."""
     return count("npu") > 0
 
 
 def is_cuda_available() -> bool:
-    """Whether a GPU can be used here."""
+    """True if a GPU can be used here."""
     return count("cuda") > 0
 
 
@@ -97,7 +97,7 @@ class DeviceBackend:
 
     @property
     def npu_available(self) -> bool:
-        """Whether an NPU can be used here, be it this backend's device or not."""
+        """True if an NPU can be used here, whatever this backend's device is."""
         return is_npu_available()
 
     @property
@@ -112,11 +112,11 @@ class DeviceBackend:
             return None
 
     def is_available(self) -> bool:
-        """Whether the device can be used."""
+        """True if the device can be used."""
         return count(self.device_type) > self.device_index
 
     def device_count(self) -> int:
-        """How many devices of this type there are; the CPU is one."""
+        """Number of devices of this type; the CPU is one."""
         return count(self.device_type)
 
     def get_device_name(self, index: int | None = None) -> str:
@@ -131,7 +131,7 @@ class DeviceBackend:
         return called(self._numbered(index))
 
     def get_device_properties(self, index: int | None = None) -> dict[str, Any]:
-        """What the device is. Arguments and errors as for `get_device_name`.
+        """Facts of the device. Arguments and errors as for `get_device_name`.
 
         Returns:
             name, type, total_memory in bytes (on the CPU the machine's, or the container's where that is less) and
@@ -157,7 +157,7 @@ class DeviceBackend:
         return memory_figures(self._numbered(index))["reserved"]
 
     def max_memory_allocated(self, index: int | None = None) -> int:
-        """The most bytes that were allocated, never less than what is allocated now."""
+        """The most bytes that were allocated, never less than are allocated now."""
         return memory_figures(self._numbered(index))["max_allocated"]
 
     def empty_cache(self) -> None:
@@ -169,7 +169,7 @@ class DeviceBackend:
         self._numbered(index).synchronize()
 
     def set_device(self, index: int) -> None:
-        """Make a device of this type torch's current one in this thread; the backend stays that of its own device.
+        """Make a device of this type torch's current one in this thread; the backend keeps its own device.
 
         Raises:
             DeviceIndexError: there is no device of this number.
@@ -230,7 +230,7 @@ class UnifiedDeviceManager:
         return best(prefer_npu=prefer_npu).torch_device
 
     def get_backend(self, device: DeviceLike) -> DeviceBackend:
-        """The backend of a device, the same object each time: "cuda" is that of the current GPU, "cuda:0" for one.
+        """The backend of a device, the same object each time: "cuda" is the current GPU's, "cuda:0" one GPU's.
 
         Raises:
             TopropeError: as for `DeviceBackend`.

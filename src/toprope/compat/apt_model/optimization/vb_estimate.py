@@ -1,4 +1,4 @@
-"""What a model takes: of a module its own figures, of a configuration what a transformer of its sizes has. No torch."""
+"""Memory of a model: a module's own figures, or for a configuration those of a transformer of its sizes. No torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def estimate(model: Any, batch_size: int = 8) -> dict[str, Any]:
         needs = needs_of(model)
         count = sum(each.numel() for each in model.parameters())
         parts = (needs.weights, needs.trained, 2 * needs.trained)
-        return _told(count, parts, None, "counted")
+        return _figures(count, parts, None, "counted")
     figures = {name: _figure(model, known) for name, known in (_NAMES | _OPTIONAL).items()}
     missing = [_NAMES[name][0] for name in _NAMES if figures[name] is None]
     if missing:
@@ -54,7 +54,9 @@ def estimate(model: Any, batch_size: int = 8) -> dict[str, Any]:
     # what is saved for a token: inputs of two norms, of three products and of attention (3), the inner ones twice
     activations = layers * batch_size * length * (8 * hidden + 2 * inner) * _BYTES
     size = count * _BYTES
-    return _told(count, (size, size, 2 * size), activations, f"estimated for a transformer, {length} tokens a sequence")
+    return _figures(
+        count, (size, size, 2 * size), activations, f"estimated for a transformer, {length} tokens a sequence"
+    )
 
 
 def _figure(model: Any, names: tuple[str, ...]) -> float | None:
@@ -67,7 +69,7 @@ def _figure(model: Any, names: tuple[str, ...]) -> float | None:
     return None
 
 
-def _told(count: int, parts: tuple[int, int, int], activations: int | None, source: str) -> dict[str, Any]:
+def _figures(count: int, parts: tuple[int, int, int], activations: int | None, source: str) -> dict[str, Any]:
     weights, gradients, states = (each / _MIB for each in parts)
     more = None if activations is None else activations / _MIB
     return {

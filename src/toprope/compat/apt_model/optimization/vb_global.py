@@ -68,7 +68,7 @@ _EFFECTS = {
     "gradient_checkpointing": "recompute",
     "activation_offload": "offload",
 }
-"""What `toprope.tiers.modes` calls them."""
+"""Their names in `toprope.tiers.modes`."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def enable(
         mixed_precision: products are computed in bf16.
         gradient_checkpointing: blocks are computed again in backward.
         auto_estimate: whether `optimize_model` prints what the model takes.
-        vgpu_config: the levels, as for `create_vgpu_stack`: the first is the budget of the device, "cpu" that of the
-            host, "ssd" that of the disk; or {"device": "25%", "host": "64GB", "disk": "/folder"}. Without one
+        vgpu_config: the levels, as for `create_vgpu_stack`: the first is the budget of the device, "cpu" the host's,
+            "ssd" the disk's; or {"device": "25%", "host": "64GB", "disk": "/folder"}. Without one
             TOPROPE_DEVICE_MEMORY counts, else what is free.
         verbose: whether to print what is active.
 
@@ -156,7 +156,7 @@ def enable_full_optimization() -> None:
 
 
 def disable() -> None:
-    """Take all away: models are as they were, and the stack is let go of. Says so."""
+    """Undo all: models are as they were, and the stack is released. Prints it."""
     global _active
     with _lock:
         if _active.stack is not None:
@@ -166,7 +166,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether it is enabled."""
+    """True if it is enabled."""
     return _active.stack is not None
 
 
@@ -176,7 +176,7 @@ def get_stack() -> VGPUStack | None:
 
 
 def get_config() -> dict[str, bool]:
-    """What is active, as a copy; all but `verbose` is False when disabled.
+    """The active settings, as a copy; all but `verbose` is False when disabled.
 
     Returns:
         use_fp4, use_flash_attn, mixed_precision, gradient_checkpointing, activation_offload, auto_estimate, verbose.
@@ -223,7 +223,7 @@ def optimize_model(model: torch.nn.Module, model_name: str = "model") -> torch.n
 
 
 def estimate_model_resources(model_config: Any, batch_size: int = 8) -> dict[str, Any]:
-    """What a model takes in training, in MiB: of a module counted, of a configuration estimated.
+    """Memory of a model in training, in MiB: of a module counted, of a configuration estimated.
 
     Args:
         model_config: a module; or a mapping or an object with vocab_size, hidden_size and num_layers, in the spelling

@@ -86,7 +86,7 @@ class VGPULevel:
 
     @property
     def transfer_speed_source(self) -> str:
-        """Where `transfer_speed` comes from: "measured", "configured" or "unknown"."""
+        """Source of `transfer_speed`: "measured", "configured" or "unknown"."""
         return self._stats().speed_source
 
     def put(self, key: str, tensor: torch.Tensor, priority: int = 5) -> bool:
@@ -117,8 +117,8 @@ class VGPUStack:
     """Levels of memory, the fastest first; what finds no room on one is moved down to the next, never dropped.
 
     A tensor that is on its level's device already is kept by reference; one that is not, or that is a view of a
-    larger storage, is copied. Safe to use from several threads. Errors of a disk (TierError) are told by the call that
-    they happen in, those of a prefetch by the next one; no tensor is lost by them.
+    larger storage, is copied. Safe to use from several threads. The call in which an error of a disk (TierError)
+    happens raises it, or the next one after a prefetch; no tensor is lost by it.
 
     Args:
         config: {"levels": [{"capacity_mb": 2000, "device": "npu:0", "speed_gbps": 600}, ...]}, the speed may be left
@@ -129,7 +129,7 @@ class VGPUStack:
 
     Raises:
         UsageError: the configuration cannot be read, or a folder cannot be used.
-        TierCapacityError: a configured level is larger than what is free of its device's memory, or of its disk.
+        TierCapacityError: a configured level is larger than the free memory of its device, or the room on its disk.
         TopropeError: as for `toprope.device.get`.
     """
 

@@ -23,12 +23,22 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Whether torch was built with torch.distributed."""
+    """Return True if torch was built with torch.distributed."""
     return dist.is_available()
 
 
+def _make_hccl_premul_sum(factor: float | Tensor) -> Any:
+    """A reduction that multiplies each process's tensor by a factor, and sums the products."""
+    return dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+
+
+def _is_support_hccl_comm_name() -> bool:
+    """Return True: a group's communicator can be given a name."""
+    return True
+
+
 def is_hccl_available() -> bool:
-    """Whether process groups can have the backend `hccl`: where there is a card."""
+    """Return True if process groups can have the backend `hccl`: where there is a card."""
     return "hccl" in dist.Backend.backend_list
 
 

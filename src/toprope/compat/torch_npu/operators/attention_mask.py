@@ -1,4 +1,4 @@
-"""Which scores npu_fusion_attention leaves out, for every sparse mode, and what the mask may look like.
+"""Scores that npu_fusion_attention leaves out, for every sparse mode, and what the mask may look like.
 
 Positions are counted by diagonals: the score of query i and key j lies on diagonal j - i, seen from the upper left
 corner. Modes 3 and 4 count from the lower right corner, which shifts the diagonal by Skv - Sq.
@@ -41,7 +41,7 @@ class Sparse:
 
     @property
     def compressed(self) -> bool:
-        """Whether the mask is the compressed one."""
+        """Return True if the mask is the compressed one."""
         return self.mode in (_LEFT_UP, _RIGHT_DOWN, _BAND)
 
     def shift(self, queries: int, keys: int) -> int:
@@ -49,7 +49,7 @@ class Sparse:
         return keys - queries if self.mode in (_RIGHT_DOWN, _BAND) else 0
 
     def leaves_rows_empty(self, queries: int, keys: int) -> bool:
-        """Whether the kernel expects rows without any score, and then writes zeros for them."""
+        """Return True if the kernel expects rows without any score, and then writes zeros for them."""
         if self.mode == _RIGHT_DOWN:
             return queries > keys
         if self.mode in (_DEFAULT, _BAND):
@@ -106,7 +106,7 @@ def check_mask(mask: torch.Tensor, sparse: Sparse, shapes: list[list[int]]) -> N
 
 
 def masked_scores(mask: torch.Tensor, sparse: Sparse, queries: int, keys: int) -> torch.Tensor:
-    """Which scores are left out.
+    """Find the scores that are left out.
 
     Args:
         mask: the compressed mask, or the mask of these queries and keys; True or non-zero leaves a score out.

@@ -57,7 +57,7 @@ def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06
 
     Args:
         self: 1 to 8 dimensions; float16, bfloat16 or float32.
-        gamma: scale; its shape is the last part of the shape of `self`, its dtype that of `self` or float32.
+        gamma: scale; its shape is the last part of the shape of `self`, its dtype as of `self` or float32.
         epsilon: added to the mean square.
 
     Returns:

@@ -1,6 +1,9 @@
-// Tensors over device memory of another process.
+// Tensors over device memory of another process, and a fact of reductions between processes that Python cannot read.
 #include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <cerrno>
 #include <cstring>
@@ -39,7 +42,15 @@ at::Tensor map_share(int64_t device, int64_t file, int64_t piece_bytes, int64_t 
 
 }  // namespace
 
+// What PREMUL_SUM multiplies by: a number, or a tensor where it is made with one.
+std::tuple<double, std::optional<at::Tensor>> premul_factor(const c10::intrusive_ptr<c10d::ReduceOp>& operation) {
+  auto* known = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(operation->supplement_.get());
+  TORCH_CHECK(known != nullptr, "this ReduceOp has no factor");
+  return {known->double_factor, known->tensor_factor.defined() ? std::optional(known->tensor_factor) : std::nullopt};
+}
+
 TORCH_LIBRARY_FRAGMENT(toprope_sim, m) {
+  m.def("premul_factor(__torch__.torch.classes.c10d.ReduceOp operation) -> (float, Tensor?)", &premul_factor);
   m.def("map_share(int device, int file, int piece_bytes, int offset, int bytes) -> Tensor", &map_share);
 }
 

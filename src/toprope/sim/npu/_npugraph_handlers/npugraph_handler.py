@@ -14,7 +14,7 @@ __all__ = ["_NPU_GRAPH_OP_HANDLERS", "NpuGraphOpHandler", "register_npu_graph_ha
 _log = logging.getLogger("torch_npu.npu._npugraph_handlers.npugraph_handler")
 
 Spec = tuple[str, int | str, str]
-"""Where an argument is ("arg" with its place, "kwarg" with its name), and its name in the input of `update`."""
+"""Place of an argument ("arg" with its number, "kwarg" with its name), and its name in the input of `update`."""
 
 _NPU_GRAPH_OP_HANDLERS: dict[str, type[NpuGraphOpHandler]] = {}
 """Handlers by the operator's name with overload: "npu_fused_infer_attention_score.out"."""

@@ -60,7 +60,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_autocast_enabled() -> bool:
-    """Whether autocast is on for npu in this thread."""
+    """Return True if autocast is on for npu in this thread."""
     return torch.is_autocast_enabled("npu")
 
 

@@ -80,8 +80,8 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = Non
     Args:
         op_aicore_num: cube cores.
         op_vectorcore_num: vector cores.
-        stream: the stream; None for the one that is current where the context begins. In a compiled graph it is that
-            of the call that was traced.
+        stream: the stream; None for the one that is current where the context begins. In a compiled graph it is
+            the one of the call that was traced.
 
     Raises:
         RuntimeError: 107000, more cores than the chip has; nothing is changed then.
