@@ -257,6 +257,9 @@ def test_a_service_that_stops_answers_503(service, graph):
         (DfException("the graph has ended", FAILED), 503, "the graph has ended"),
         (DfException("a stage has made nothing of the input"), 500, "made nothing"),
         (TimeoutError("the user's own"), 500, "TimeoutError: the user's own"),
+        (SystemExit(3), 500, "SystemExit: 3"),
+        (KeyboardInterrupt(), 500, "KeyboardInterrupt"),
+        (asyncio.CancelledError("the user's own"), 500, "CancelledError: the user's own"),
     ],
 )
 def test_an_input_that_fails_is_answered(error, status, text):
@@ -264,6 +267,11 @@ def test_an_input_that_fails_is_answered(error, status, text):
     assert text in refused(ask(service, json={"x": 1}), status)
     assert service.is_idle
     assert service.figures.by_status[status] == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_stream_that_fails_so_ends_nothing_but_itself(error):
+    refused(ask(anything(lambda named: [error], generates=True), json={"x": 1}), 500)
 
 
 def test_an_exception_with_a_status_is_the_clients_fault():

@@ -166,15 +166,15 @@ def test_a_stage_that_dies_is_reported_and_started_again(tmp_path):
             for value in range(20)
         ]
         answers = together(calls)
-        assert [answer.status_code for answer in answers if answer.status_code != 200] != []
         for value, answer in enumerate(answers):
             if answer.status_code == 200:
                 assert answer.json()["done"]["value"] == value
-            else:
-                assert answer.status_code == 500
+            elif answer.status_code == 500:
                 assert "has ended while it had this input" in answer.json()["detail"]
+            else:
+                assert answer.status_code == 429  # not accepted: the stage was being started again
         assert answers[5].status_code == 500
-        assert server.work("again").status_code == 200
+        within(LONG, lambda: server.work("again").status_code == 200)
         assert server.metric("toprope_stage_restarts_total") == 1
 
 

@@ -82,6 +82,11 @@ def forever(path):
 
 
 @df.pyflow
+def stop(value):
+    raise StopIteration(value)
+
+
+@df.pyflow
 def plus(value):
     return value + 100
 

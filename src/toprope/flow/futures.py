@@ -195,6 +195,7 @@ class Futures:
         return transaction
 
     def _collect(self) -> None:
+        looked = 0.0
         while not self._closed:
             fetched = self._runner.fetch(None, _TURN_MS, aligned=False)
             if fetched.messages or fetched.head.transaction_id:
@@ -206,7 +207,10 @@ class Futures:
                 self._fail_all(why)
                 if not self._closed:
                     time.sleep(_TURN_MS / 1000)
-            self._expire()
+            now = time.monotonic()
+            if now - looked > _TURN_MS / 2000:
+                looked = now
+                self._expire(now)
 
     def _take(self, result: FlowResult, flags: int) -> None:
         transaction = result.info.transaction_id
@@ -239,7 +243,7 @@ class Futures:
         try:
             values = result.get()
         except BaseException as error:
-            return functools.partial(receiver.end, error)
+            return functools.partial(_fail, receiver, error)
         if not receiver.put(values):
             self._waiting.pop(transaction, None)
             self._runner.cancel(transaction)
@@ -256,8 +260,7 @@ class Futures:
         if found is not None and not self._closed:
             self._runner.cancel(transaction)
 
-    def _expire(self) -> None:
-        now = time.monotonic()
+    def _expire(self, now: float) -> None:
         with self._changed:
             late = [id for id, (_, until) in self._waiting.items() if until is not None and now >= until]
             receivers = [self._waiting.pop(id)[0] for id in late]
@@ -317,6 +320,8 @@ def _settle(future: Future[list[Any]], result: FlowResult) -> None:
 
 
 def _fail(receiver: _Receiver, error: BaseException) -> None:
+    if isinstance(error, StopIteration):  # neither a future of asyncio nor an iteration can end with it (PEP 479)
+        error = RuntimeError(f"a stage raised {error!r}")
     if isinstance(receiver, ResultStream):
         receiver.end(error)
         return

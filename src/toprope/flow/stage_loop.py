@@ -37,7 +37,10 @@ from toprope.flow.stage_status import Status, record
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
 _REMEMBERED = 1024
-"""Exceptions of functions whose transactions are known."""
+"""Exceptions of functions, and cancelled inputs, whose transactions are known."""
+
+_LOOK_NS = 2_000_000
+"""How often a stage that replies looks for cancelled inputs."""
 
 
 class Outlet:
@@ -192,6 +195,7 @@ class Loop:
         )
         self._batch = plan.spec.batch
         self._cancelled: dict[int, None] = {}
+        self._looked = 0
         self._counts = [0] * len(function.outputs)
         self._sent = [0] * len(function.outputs)  # of this activation
         self._head = Head()
@@ -249,6 +253,7 @@ class Loop:
                 return [passed_on(each)]
         if not self._replies:
             return None
+        self._look()
         if self._cancelled and head.transaction_id in self._cancelled:
             return [cancelled(head)]
         ends = sum(each.head.flags & END != 0 for each in messages)
@@ -428,9 +433,16 @@ class Loop:
         Raises:
             Cancelled: nobody does.
         """
-        self._hub.look()
+        self._look()
         if self._cancelled and transaction in self._cancelled:
             raise Cancelled
+
+    def _look(self) -> None:
+        """Read messages now and then: a stage that always has inputs waits for none."""
+        now = time.monotonic_ns()
+        if now - self._looked > _LOOK_NS:
+            self._looked = now
+            self._hub.look()
 
     # Functions of kind "messages", and their exceptions
 

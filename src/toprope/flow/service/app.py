@@ -20,6 +20,7 @@ import toprope
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.flow_graph import FlowGraph
 from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream
+from toprope.flow.process_points import GraphProcessPoint
 from toprope.flow.service import prometheus, values
 from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
@@ -41,6 +42,9 @@ _LARGE = 256 * 1024
 
 _KEEP_ALIVE = 15.0
 """Seconds after which a stream without news sends a comment, which keeps proxies from closing it."""
+
+_PATIENCE = 0.02
+"""Seconds after which it is watched whether the client of a request has gone."""
 
 _WRITE = 60.0
 """Seconds that a client may take to read a part of its answer."""
@@ -86,7 +90,11 @@ class Service:
         self._is_draining = False
         names = generators(graph.plan)
         specs = [node.stage_spec() for node in graph.plan.nodes]
-        models = frozenset(place for place, spec in enumerate(specs) if spec.kind == "npu")
+        models = frozenset(
+            place
+            for place, (node, spec) in enumerate(zip(graph.plan.nodes, specs, strict=True))
+            if spec.kind == "npu" or isinstance(node.point, GraphProcessPoint)
+        )
         self.ports = ports_of(graph.plan, models, bool(names))
         graph.start()
         self.app = self._made_app()
@@ -306,18 +314,19 @@ class _Answer(Response):
 
     async def _run(self, receive: _Receive, send: _Send) -> int:
         try:
-            found, media_type, size = await asyncio.wait_for(self._service.inputs_of(self._request), self._left())
+            async with asyncio.timeout(self._left()):
+                found, media_type, size = await self._service.inputs_of(self._request)
         except TimeoutError:
             raise Problem(408, f"the body has not come within {self._seconds:g} s") from None
         streams = self._service.ports.is_stream
         form = self._form_of_answer(media_type, streams)
         feed = self._service.feed_of(found)
         result = await self._service.fed(feed, max(0.001, self._left()), size, streams=streams)
+        if not streams:
+            return await self._one(asyncio.wrap_future(result), form, receive, send)
         watch = asyncio.ensure_future(_gone(receive))
         try:
-            if streams:
-                return await self._stream(result, form, watch, send)
-            return await self._one(asyncio.wrap_future(result), form, watch, send)
+            return await self._stream(result, form, watch, send)
         finally:
             watch.cancel()
 
@@ -345,14 +354,28 @@ class _Answer(Response):
 
     # One result
 
-    async def _one(self, future: asyncio.Future[list[Any]], form: str, watch: asyncio.Future[None], send: _Send) -> int:
+    async def _one(self, future: asyncio.Future[list[Any]], form: str, receive: _Receive, send: _Send) -> int:
+        watch: list[asyncio.Future[None]] = []
+
+        def look() -> None:
+            """Cancel the input, which stages leave out then, when the client goes."""
+            watch.append(asyncio.ensure_future(_gone(receive)))
+            watch[0].add_done_callback(lambda _: future.cancel())
+
+        timer = asyncio.get_running_loop().call_later(_PATIENCE, look)  # most answers are there before
         try:
-            await asyncio.wait((future, watch), return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                raise _ClientGone
+            found = await future
+        except BaseException as error:  # a stage may have raised SystemExit, which must not end the server
+            if future.done() and not future.cancelled():
+                raise _problem_of(error) from None
+            if watch and watch[0].done():
+                raise _ClientGone from None
+            future.cancel()
+            raise
         finally:
-            future.cancel()  # no effect on one that is done; else its stages leave it out
-        found = _result(future)
+            timer.cancel()
+            for each in watch:
+                each.cancel()
         if form == _EVENTS:
             body = _event("result", values.json_of_values(found, self._service.ports)) + _event("end", b"{}")
         else:
@@ -439,7 +462,9 @@ async def _items(stream: ResultStream, watch: asyncio.Future[None]) -> AsyncGene
                 yield found
         except StopIteration:
             return
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             raise _problem_of(error) from None
         if watch.done():
             raise _ClientGone
@@ -447,18 +472,6 @@ async def _items(stream: ResultStream, watch: asyncio.Future[None]) -> AsyncGene
             await asyncio.wait_for(news.wait(), None if is_first else _KEEP_ALIVE)
         except TimeoutError:
             yield None
-
-
-def _result(future: asyncio.Future[list[Any]]) -> list[Any]:
-    """The values of a future that is done.
-
-    Raises:
-        Problem: the input has failed.
-    """
-    error = future.exception()
-    if error is not None:
-        raise _problem_of(error)
-    return future.result()
 
 
 def _problem_of(error: BaseException) -> Problem:
