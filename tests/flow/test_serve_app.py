@@ -13,10 +13,10 @@ from serve_stand_in import StandIn, ask, make_plan, ongoing, served, talk
 from toprope.flow.data_type import DT_BF16, DT_BOOL, DT_FLOAT, DT_INT32, TensorDesc
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.futures import DeadlineExceeded
-from toprope.flow.service import values
+from toprope.flow.service import bodies
 from toprope.flow.tensor import Tensor
 
-SAFE = {"content-type": values.SAFETENSORS}
+SAFE = {"content-type": bodies.SAFETENSORS}
 
 
 def doubled(named):
@@ -74,12 +74,12 @@ def test_a_tensor_may_say_its_dtype_and_shape(service):
 
 def test_safetensors_in_and_out(service):
     answer = ask(service, content=save({"x": torch.ones(1, 2)}), headers=SAFE)
-    assert answer.headers["content-type"] == values.SAFETENSORS
+    assert answer.headers["content-type"] == bodies.SAFETENSORS
     assert torch.equal(load(answer.content)["y"], torch.full((1, 2), 2.0))
     # the client decides
     answer = ask(service, content=save({"x": torch.ones(1, 2)}), headers={**SAFE, "accept": "application/json"})
     assert answer.json() == {"y": [[2.0, 2.0]]}
-    answer = ask(service, json={"x": [[1, 2]]}, headers={"accept": values.SAFETENSORS})
+    answer = ask(service, json={"x": [[1, 2]]}, headers={"accept": bodies.SAFETENSORS})
     assert load(answer.content)["y"].tolist() == [[2.0, 4.0]]
 
 
@@ -300,12 +300,12 @@ def test_outputs_have_the_names_of_their_nodes():
     shared = torch.arange(4.0)
     service = anything(lambda named: [shared[:2], shared[2:]], outputs=2)
     assert ask(service, json={"x": 1}).json() == {"y.0": [0.0, 1.0], "y.1": [2.0, 3.0]}
-    answer = ask(service, json={"x": 1}, headers={"accept": values.SAFETENSORS})
+    answer = ask(service, json={"x": 1}, headers={"accept": bodies.SAFETENSORS})
     assert {name: each.tolist() for name, each in load(answer.content).items()} == {
         "y.0": [0.0, 1.0], "y.1": [2.0, 3.0]
     }  # fmt: skip
     service = anything(lambda named: ["text"])
-    refused(ask(service, json={"x": 1}, headers={"accept": values.SAFETENSORS}), 406, field="y")
+    refused(ask(service, json={"x": 1}, headers={"accept": bodies.SAFETENSORS}), 406, field="y")
 
 
 # Streams

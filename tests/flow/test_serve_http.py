@@ -87,6 +87,7 @@ def test_a_large_body_goes_through_and_one_that_is_too_large_does_not(classifier
 # Streams, deadlines, clients that go
 
 
+@pytest.mark.slow
 def test_results_of_a_generator_come_as_they_are_made(tmp_path):
     with Server(tmp_path, "counter") as server:
         times, data = [], []
@@ -107,6 +108,7 @@ def test_results_of_a_generator_come_as_they_are_made(tmp_path):
         assert server.post(json={"n": 1}, params={"timeout": 50}).status_code == 200
 
 
+@pytest.mark.slow
 def test_deadlines_and_clients_that_go_leave_work_out(tmp_path):
     note = str(tmp_path / "note")
     with Server(tmp_path, "work") as server, ThreadPoolExecutor(1) as pool:
@@ -147,6 +149,7 @@ def overloaded(tmp_path, seconds, *, growth):
         assert server.metric("toprope_stage_restarts_total") == 0
 
 
+@pytest.mark.slow
 def test_overload_gets_429_and_nothing_else(tmp_path):
     overloaded(tmp_path, 3, growth=32 * 2**20)
 
@@ -178,6 +181,7 @@ def test_a_stage_that_dies_is_reported_and_started_again(tmp_path):
         assert server.metric("toprope_stage_restarts_total") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_instance_loses_nothing_of_the_others(tmp_path):
     with Server(tmp_path, "work", SERVE_INSTANCES="2") as server:
         pids = {answer.json()["done"]["pid"] for answer in together([lambda: server.work(0)] * 8)}
@@ -197,6 +201,7 @@ def test_a_killed_instance_loses_nothing_of_the_others(tmp_path):
         within(LONG, lambda: len(working()) == 2)  # and meanwhile the other one answers
 
 
+@pytest.mark.slow
 def test_a_graph_that_cannot_go_on_ends_the_server_with_an_error(tmp_path):
     with Server(tmp_path, "work", SERVE_RESTARTS="0") as server:
         answers = together([lambda value=value: server.work(value, sleep=0.2, die=value == 0) for value in range(6)])
@@ -207,6 +212,7 @@ def test_a_graph_that_cannot_go_on_ends_the_server_with_an_error(tmp_path):
         assert "the graph cannot go on" in server.said()
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_no_process(tmp_path):
     with Server(tmp_path, "work") as server:
         children = server.children()
@@ -234,6 +240,7 @@ def test_sigterm_answers_accepted_requests_and_refuses_new_ones(tmp_path):
         assert "Traceback" not in server.said()
 
 
+@pytest.mark.slow
 def test_a_request_that_outlasts_the_end_is_not_waited_for_for_ever(tmp_path):
     with Server(tmp_path, "work", "--shutdown-timeout", "0.5") as server, ThreadPoolExecutor(1) as pool:
         pool.submit(server.work, 1, sleep=30)

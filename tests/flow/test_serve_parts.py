@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from toprope import flow as df
 from toprope.flow.dynamic_batch import Collector, check_batch, chunks, rows_of
 from toprope.flow.exceptions import DfException, DfTypeError
+from toprope.flow.futures import ResultStream
 from toprope.flow.gather import Group
 from toprope.flow.graph import FlowData, FlowNode, plan
 from toprope.flow.metrics import EdgeMetrics, StageMetrics, stage_metrics
@@ -224,6 +225,22 @@ def test_streams_of_different_lengths_are_refused():
         ends(node(node(left, generates=True), right))
     with pytest.raises(DfException, match="the graph"):
         ends(node(x, generates=True), node(x))
+
+
+def test_a_stream_that_nobody_reads_is_bounded():
+    stream = ResultStream()
+    large = np.zeros(40 * 2**20, "u1")
+    assert stream.put([large])
+    assert not stream.put([large])
+    assert stream.take()[0] is large
+    assert stream.put([large])
+    assert [stream.put([1]) for _ in range(65535)] == [True] * 65535
+    assert not stream.put([1])
+    stream.end(KeyError("no"))
+    assert stream.take()[0] is large
+    assert len([stream.take() for _ in range(65535)]) == 65535
+    with pytest.raises(KeyError):
+        stream.take()
 
 
 # Figures

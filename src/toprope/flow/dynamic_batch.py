@@ -61,7 +61,7 @@ def rows_of(values: Sequence[Any]) -> int | None:
 
 
 def chunks(keys: Sequence[tuple[Any, int] | None], most: int) -> list[list[int]]:
-    """Which requests share a call.
+    """Divide requests into calls.
 
     Args:
         keys: for each request what it must have in common with others, and its rows; None for one that goes alone.
@@ -106,7 +106,7 @@ class Collector:
         self._due: float | None = None
 
     def is_ready(self, now: float) -> bool:
-        """Whether there is a batch. Takes what has come.
+        """Take inputs; true once there is a batch.
 
         Args:
             now: seconds of the steady clock.
@@ -144,5 +144,5 @@ class Collector:
 
     @property
     def is_clear(self) -> bool:
-        """Whether no input waits in it."""
+        """True while no input waits in it."""
         return not self._groups

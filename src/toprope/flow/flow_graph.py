@@ -383,7 +383,7 @@ class FlowGraph(GraphSettings):
 
     @property
     def restarts(self) -> int:
-        """How often a stage whose process had died was started again."""
+        """Number of times that a stage whose process had died was started again."""
         return 0 if self._runner is None else self._runner.restarts
 
     def trace(self, path: str | Path | None = None) -> dict[str, Any]:

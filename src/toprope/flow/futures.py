@@ -14,17 +14,18 @@ from toprope.flow.exceptions import FAILED, QUEUE_FULL, DfAbortException, DfExce
 from toprope.flow.graph import Plan
 from toprope.flow.result import FlowResult
 from toprope.flow.stage_spec import END, MORE, Message
+from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
     from toprope.flow.run import Fetched, Runner
 
-__all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream"]
+__all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream", "size_of"]
 
 _TURN_MS = 50
 """How long the thread waits for a result before it looks at deadlines."""
 
-_MOST_RESULTS = 65536
-"""Results of one stream that nobody has taken; a stream with more is cancelled."""
+_MOST_RESULTS, _MOST_BYTES = 65536, 64 * 2**20
+"""Results of one stream that nobody has taken, and bytes of their tensors; a stream with more is cancelled."""
 
 Decode = Callable[[list[Message], "Fetched"], FlowResult]
 
@@ -47,7 +48,8 @@ class ResultStream:
     """
 
     def __init__(self) -> None:
-        self._items: deque[list[Any]] = deque()
+        self._items: deque[tuple[list[Any], int]] = deque()
+        self._bytes = 0
         self._changed = threading.Condition()
         self._ended = False
         self._error: BaseException | None = None
@@ -74,7 +76,9 @@ class ResultStream:
         """
         with self._changed:
             if self._items:
-                return self._items.popleft()
+                values, size = self._items.popleft()
+                self._bytes -= size
+                return values
             if not self._ended:
                 return None
             if self._error is not None:
@@ -94,12 +98,14 @@ class ResultStream:
 
     def put(self, values: list[Any]) -> bool:
         """Add a result; whether there was room for it."""
+        size = size_of(values)
         with self._changed:
             if self._ended:
                 return True
-            if len(self._items) >= _MOST_RESULTS:
+            if self._items and (len(self._items) >= _MOST_RESULTS or self._bytes + size > _MOST_BYTES):
                 return False
-            self._items.append(values)
+            self._items.append((values, size))
+            self._bytes += size
             self._changed.notify_all()
             listener = self._listener
         if listener is not None:
@@ -247,9 +253,7 @@ class Futures:
         if not receiver.put(values):
             self._waiting.pop(transaction, None)
             self._runner.cancel(transaction)
-            return functools.partial(
-                receiver.end, DfAbortException(f"{_MOST_RESULTS} results were not taken: the client is too slow")
-            )
+            return functools.partial(receiver.end, DfAbortException("too many results were not taken in time"))
         return receiver.end if is_last else _nothing
 
     def _abandon(self, transaction: int) -> None:
@@ -301,6 +305,17 @@ class Futures:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._fail_all(DfAbortException("the graph has ended"))
+
+
+def size_of(values: list[Any]) -> int:
+    """Bytes of the tensors, arrays, bytes and texts among values."""
+    return sum(_size(each) for each in values)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.get_data_size()
+    return len(value) if isinstance(value, bytes | str) else int(getattr(value, "nbytes", 0))
 
 
 def _nothing() -> None:

@@ -69,7 +69,7 @@ class Runner:
         self._hold: int | None = None
         self._traces: dict[int, list[tuple[str, int, int, int]]] = {}
         self.is_ordered = True
-        """Whether results come in the order of their inputs: no stage has several instances."""
+        """True if results come in the order of their inputs: no stage has several instances."""
 
     # Beginning
 

@@ -333,7 +333,7 @@ class Python:
                 yield index, value
 
     def _tuple(self, result: Any) -> tuple[Any, ...]:
-        """What was returned, one value for each output.
+        """The returned values, one for each output.
 
         Raises:
             DfException: it is no tuple of as many.

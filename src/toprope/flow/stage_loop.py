@@ -40,7 +40,7 @@ _REMEMBERED = 1024
 """Exceptions of functions, and cancelled inputs, whose transactions are known."""
 
 _LOOK_NS = 2_000_000
-"""How often a stage that replies looks for cancelled inputs."""
+"""Time between two looks of a stage that replies for cancelled inputs."""
 
 
 class Outlet:
@@ -305,12 +305,16 @@ class Loop:
         status[1] = began
         status[0] = head.transaction_id
         self._sent = [0] * len(self._outlets)
-        return began, sum(each.waited_ns for each in self._outlets)
+        return began, self._waited()
+
+    def _waited(self) -> int:
+        outlets = self._outlets
+        return outlets[0].waited_ns if len(outlets) == 1 else sum(each.waited_ns for each in outlets)
 
     def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
         status, now = self._status, time.monotonic_ns()
         status[0] = 0
-        record(status, inputs, now - began - sum(each.waited_ns for each in self._outlets) + waited)
+        record(status, inputs, now - began - self._waited() + waited)
         if self._events is not None:
             self._events.append((self.name, began, now, transaction))
 

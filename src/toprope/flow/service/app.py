@@ -19,9 +19,9 @@ from starlette.routing import Route
 import toprope
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.flow_graph import FlowGraph
-from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream
+from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream, size_of
 from toprope.flow.process_points import GraphProcessPoint
-from toprope.flow.service import prometheus, values
+from toprope.flow.service import bodies, prometheus
 from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
@@ -102,7 +102,7 @@ class Service:
     def _made_app(self) -> FastAPI:
         app = FastAPI(title=self._graph.name, version=toprope.__version__)
         described = description(
-            self._graph.name, toprope.__version__, self.ports, values.SAFETENSORS, self._limits.seconds
+            self._graph.name, toprope.__version__, self.ports, bodies.SAFETENSORS, self._limits.seconds
         )
         app.openapi = lambda: described  # type: ignore[method-assign]
         app.router.routes += [
@@ -122,7 +122,7 @@ class Service:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is ongoing."""
+        """True while no request is ongoing."""
         return self.figures.ongoing == 0
 
     @property
@@ -204,9 +204,9 @@ class Service:
         body = await _read(request, limit)
         if media_type in ("", "application/json", "application/x-www-form-urlencoded") or media_type.endswith("+json"):
             # curl -d sends JSON under the type of forms
-            found = await _apart(len(body), values.values_of_json, body, self.ports)
-        elif values.is_safetensors(media_type):
-            found = await _apart(len(body), values.values_of_safetensors, body, self.ports)
+            found = await _apart(len(body), bodies.values_of_json, body, self.ports)
+        elif bodies.is_safetensors(media_type):
+            found = await _apart(len(body), bodies.values_of_safetensors, body, self.ports)
         else:
             found = self._of_bytes(body, media_type)
         return found, media_type, len(body)
@@ -215,7 +215,7 @@ class Service:
         inputs = list(self.ports.inputs.values())
         if len(inputs) == 1 and not inputs[0].is_tensor:
             return {inputs[0].name: body}
-        taken = f"application/json, multipart/form-data and {values.SAFETENSORS}"
+        taken = f"application/json, multipart/form-data and {bodies.SAFETENSORS}"
         raise Problem(
             415, f"no body of type {media_type} is taken: a graph needs one input that takes any value for that",
             f"send {taken}",
@@ -236,15 +236,15 @@ class Service:
             for name in names:
                 if names.count(name) > 1:
                     raise Problem(422, f"the form has {name!r} {names.count(name)} times", field=name)
-            values.check_names(names, self.ports)
+            bodies.check_names(names, self.ports)
             found = {}
             for name, part in parts:
                 if isinstance(part, str):
-                    found[name] = values.value_of_part(part, "", "", inputs[name])
+                    found[name] = bodies.value_of_part(part, "", "", inputs[name])
                 else:
                     body, kind = await part.read(), (part.content_type or "").partition(";")[0].lower()
                     found[name] = await _apart(
-                        len(body), values.value_of_part, body, kind, part.filename or "", inputs[name]
+                        len(body), bodies.value_of_part, body, kind, part.filename or "", inputs[name]
                     )
             return found
         finally:
@@ -336,16 +336,16 @@ class _Answer(Response):
         Raises:
             Problem: 406: the client takes none that there is.
         """
-        same = values.SAFETENSORS if values.is_safetensors(media_type) else "application/json"
+        same = bodies.SAFETENSORS if bodies.is_safetensors(media_type) else "application/json"
         offers = (
             [_EVENTS, "application/json"]
             if streams
-            else [same, "application/json", values.SAFETENSORS, _BYTES, _EVENTS]
+            else [same, "application/json", bodies.SAFETENSORS, _BYTES, _EVENTS]
         )
         for wanted in self._accept:
             for offer in offers:
                 if wanted in ("*/*", offer, f"{offer.partition('/')[0]}/*") or (
-                    offer == values.SAFETENSORS and values.is_safetensors(wanted)
+                    offer == bodies.SAFETENSORS and bodies.is_safetensors(wanted)
                 ):
                     return offer
         if not streams and len(self._service.ports.outputs) == 1:
@@ -377,17 +377,17 @@ class _Answer(Response):
             for each in watch:
                 each.cancel()
         if form == _EVENTS:
-            body = _event("result", values.json_of_values(found, self._service.ports)) + _event("end", b"{}")
+            body = _event("result", bodies.json_of_values(found, self._service.ports)) + _event("end", b"{}")
         else:
-            body = await _apart(values.size_of(found), self._encoded, found, form)
+            body = await _apart(size_of(found), self._encoded, found, form)
         await _send_whole(send, 200, form, body)
         return 200
 
     def _encoded(self, found: list[Any], form: str) -> bytes:
         if form == "application/json":
-            return values.json_of_values(found, self._service.ports)
-        if values.is_safetensors(form):
-            return values.safetensors_of_values(found, self._service.ports)
+            return bodies.json_of_values(found, self._service.ports)
+        if bodies.is_safetensors(form):
+            return bodies.safetensors_of_values(found, self._service.ports)
         if len(found) == 1 and isinstance(found[0], bytes | bytearray | memoryview):
             return bytes(found[0])
         raise Problem(406, f"the result is not bytes, so there is no answer of type {form}", "accept application/json")
@@ -399,7 +399,7 @@ class _Answer(Response):
         try:
             if form != _EVENTS:
                 rows = [dict(zip(self._service.ports.outputs, each, strict=True)) async for each in results if each]
-                await _send_whole(send, 200, form, values.json_of({"results": rows}))
+                await _send_whole(send, 200, form, bodies.json_of({"results": rows}))
                 return 200
             first = await anext(results, None)  # an error before the first result is the status of the answer
             data = b"" if first is None else self._event_of(first)
@@ -423,7 +423,7 @@ class _Answer(Response):
     def _event_of(self, found: list[Any] | None) -> bytes:
         if found is None:
             return b": keep-alive\n\n"
-        return _event("result", values.json_of_values(found, self._service.ports))
+        return _event("result", bodies.json_of_values(found, self._service.ports))
 
 
 class _ClientGone(Exception):  # noqa: N818 - no error

@@ -21,9 +21,12 @@ from toprope.flow.tensor import Tensor
 
 __all__ = [
     "SAFETENSORS",
+    "check_names",
+    "is_safetensors",
+    "json_of",
     "json_of_values",
     "safetensors_of_values",
-    "size_of",
+    "value_of_part",
     "values_of_json",
     "values_of_safetensors",
 ]
@@ -234,7 +237,7 @@ _SAFETENSORS_TYPES = (SAFETENSORS, "application/safetensors", "application/x-saf
 
 
 def is_safetensors(media_type: str) -> bool:
-    """Whether a body of this type is a safetensors file."""
+    """True for the media types of safetensors files."""
     return media_type in _SAFETENSORS_TYPES
 
 
@@ -313,16 +316,3 @@ def safetensors_of_values(values: Sequence[Any], ports: Ports) -> bytes:
 
 def _is_text(value: Tensor) -> bool:
     return value.get_data_type() == DT_STRING
-
-
-def size_of(values: Sequence[Any]) -> int:
-    """Bytes of the tensors and bytes among values."""
-    return sum(_size(each) for each in values)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.get_data_size()
-    if isinstance(value, bytes | str):
-        return len(value)
-    return int(getattr(value, "nbytes", 0))
