@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--limit-ms", type=float, default=50.0, help="of p99")
     parser.add_argument("--litserve", metavar="PYTHON", help="Python of an environment with LitServe")
+    parser.add_argument("--ray", metavar="PYTHON", default=sys.executable, help="Python of one with ray[serve]")
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--untuned", action="store_true", help="the first settings of each alone")
     parser.add_argument("--json", action="store_true")
@@ -95,7 +96,7 @@ def main() -> int:
         else:
             print("LitServe is not installed: --litserve names a Python that has it", file=sys.stderr)
         if not given.without_ray:
-            makers.append((lambda *each: ray_serve(folder, *each), [(32, 2, 1), (32, 2, 2)]))
+            makers.append((lambda *each: ray_serve(folder, given.ray, *each), [(32, 2, 1), (32, 2, 2)]))
         try:
             for make, settings in makers:
                 chosen = settings[:1] if given.untuned else settings

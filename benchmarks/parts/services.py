@@ -111,7 +111,7 @@ class Model:
         return {{"y": found.tolist()}}
 
 
-ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4)
+ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=4)
 http = {{"host": "127.0.0.1", "port": {port}}}
 serve.start(http_options=http, logging_config={{"enable_access_log": False}})
 serve.run(Model.bind(), route_prefix="/predict")
@@ -231,8 +231,8 @@ def litserve(folder: Path, python: str, batch: int, wait: float, instances: int)
     return Service("LitServe", settings, [python, "graph.py"], place, port)
 
 
-def ray_serve(folder: Path, batch: int, wait: float, instances: int) -> Service:
-    """Ray Serve."""
+def ray_serve(folder: Path, python: str, batch: int, wait: float, instances: int) -> Service:
+    """Ray Serve, by the Python that has it."""
     place, port = _made("ray", folder, _RAY, batch, wait, instances)
     settings = f"@serve.batch(max_batch_size={batch}, batch_wait_timeout_s={wait / 1000:g}), num_replicas={instances}"
-    return Service("Ray Serve", settings, [sys.executable, "graph.py"], place, port)
+    return Service("Ray Serve", settings, [python, "graph.py"], place, port)

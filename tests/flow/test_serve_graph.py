@@ -176,8 +176,9 @@ def test_the_number_of_instances_of_a_node_and_of_the_deploy_file(tmp_path):
 # Streams
 
 
-def test_the_results_of_generators_belong_to_their_inputs():
-    data, graph = chain(stages.words.fnode(), stages.plus.fnode())
+@pytest.mark.parametrize("colocate", [False, True])
+def test_the_results_of_generators_belong_to_their_inputs(colocate):
+    data, graph = chain(stages.words.fnode(), stages.plus.fnode(), colocate=colocate)
     with graph:
         streams = [graph.stream({data: count}) for count in (3, 0, 5, 1)]
         assert [[value for (value,) in each] for each in streams] == [
@@ -218,6 +219,19 @@ def test_a_stream_that_fails_ends_with_its_error(count, kind):
             found.extend(value for (value,) in streams[1])
         assert found == [100, 101]
         assert [value for (value,) in streams[2]] == [100, 101, 102]
+
+
+def test_a_stream_whose_middle_stage_dies_ends_with_an_error_and_the_next_is_whole():
+    data, graph = chain(stages.words.fnode(), stages.frail.fnode(), stages.plus.fnode())
+    with graph:
+        graph.start()
+        streams = [graph.stream({data: each}, deadline=LONG) for each in (2, 4, 1)]
+        assert [value for (value,) in streams[0]] == [100, 101]
+        found = []
+        with pytest.raises(RuntimeError, match="has ended while it had this input"):
+            found.extend(value for (value,) in streams[1])
+        assert found == [100, 101]
+        assert [value for (value,) in streams[2]] == [100]
 
 
 def test_a_stage_that_raises_stop_iteration_is_no_end_and_no_hang():

@@ -82,6 +82,14 @@ def forever(path):
 
 
 @df.pyflow
+def frail(value):
+    if value == 2:
+        time.sleep(0.2)  # the first ones are out
+        os.kill(os.getpid(), 9)
+    return value
+
+
+@df.pyflow
 def stop(value):
     raise StopIteration(value)
 

@@ -284,7 +284,8 @@ class FlowGraph(GraphSettings):
         names = generators(self._plan)
         if names:
             raise DfException(f"{names[0]} is a generator, with several results of one input: use stream()")
-        return self._receivers().submit(self._messages_of(feed_dict, flow_info), deadline, wait=wait)
+        messages = self._messages_of(feed_dict, flow_info)
+        return self._receivers().submit(messages, deadline, wait=wait)
 
     def stream(
         self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None,
@@ -295,10 +296,11 @@ class FlowGraph(GraphSettings):
         For a graph that was fed by nothing but `stream` and `submit`. Its end, or the user's own exception, ends the
         iteration. Args and errors as of `submit`.
         """
+        messages = self._messages_of(feed_dict, flow_info)
         futures = self._receivers()
         if not self._run.replies:
             raise DfException("stream() needs a graph that was not fed by feed(): make another one")
-        return futures.stream(self._messages_of(feed_dict, flow_info), deadline, wait=wait)
+        return futures.stream(messages, deadline, wait=wait)
 
     def start(self) -> None:
         """Start the stages now, and not when it is first fed; results go to `submit` and `stream` then.

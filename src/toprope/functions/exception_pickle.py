@@ -143,6 +143,8 @@ def _made(
         error.args = arguments
     for name, value in attributes.items():
         try:
+            if getattr(error, name, error) is value:
+                continue  # an OSError whose `filename` was set to None writes "[Errno None] None" for its text
             setattr(error, name, value)
         except (AttributeError, TypeError):
             vars(error)[name] = value  # a property without a setter, whose value the object had all the same
