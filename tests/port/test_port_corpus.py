@@ -84,6 +84,7 @@ for x, y in torch.utils.data.DataLoader(data, batch_size=4, **kwargs):
     scaler.step(optimizer)
     scaler.update()
 torch.cuda.synchronize()
+torch.cuda.empty_cache()
 torch.save(model.state_dict(), "model.pt")
 model.load_state_dict(torch.load("model.pt"))
 print("LOSS", loss.device.type, bool(torch.isfinite(loss)), "cuda:0 is fast")
@@ -119,7 +120,7 @@ print("EDITOR", out.device.type, out.dtype, names, {"cuda": 11.8})
 
 
 def test_excerpts_are_converted_and_a_second_run_makes_no_edit():
-    # the default "nccl" stays a text: argparse gives it to `type=portable.resolve`
+    # the default "nccl" stays a text, which nothing in the excerpt reads
     for program, left in ((TRAINER, {"--no-cuda", "cudnn.benchmark", "nccl"}), (LOADER, {"cuda"})):
         ported = port(program.encode())
         text = ported.after.decode()

@@ -1,11 +1,16 @@
 """The port of files that are not Python."""
 
+import pathlib
+import tomllib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from toprope.port import port
 from toprope.port.files import FileKind, kind_of, port_text, text_rules
+from toprope.port.files.pins import OLDEST_WITH_TOPROPE
 from toprope.port.scan import find, port_files
 from toprope.port.write import write
 
@@ -22,11 +27,11 @@ CASES = [
 ]
 
 
-def ported(text, name):
+def ported(text, name, *, vendored=False):
     data = text.encode()
     kind = kind_of(name)
     assert kind is not None
-    found = port_text(data, name, kind)
+    found = port_text(data, name, kind, vendored=vendored)
     assert found.skipped == ""
     return found
 
@@ -65,7 +70,7 @@ dependencies:
   - pytorch-cuda=12.1
   - cudatoolkit=11.3  # for old cards
   - pip:
-    - torch==2.1.0+cu121
+    - torch==2.10.0+cu121
     - nvidia-cublas-cu12
     # - flash-attn
 """
@@ -102,7 +107,7 @@ def test_a_script_keeps_its_line_ends_and_gives_each_command_its_own_mask():
 
 
 REQUIREMENTS = """--index-url https://download.pytorch.org/whl/cu121
-torch==2.4.0+cu121
+torch==2.12.0+cu126
 flash-attn>=2.6 ; python_version < "3.13"  # fast
 numpy
 xformers  # toprope: ignore[TR106]
@@ -117,7 +122,7 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
     assert name == "requirements-npu.txt"
     lines = text.decode().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
-        "torch==2.4.0", "numpy", "xformers  # toprope: ignore[TR106]",
+        "torch==2.12.0", "numpy", "xformers  # toprope: ignore[TR106]",
     ]  # fmt: skip
     for line in lines:  # as pip reads them
         if not line.startswith("#"):
@@ -135,7 +140,7 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
 
 def test_a_list_for_npus_that_is_there_stays_and_what_it_has_of_cuda_is_reported(tmp_path):
     (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
-    (tmp_path / "requirements-npu.txt").write_text("torch==2.1.0\nflash-attn>=2\ntorch==2.4.0+cu118\n")
+    (tmp_path / "requirements-npu.txt").write_text("torch==2.11.0\nflash-attn>=2\ntorch==2.12.0+cu118\n")
     npu, general = port_files(find([tmp_path]))
     assert [(each.line, each.rule.code, each.edits) for each in npu.findings] == [(2, "TR106", ()), (3, "TR106a", ())]
     assert (npu.changed, general.changed, list(general.findings)) == (False, False, [])
@@ -157,6 +162,16 @@ def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for
     assert found.companion[1].endswith(b"# triton-windows<3.5\nnumpy\n")
     (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
     assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
+
+
+@pytest.mark.parametrize(
+    "name", ["tinycudann", "nvdiffrast", "kaolin==0.15.0", "spconv-cu118", "cumm-cu120", "cuda-python", "numba-cuda"]
+)
+def test_a_package_for_cuda_alone_is_one_in_each_list_of_requirements(name):
+    """Packages whose import is reported passed in the lists that install them."""
+    assert [each.rule.code for each in ported(f"numpy\n{name}\n", "requirements.txt").findings] == ["TR106"]
+    text = f"from setuptools import setup\n\nsetup(install_requires=['numpy', {name!r}])\n"
+    assert [each.rule.code for each in port(text.encode()).findings] == ["TR106b"]
 
 
 def test_bytes_that_are_no_text_are_skipped_with_a_reason():
@@ -197,9 +212,49 @@ LINES = [(name, line, want) for name, lines in PINS.items() for line, want in li
 @pytest.mark.parametrize(("name", "line", "want"), LINES)
 def test_a_release_of_torch_that_is_too_old_is_reported(name, line, want):
     """The ported program's first import failed, and nothing had said why."""
-    found = [each for each in ported(line + "\n", name).findings if each.rule.code == "TR106c"]
+    found = [each for each in ported(line + "\n", name, vendored=True).findings if each.rule.code == "TR106c"]
     assert bool(found) == want
     assert all("torch" in each.before and each.line == line.count("\n") // 2 + 1 for each in found)
+
+
+WITH_TOPROPE = {
+    "requirements.txt": {
+        "torch==2.1.2": True, "torch<=2.3.0": True, "torch>=2.2.0,<=2.3.0": True, "torch<2.10": True,
+        "torch<2.11": False,
+        "torch~=2.1.0": True, "torch~=2.1": False, "torch==2.*": False, "torch>=2.1": False, "torch>=1.7": True,
+        "torch==2.10.0": False, "torch<3": False,
+    },
+    "environment.yml": {"  - pytorch=2.1": True, "  - pytorch=2": False, "  - pytorch>=2.2": False},
+    "pyproject.toml": {'torch = "2.1"': True, 'torch = "^2.1"': False, '    "torch==2.4.1",': True},
+    "setup.cfg": {"    torch<2.5": True},
+    "install.sh": {"pip install torch==2.4.1 numpy": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "want"),
+    [(name, line, want) for name, lines in WITH_TOPROPE.items() for line, want in lines.items()],
+)
+def test_a_pin_that_toprope_does_not_run_with_is_reported_without_vendor(name, line, want):
+    """`torch<=2.3.0` passed, and pip could not install it together with toprope."""
+    found = [each for each in ported(line + "\n", name).findings if each.rule.code == "TR106c"]
+    assert bool(found) == want
+
+
+def test_the_oldest_release_is_the_one_of_the_project():
+    text = (pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    (named,) = [each for each in tomllib.loads(text)["project"]["dependencies"] if each.startswith("torch")]
+    assert named == "torch>={}.{}".format(*OLDEST_WITH_TOPROPE)
+
+
+def test_pins_of_a_setup_py_count_by_the_mode_and_through_a_name(tmp_path):
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nNEEDED = [\n    'torch>=2.2,<=2.3',\n    'torch==1.13',\n]\n"
+        "setup(install_requires=NEEDED)\n"
+    )
+    for runtime, lines in ((None, [3, 4]), (lambda path: "toprope_portable", [4])):
+        (found,) = port_files(find([tmp_path]), runtime=runtime)
+        assert [(each.rule.code, each.line) for each in found.findings] == [("TR106c", line) for line in lines]
 
 
 def test_an_old_release_in_a_setup_py_is_reported_with_its_line(tmp_path):

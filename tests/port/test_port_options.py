@@ -177,9 +177,14 @@ def test_where_the_vendored_file_goes(tree):
         return {path.name: place for path, place in plan(paths, files, folder).places.items()}
 
     assert found([tree])["a.py"] == Place("toprope_portable", (tree,))
-    assert found([tree])["m.py"] == Place("pack.toprope_portable", (tree / "src" / "pack",))
     inner = tree / "src" / "pack" / "inner"
-    assert set(found([tree], str(inner)).values()) == {Place("pack.inner.toprope_portable", (inner,))}
+    assert found([tree])["m.py"] == Place(".toprope_portable", (inner,))  # nobody says that `pack` is imported
+    wished = found([tree], str(inner))
+    assert wished["m.py"] == Place(".toprope_portable", (inner,))
+    assert wished["a.py"] == Place("pack.inner.toprope_portable", (inner,))
+    (tree / "b.py").write_text("import pack.inner.m\n")
+    (tree / "src" / "run.py").write_text("from pack.inner import m\n")
+    assert found([tree])["m.py"] == Place("..toprope_portable", (tree / "src" / "pack",))
     assert found([tree / "a.py", tree / "src"])["a.py"].folders == (tree,)
 
 
@@ -224,6 +229,53 @@ def start(folder, words):
     )  # fmt: skip
 
 
+# How two public repositories are laid out: `src/` is on the path, and only the inner package has an `__init__.py`; the
+# folder of the repository is the package itself, under a name that is no identifier.
+LAYOUTS = {
+    "src/main.py": "import utils.ops.fused\nfrom utils import misc\nimport models.big\nprint('main')\n",
+    "src/models/big.py": LINE,
+    "src/models/small.py": LINE,  # imported by a name that is made at run time
+    "src/utils/misc.py": LINE,
+    "src/utils/helper.py": "import torch\n\nnumber = torch.ones(1, device='cuda')\n",
+    "src/utils/ops/__init__.py": "",
+    "src/utils/ops/fused.py": LINE + "from .. import misc\nfrom . import plain\n",
+    "src/utils/ops/plain.py": LINE,
+    "face-net/__init__.py": "from .nets.big import size\n",
+    "face-net/setup.py": "from setuptools import setup\nsetup(packages=['face_net'], package_dir={'face_net': '.'})\n",
+    "face-net/nets/big.py": LINE + "from .tools.draw import size\n",
+    "face-net/nets/tools/draw.py": "import torch\n\nsize = torch.ones(1, device='cuda').numel()\n",
+    "face-net/tests/run.py": "import sys\nsys.path.insert(0, '.')\nfrom nets.big import size\nprint(size)\n",
+    "tried/main.py": "import core\nprint(core.size)\n",
+    "tried/core.py": "import torch\ntry:\n    from .near import size\nexcept ImportError:\n    from near import size\n"
+                     "x = torch.ones(size, device='cuda')\n",
+    "tried/near.py": "import torch\n\nsize = torch.ones(1, device='cuda').numel()\n",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_package_is_imported_under_the_names_that_the_project_uses(tmp_path):
+    """`from ops import toprope_portable` in a package that the program calls `utils.ops` broke its import."""
+    for name, program in LAYOUTS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(program.replace("NAME", repr(name)))
+    for top in ("src", "face-net", "tried"):
+        assert status(tmp_path / top, "--vendor", "--write") == 0
+    ways = [
+        ("src", ["main.py"]), (".", ["src/main.py"]), ("src", ["-c", "import utils.ops.plain, utils.helper"]),
+        ("src", ["-c", "import importlib; importlib.import_module('models.small')"]),
+        ("face-net", ["tests/run.py"]), ("tried", ["main.py"]),
+        (".", ["-c", "import os, sys; os.symlink('face-net', 'face_net'); import face_net; print(face_net.size)"]),
+    ]  # fmt: skip
+    for folder, words in ways:
+        done = start(tmp_path / folder, words)
+        assert done.returncode == 0, (folder, words, done.stderr)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
+    for top in ("src", "face-net", "tried"):
+        for again in (["--vendor"], []):
+            assert status(tmp_path / top, "--write", *again) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.py")} == before
+
+
 @pytest.mark.slow
 def test_every_script_still_starts_wherever_it_is(repository, capsys):
     """One file at the root, imported by its bare name: scripts in other folders did not start any more."""
@@ -233,7 +285,7 @@ def test_every_script_still_starts_wherever_it_is(repository, capsys):
         assert done.returncode == 0, (folder, words, done.stderr)
         assert done.stdout.strip()
     assert (repository / "book" / "toprope_portable.py").exists()
-    assert (repository / "lib" / "core.py").read_text().startswith("import torch\nfrom lib import toprope_portable")
+    assert (repository / "lib" / "core.py").read_text().startswith("import torch\nfrom . import toprope_portable")
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     for words in (["--vendor"], [], [f"--vendor={repository / 'lib'}"]):  # the second run changes nothing
         assert status(repository, "--write", *words) == 0
@@ -288,7 +340,7 @@ def test_what_is_ported_is_known_in_every_spelling(tmp_path, mode):
     assert status(tmp_path, "--write", *words) == 0
     once = path.read_text()
     assert once.count("device_ids(") == 2
-    if mode == "relative":  # as a user may write it
+    if mode == "relative":  # as a user may write it, and as the port does where a file has relative imports
         once = once.replace("from pack import toprope_portable", "from . import toprope_portable")
         assert "from . import toprope_portable" in once
         path.write_text(once)

@@ -332,7 +332,10 @@ def test_torch_is_imported_once():
 # The port of its own output
 
 
-MODES = {"plain": "toprope.device.portable", "vendored": "toprope_portable", "package": "pkg.sub.toprope_portable"}
+MODES = {
+    "plain": "toprope.device.portable", "vendored": "toprope_portable", "package": "pkg.sub.toprope_portable",
+    "relative": "..toprope_portable",
+}  # fmt: skip
 BEFORE = [(rule.code, n, each.before) for rule in python_rules().values() for n, each in enumerate(rule.examples)]
 
 

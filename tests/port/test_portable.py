@@ -461,6 +461,76 @@ def test_the_vendored_file_needs_nothing_that_is_newer(release):
     assert told(code) == [[6.0, 6.0], [False, 1.0], "torch.float32", True, release == "2.0", True]
 
 
+BEFORE_2_4 = """
+import types, warnings, torch
+warnings.simplefilter("ignore")  # the functions for one kind of device are the older ones
+p = portable
+card = types.SimpleNamespace(is_autocast_enabled=lambda: True, get_autocast_dtype=lambda: torch.float16)
+said = []
+with torch.autocast("cpu", torch.bfloat16):
+    kept, torch.is_autocast_enabled = torch.get_autocast_dtype, torch.is_autocast_cache_enabled  # takes no argument
+    del torch.get_autocast_dtype
+    said += [p.is_autocast_enabled(), str(p.get_autocast_dtype())]
+    p.set_autocast_enabled(False)
+    p.set_autocast_dtype(torch.float16)
+    said += [p.is_autocast_enabled(), str(p.get_autocast_dtype())]
+    p._device, p._module = torch.device("meta"), lambda: card  # stands for a card of a torch_npu of then
+    said += [p.is_autocast_enabled(), str(p.get_autocast_dtype())]
+    torch.get_autocast_dtype = kept
+tell(said)
+"""
+
+
+def test_the_state_of_autocast_is_asked_by_the_functions_of_before_torch_2_4():
+    """`torch.is_autocast_enabled(name)` was written, which torch 2.0 to 2.3 do not take."""
+    want = [True, "torch.bfloat16", False, "torch.float16", True, "torch.float16"]
+    assert told(f"{FORMS['vendored']}\n{BEFORE_2_4}", TOPROPE_DEVICE="cpu") == want
+
+
+FORKED = """
+import torch
+p = portable
+torch.manual_seed(1)
+with p.fork_rng([0]):
+    p.manual_seed_all(5)
+    host, drawn = torch.rand(1), torch.rand(1, device=p.device())
+again, next_one = torch.rand(1), torch.rand(1, device=p.device())
+torch.manual_seed(1)
+tell(bool(host == again), bool(next_one == torch.rand(1, device=p.device())) or p.kind() == "cpu")
+"""
+
+
+@pytest.mark.parametrize("world", ["cpu", "sim"])
+def test_generators_are_put_back_on_the_cpu_and_on_the_card(world):
+    """torch's fork_rng(device_type="cpu") asks torch.cpu for a generator that it has not."""
+    assert told(f"{WORLDS[world]}\n{FORMS['vendored']}\n{FORKED}") == [True, True]
+
+
+NUMBERED = (
+    WORLDS["sim"]
+    + """
+{}
+import torch
+p = portable
+kinds = [p.kind(), p.kind("cuda:1"), p.kind(p.device()), p.resolve_kind("cuda"), p.resolve_kind("cuda:1"), p.name()]
+with torch.autocast(p.kind(), torch.float16):
+    x = torch.ones(2, 2, device=p.device()) @ torch.ones(2, 2, device=p.device())
+moved = p.to_type(torch.ones(2), torch.float16), p.to_type(torch.ones(2, device="npu:0"), torch.int64)
+layer = p.to_type(torch.nn.BatchNorm1d(2), torch.float32)
+tell(kinds, str(x.dtype), [str(each.device) for each in moved], [str(each.dtype) for each in moved],
+    str(layer.num_batches_tracked.dtype), str(layer.weight.device))
+"""
+)
+
+
+def test_a_device_with_a_number_has_a_type_without_and_a_tensor_keeps_its_card():
+    """torch.autocast("npu:1") is an error; x.type(torch.cuda.FloatTensor) moved what was on another card."""
+    kinds, computed, devices, dtypes, counted, placed = told(NUMBERED.format(FORMS["vendored"]), TOPROPE_DEVICE="npu:1")
+    assert kinds == ["npu", "npu", "npu", "npu", "cuda:1", "npu:1"]
+    assert (computed, devices, dtypes) == ("torch.float16", ["npu:1", "npu:0"], ["torch.float16", "torch.int64"])
+    assert (counted, placed) == ("torch.float32", "npu:1")
+
+
 USED = """
 from toprope.device import portable
 from toprope.device.portable import GradScaler

@@ -24,6 +24,11 @@ flash_attn_func: return p.flash_attn_func(q, q, q, causal=True) + x.sum()
 memory_efficient_attention: return p.memory_efficient_attention(q, q, q) + x.sum()
 tensor: return p.tensor(torch.float32, [1.0, 2.0, 3.0]) + x
 is_tensor: return x + 1 if p.is_tensor(x) else x
+is_autocast_enabled get_autocast_dtype: return x + p.is_autocast_enabled() + (p.get_autocast_dtype() == torch.float16)
+set_autocast_enabled: p.set_autocast_enabled(False); return x + 1
+set_autocast_dtype: p.set_autocast_dtype(torch.bfloat16); return x + 1
+to_type: return p.to_type(x, torch.float64).float()
+resolve_kind: return x + (p.resolve_kind("cuda") == KIND) + len(p.resolve_kind("cuda:1"))
 resolve attribute: return x + len(p.resolve("cuda")) + len(p.attribute("nccl").__get__(None)) + (p.resolve(3) == 3)
 reduced_dtype: return x + (p.reduced_dtype(torch.int64) == torch.int64)
 map_location: return x + (p.map_location(None, "cpu") is None)
@@ -52,11 +57,13 @@ Event: return between_events(x) + isinstance(p.Event(), p.Event)
 pin_memory: return p.pin_memory(x) + 1
 set_default_tensor_type: p.set_default_tensor_type(torch.float32); return x + 1
 range range_push range_pop mark: p.range_push("a"); p.mark("b"); p.range_pop(); return in_range(x)
+profiler_device profiler_key: return x + len(p.profiler_device()) + len(p.profiler_key("cuda_time"))
 profiler_start profiler_stop: p.profiler_start(); p.profiler_stop(); return x + 1
 """  # noqa: E501
 # torch's own are refused by torch.compile as well, which the test checks
 EAGER = """
 generator: torch.Generator(device="cpu"); return x + 1
+fork_rng: torch.get_rng_state(); return x + 1
 GradScaler: torch.amp.GradScaler("cpu"); return x + 1
 custom_fwd: torch.amp.custom_fwd(lambda c: c, device_type="cpu"); return x + 1
 custom_bwd: torch.amp.custom_bwd(lambda c: c, device_type="cpu"); return x + 1

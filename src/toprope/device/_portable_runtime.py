@@ -18,13 +18,14 @@ import operator
 import os
 import time
 import types
-from typing import TYPE_CHECKING, Any, Callable, ContextManager
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, TypeVar
 
 import torch
 
 OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _BACKENDS = {"npu": "hccl", "cuda": "nccl", "xpu": "xccl"}
 _MASKS = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+_T = TypeVar("_T")
 _device: torch.device | None = None
 
 def _choose() -> torch.device:
@@ -56,9 +57,10 @@ setattr(_chosen, "_dynamo_marked_constant", True)  # torch.compiler.assume_const
 def _module() -> Any:
     return None if _chosen().type == "cpu" else getattr(torch, _chosen().type)
 
-def _ask(name: str, default: Any, *arguments: Any, **keywords: Any) -> Any:
+def _ask(name: str, default: _T, *arguments: Any, **keywords: Any) -> _T:
     function = getattr(_module(), name, None)
-    return default if function is None else function(*arguments, **keywords)
+    answer: _T = default if function is None else function(*arguments, **keywords)
+    return answer
 
 def device(spec: Any = None) -> torch.device:
     """The device to use: of an index, of a name ("cuda:1" is the second one of whatever is in use), or the current.
@@ -87,7 +89,6 @@ def device(spec: Any = None) -> torch.device:
 def name(spec: Any = None) -> str:
     """The same as a text: "cuda", "npu:1", "cpu"."""
     return str(device(spec))
-
 def kind(spec: Any = None) -> str:
     """The device's type as a text, without an index: "cuda", "npu", "cpu". What torch.autocast takes, for example."""
     return device(spec).type
@@ -97,12 +98,15 @@ def resolve(what: Any) -> Any:
     if isinstance(what, (str, torch.device)) and str(what).partition(":")[0] == "cuda":
         return name(what) if isinstance(what, str) else device(what)
     return dist_backend() if isinstance(what, str) and what == "nccl" else what
+def resolve_kind(what: Any) -> Any:
+    """The type of the device in use for "cuda"; anything else as it is. On CUDA all is."""
+    return kind() if isinstance(what, str) and what == "cuda" else what
 
 class attribute:
     """An attribute of a class that is a device: resolved when it is read, hidden by what is assigned to an object."""
 
-    def __init__(self, what: Any) -> None: self._what = what
-    def __get__(self, instance: Any, owner: Any = None) -> Any: return resolve(self._what)
+    def __init__(self, what: Any, by: Callable[[Any], Any] = resolve) -> None: self._what, self._by = what, by
+    def __get__(self, instance: Any, owner: Any = None) -> Any: return self._by(self._what)
 
 def _index(spec: Any) -> int | None:
     return None if spec is None else device(spec).index
@@ -135,7 +139,6 @@ def is_accelerator(what: Any) -> bool:
     place = getattr(what, "device", None)
     place = place if isinstance(place, (torch.device, str)) else getattr(what, "type", None)
     return isinstance(place, (torch.device, str)) and is_accelerator(place)
-
 def is_available() -> bool: return _chosen().type != "cpu"
 def device_count() -> int: return int(_ask("device_count", 0))
 def current_device() -> int: return int(_ask("current_device", 0))
@@ -150,16 +153,13 @@ def set_device(device: Any) -> None:
     index = _index(device)
     if index is not None:
         _ask("set_device", None, index)
-
 def device_index(device: Any) -> ContextManager[Any]:
     """A context in which it is the current device: torch.cuda.device."""
     given = _given(device)
-    return _ask("device", None, *given) if given else contextlib.nullcontext()
-
+    return _ask("device", contextlib.nullcontext(), *given) if given else contextlib.nullcontext()
 def device_of(obj: Any) -> ContextManager[Any]:
     """A context in which a tensor's device is the current one."""
     return device_index(obj.device) if is_accelerator(obj) else contextlib.nullcontext()
-
 def get_device_name(device: Any = None) -> str: return str(_ask("get_device_name", "CPU", *_given(device)))
 
 class _Properties:
@@ -177,7 +177,8 @@ setattr(_total_memory, "_dynamo_marked_constant", True)
 
 def get_device_properties(device: Any = None) -> Any:
     """Properties of the device; a figure that it does not report is None."""
-    found = _ask("get_device_properties", None, *(_given(device) or (current_device(),)))
+    none: Any = None
+    found = _ask("get_device_properties", none, *(_given(device) or (current_device(),)))
     if _chosen().type == "cuda":
         return found
     told = _Properties()
@@ -194,12 +195,10 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
         return 0, 0
     major, minor = torch.cuda.get_device_capability(*_given(device))
     return major, minor
-
 def is_bf16_supported(*arguments: Any, **keywords: Any) -> bool:
     if _chosen().type == "cuda":
         return bool(torch.cuda.is_bf16_supported(*arguments, **keywords))
     return bool(_ask("is_bf16_supported", True))
-
 def version() -> str | None:
     """torch.version.cuda where CUDA is in use, else None."""
     return torch.version.cuda if _chosen().type == "cuda" else None
@@ -208,9 +207,7 @@ def memory_allocated(device: Any = None) -> int: return int(_ask("memory_allocat
 def max_memory_allocated(device: Any = None) -> int: return int(_ask("max_memory_allocated", 0, *_given(device)))
 def memory_reserved(device: Any = None) -> int: return int(_ask("memory_reserved", 0, *_given(device)))
 def max_memory_reserved(device: Any = None) -> int: return int(_ask("max_memory_reserved", 0, *_given(device)))
-def memory_stats(device: Any = None) -> dict[str, Any]:
-    stats: dict[str, Any] = _ask("memory_stats", {}, *_given(device))
-    return stats
+def memory_stats(device: Any = None) -> dict[str, Any]: return _ask("memory_stats", {}, *_given(device))
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     return str(_ask("memory_summary", "", *(_given(device) or (None,)), abbreviated=abbreviated))
 def reset_peak_memory_stats(device: Any = None) -> None: _ask("reset_peak_memory_stats", None, *_given(device))
@@ -229,14 +226,11 @@ def _host_memory() -> tuple[int, int]:
             return 0, 0
         found = importlib.import_module("psutil").virtual_memory()
         return found.available, found.total
-
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total bytes; of the machine on the CPU, 0 where neither the system nor psutil tells."""
     if not is_available():
         return _host_memory()
-    free, total = _ask("mem_get_info", (0, 0), *_given(device))
-    return free, total
-
+    return _ask("mem_get_info", (0, 0), *_given(device))
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     _ask("set_per_process_memory_fraction", None, fraction, *_given(device))
 
@@ -245,20 +239,28 @@ def manual_seed_all(seed: int) -> None: _ask("manual_seed_all", None, seed)
 def seed() -> None: _ask("seed", None)
 def seed_all() -> None: _ask("seed_all", None)
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    state: torch.Tensor = _ask("get_rng_state", torch.empty(0, dtype=torch.uint8), *_given(device))
-    return state
-def get_rng_state_all() -> list[torch.Tensor]:
-    states: list[torch.Tensor] = _ask("get_rng_state_all", [])
-    return states
+    return _ask("get_rng_state", torch.empty(0, dtype=torch.uint8), *_given(device))
+def get_rng_state_all() -> list[torch.Tensor]: return _ask("get_rng_state_all", [])
 def set_rng_state(new_state: Any, device: Any = None) -> None: _ask("set_rng_state", None, new_state, *_given(device))
 def set_rng_state_all(new_states: Any) -> None: _ask("set_rng_state_all", None, new_states)
-
 def generator(spec: Any = None) -> torch.Generator:
     """A generator of random numbers on the device; on the CPU where the device draws none itself."""
     try:
         return torch.Generator(device=device(spec))
     except (RuntimeError, NotImplementedError):
         return torch.Generator()
+
+@contextlib.contextmanager
+def fork_rng(devices: Any, enabled: bool = True) -> Iterator[None]:
+    """torch.random.fork_rng for the device in use: torch's own knows no other before torch 2.1, nor the CPU's number."""
+    is_cuda = _chosen().type == "cuda"
+    states = [] if is_cuda or not enabled or not is_available() else [(get_rng_state(each), each) for each in devices]
+    with torch.random.fork_rng(devices if is_cuda else [], enabled):
+        try:
+            yield
+        finally:
+            for each in states:
+                set_rng_state(*each)
 
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
@@ -326,17 +328,11 @@ else:
         def own(): return getattr(_module(), "Stream", _Stream)
         def __new__(cls, device=None, *arguments, **keywords): return Stream.own()(_index(device), *arguments, **keywords)
 
-def _asked_stream(name: str, device: Any) -> Any: return _ask(name, None, *_given(device)) or _Stream()
-def current_stream(device: Any = None) -> Stream:
-    found: Stream = _asked_stream("current_stream", device)
-    return found
-def default_stream(device: Any = None) -> Stream:
-    found: Stream = _asked_stream("default_stream", device)
-    return found
-def stream(stream: Any) -> ContextManager[Any]:
-    block: ContextManager[Any] = _ask("stream", contextlib.nullcontext(stream), stream)
-    return block
-
+_host_stream: Any = _Stream()
+_NO_STREAM: Stream = _host_stream
+def current_stream(device: Any = None) -> Stream: return _ask("current_stream", _NO_STREAM, *_given(device)) or _NO_STREAM
+def default_stream(device: Any = None) -> Stream: return _ask("default_stream", _NO_STREAM, *_given(device)) or _NO_STREAM
+def stream(stream: Any) -> ContextManager[Any]: return _ask("stream", contextlib.nullcontext(stream), stream)
 def record_stream(tensor: Any, stream: Any) -> None:
     """tensor.record_stream(stream); nothing for a tensor that is on no accelerator."""
     if not isinstance(tensor, torch.Tensor) or is_accelerator(tensor):
@@ -354,6 +350,22 @@ class autocast(torch.autocast):
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         enabled = enabled and is_available()
         super().__init__(_chosen().type, dtype if enabled else None, enabled, cache_enabled)
+
+def _of_autocast(name: str, *values: Any) -> Any:
+    """torch's function about autocast for the device in use; before torch 2.4 each kind of device has its own."""
+    kind = _chosen().type
+    if hasattr(torch, "get_autocast_dtype"):
+        return getattr(torch, name)(kind, *values)
+    first, _, last = name.rpartition("_")
+    own = {"cuda": "gpu_" if last == "dtype" else "", "cpu": "cpu_", "xpu": "xpu_"}.get(kind)
+    return getattr(_module() if own is None else torch, f"{first}_{own or ''}{last}")(*values)
+
+def is_autocast_enabled() -> bool: return bool(_of_autocast("is_autocast_enabled"))
+def set_autocast_enabled(enabled: bool) -> None: _of_autocast("set_autocast_enabled", enabled)
+def set_autocast_dtype(dtype: torch.dtype) -> None: _of_autocast("set_autocast_dtype", dtype)
+def get_autocast_dtype() -> torch.dtype:
+    dtype: torch.dtype = _of_autocast("get_autocast_dtype")
+    return dtype
 
 _OLD = not hasattr(torch.amp, "GradScaler")  # torch 2.2 and older: one class for CUDA, and torch_npu has its own
 
@@ -384,7 +396,6 @@ def _custom(name: str, function: Any, **keywords: Any) -> Any:
 
 def custom_fwd(fwd: Any = None, *, cast_inputs: torch.dtype | None = None) -> Any:
     return _custom("custom_fwd", fwd, cast_inputs=cast_inputs)
-
 def custom_bwd(bwd: Any = None) -> Any: return _custom("custom_bwd", bwd)
 
 def map_location(storage: Any, location: str) -> Any:
@@ -413,11 +424,14 @@ def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
     empty: Any = torch.empty(0, dtype=dtype, device=device())
     made: torch.Tensor = empty.new(*arguments)
     return made
-
+def to_type(what: Any, dtype: torch.dtype) -> Any:
+    """what.type(torch.cuda.FloatTensor): of this dtype and on an accelerator. On which one stays as it is."""
+    if isinstance(what, torch.nn.Module):
+        return getattr(what, "_apply")(lambda each: to_type(each, dtype))
+    return what.to(dtype) if is_accelerator(what) else what.to(device(), dtype)
 def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
     """Test for a tensor on an accelerator, of this dtype where one is given."""
     return isinstance(what, torch.Tensor) and is_accelerator(what) and dtype in (None, what.dtype)
-
 def set_default_tensor_type(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     torch.set_default_device(device())
@@ -430,16 +444,24 @@ def range(msg: str) -> ContextManager[Any]:
     return torch.cuda.nvtx.range(msg) if _tools() else torch.profiler.record_function(msg)
 def profiler_start() -> Any: return _tools().profiler.start() if _tools() else None
 def profiler_stop() -> Any: return _tools().profiler.stop() if _tools() else None
-
 def profiler_activities() -> list[Any]:
     """The activities that torch's profiler can record here, the CPU's first."""
     kinds = {"cuda": "CUDA", "xpu": "XPU", "cpu": ""}.get(_chosen().type, "PrivateUse1")
     activities = torch.profiler.ProfilerActivity
     return [activities.CPU] + ([getattr(activities, kinds)] if kinds and hasattr(activities, kinds) else [])
+_USE_DEVICE = "use_device" in torch.autograd.profiler.profile.__init__.__code__.co_varnames  # torch 2.1 and newer
+def profiler_device() -> dict[str, Any]:
+    """The argument of torch.autograd.profiler.profile for the device in use: use_device since torch 2.1."""
+    if _USE_DEVICE:
+        return {"use_device": kind()} if is_available() else {}
+    return {"use_cuda": True} if kind() == "cuda" else {}
+def profiler_key(name: str) -> str:
+    """The column of a profiler's table that is called "self_cuda_time_total" before torch 2.4."""
+    unified = hasattr(torch.autograd.profiler_util.FormattedTimesMixin, "device_time")
+    return name.replace("cuda_", "device_") if unified else name
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemoryError) or "out of memory" in str(error).lower()
-
 def attention_implementation(wanted: Any) -> Any:
     """The wanted attention of transformers, or "sdpa" where it needs flash_attn and there is none."""
     flash = "flash" in str(wanted) and not (_chosen().type == "cuda" and importlib.util.find_spec("flash_attn"))
@@ -466,7 +488,6 @@ def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scal
     k, v = (each.repeat_interleave(q.shape[2] // each.shape[2], 2) for each in (k, v))
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     return _attention(q, k, v, mask, dropout_p, causal and mask is None, softmax_scale).transpose(1, 2)
-
 def memory_efficient_attention(query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0,
                                scale: float | None = None, *, op: Any = None, output_dtype: Any = None) -> torch.Tensor:
     """xformers' function through torch's own attention. Tensors are (batch, length, heads, size) or without heads."""

@@ -1,4 +1,4 @@
-"""Knowledge beyond one file: the project's modules and extensions built for CUDA, and the chip and release."""
+"""Knowledge beyond one file: the project's extensions built for CUDA, and the chip and release."""
 
 from __future__ import annotations
 
@@ -53,13 +53,11 @@ class Context:
 
     Attributes:
         target: the card.
-        modules: names of the modules and packages among the ported files.
         extensions: names of modules that a setup.py among them builds, or that lie next to them as binary files.
         sources: names of the CUDA sources among them.
     """
 
     target: Target = field(default_factory=target)
-    modules: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()
     sources: str = ""
 
@@ -67,15 +65,13 @@ class Context:
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
         """The context of files that are ported together."""
         files = list(files)
-        modules = {file.stem for file in files if file.suffix == ".py"}
-        modules |= {file.parent.name for file in files if file.name == "__init__.py"}
         folders = {file.parent for file in files if file.suffix == ".py"}
         extensions = {binary.name.partition(".")[0] for folder in folders for binary in folder.glob("*.so")}
         for file in files:
             if file.suffix == ".py":
                 extensions |= _built_by(file)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
-        return cls(card or target(), frozenset(modules), frozenset(extensions - modules), sources)
+        return cls(card or target(), frozenset(extensions), sources)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""

@@ -20,11 +20,12 @@ from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.imports import runtime_import
 from toprope.port.no_import import why_no_import
 from toprope.port.project import WORDS, Project, facts_of, project_of
+from toprope.port.reexports import star_names
 from toprope.port.registry import Table, table
 from toprope.port.scopes import Walk
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["MOST_BYTES", "port"]
+__all__ = ["MOST_BYTES", "concerns", "port"]
 
 MOST_BYTES = 2_000_000
 """Files larger than this are taken for generated ones, and skipped."""
@@ -62,7 +63,7 @@ def port(
         ported.skipped = f"it has {len(data) / 1e6:.1f} MB: taken for a generated file"
         return ported
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not rules.words.search(data) and not (context is not None and context.mentions_extension(data)):
+    if not concerns(data, rules, project, context):
         return ported
     try:
         source = Source(data)
@@ -84,6 +85,15 @@ def port(
     return ported
 
 
+def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:
+    """Return whether a file can have a place of any rule, by its bytes; others are not parsed."""
+    return bool(
+        rules.words.search(data)
+        or (context is not None and context.mentions_extension(data))
+        or (project is not None and project.mentions_option(data))
+    )
+
+
 def _look(
     source: Source,
     rules: Table,
@@ -100,6 +110,8 @@ def _look(
         raise UnreadableError("it is nested too deeply") from None
     if project is None and WORDS.search(source.data):
         project = project_of([facts_of(tree)])
+    if b"import" in source.data and b"*" in source.data:
+        walk.assume(*star_names(tree, {} if project is None else project.exports))
     file = File(source, walk, runtime, project, context)
     index = 0
     while index < len(walk.nodes):

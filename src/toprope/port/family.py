@@ -118,7 +118,7 @@ class Family:
             if function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
                     file.report(rule, node, held_back=AS_CLASS)
-            elif not isinstance(node, ast.Name):
+            elif not isinstance(node, ast.Name) or file.by_star(node):
                 held = refused(name, called) if called is not None else ""
                 file.report(rule, node, edits=file.replace(node, file.portable(name)), held_back=held)
             return True

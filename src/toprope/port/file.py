@@ -10,12 +10,13 @@ from toprope.port.context import Context
 from toprope.port.edits import Edit
 from toprope.port.finding import Finding
 from toprope.port.project import Project
+from toprope.port.reexports import full_name
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
 from toprope.port.scripted import scripted_functions
 from toprope.port.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime"]
+__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
@@ -28,7 +29,12 @@ _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
 
 def is_runtime(module: str) -> bool:
     """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
-    return module == RUNTIME or module.rpartition(".")[2] == VENDORED
+    return module == RUNTIME or is_vendored_runtime(module)
+
+
+def is_vendored_runtime(module: str) -> bool:
+    """Return whether this is a name of the one file of `--vendor`."""
+    return module.rpartition(".")[2] == VENDORED
 
 
 class File:
@@ -98,7 +104,12 @@ class File:
 
         None where it is no import, or one of several: an object, a parameter, a name that is assigned elsewhere.
         """
-        return None if node is None else self.walk.dotted(node)
+        name = None if node is None else self.walk.dotted(node)
+        return name if name is None or not self.project.exports else full_name(name, self.project.exports)
+
+    def by_star(self, node: ast.AST) -> bool:
+        """Return whether a name is one that only a star import binds, so that no import of it can be rewritten."""
+        return isinstance(node, ast.Name) and not self.bindings(node)
 
     def of_runtime(self, node: ast.AST | None) -> str | None:
         """The runtime module's name for what a name or attribute means, whatever module of it the file imports.

@@ -12,7 +12,9 @@ __all__ = ["import_text", "runtime_import"]
 
 def import_text(runtime: str, alias: str) -> str:
     """The statement that gives a file the runtime module under a name."""
-    package, _, name = runtime.rpartition(".")
+    dots = "." * (len(runtime) - len(runtime.lstrip(".")))
+    package, _, name = runtime.lstrip(".").rpartition(".")
+    package = dots + package
     if not package:
         return f"import {runtime}" if runtime == alias else f"import {runtime} as {alias}"
     return f"from {package} import {name}" + ("" if name == alias else f" as {alias}")

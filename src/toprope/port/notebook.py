@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from toprope.port.context import Context
-from toprope.port.engine import port
-from toprope.port.file import RUNTIME
+from toprope.port.engine import concerns, port
+from toprope.port.file import RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
 from toprope.port.finding import Finding, Ported
@@ -63,6 +63,7 @@ class _Notebook:
 
     Attributes:
         path, leave: as given to `port_notebook`.
+        vendored: whether ported code calls the vendored file.
         mark: text that stands nowhere in the notebook.
         findings: places that are not the engine's, by cell.
         aside: lines that were set aside, as they are put back.
@@ -71,6 +72,7 @@ class _Notebook:
 
     path: str
     leave: Callable[[Finding], bool] | None
+    vendored: bool
     mark: str
     findings: list[Finding] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
@@ -92,7 +94,9 @@ class _Notebook:
 
     def shell(self, cell: Cell, above: int, text: str) -> str:
         """Look at commands of the shell. Returns what becomes of them."""
-        looked = port_text(text.encode("utf-8", "replace"), self.path, FileKind.SHELL, self.leave)
+        looked = port_text(
+            text.encode("utf-8", "replace"), self.path, FileKind.SHELL, self.leave, vendored=self.vendored
+        )
         self.ignored += looked.ignored
         for each in looked.findings:
             each.line, each.end_line, each.cell = each.line + above, each.end_line + above, cell.number
@@ -123,7 +127,7 @@ def port_notebook(
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
     """
     ported = Ported(path, data, data)
-    if not _concerns(data, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+    if not concerns(data, table(), project, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
         return ported
     try:
         text = data.decode("utf-8")
@@ -137,7 +141,7 @@ def port_notebook(
     except RecursionError:
         ported.skipped = "it is nested too deeply"
         return ported
-    book = _Notebook(path, leave, _mark(text))
+    book = _Notebook(path, leave, is_vendored_runtime(runtime), _mark(text))
     codes = [_code(book, cell) for cell in cells]
     parts = [code for code in codes if code.python is not None]
     program = _program(book, parts)
@@ -165,15 +169,11 @@ def port_notebook(
     return ported
 
 
-def _concerns(data: bytes, context: Context | None) -> bool:
-    return bool(table().words.search(data)) or (context is not None and context.mentions_extension(data))
-
-
 def program_of(data: bytes) -> bytes:
     """The code of a notebook as one program; empty where it cannot be read."""
     try:
         text = data.decode("utf-8")
-        book = _Notebook("", None, _mark(text))
+        book = _Notebook("", None, False, _mark(text))
         codes = [_code(book, cell) for cell in code_cells(text)]
     except (ValueError, RecursionError):
         return b""

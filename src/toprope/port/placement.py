@@ -1,8 +1,9 @@
 """Places of the vendored file's copies: every ported file can import one, however it is started.
 
 `python scripts/run.py` has `scripts/` on its path and not the folder above it; a module has the folder from which
-others import it; a file of an installed package has the package. Which of them a file is, is read from the tree:
-`__init__.py` files, who imports it under which name, and whether it does something when it is run.
+others import it; a file of a package has the package. Which of them a file is, is read from the tree: what it imports
+itself, who imports it under which name, and whether it does something when it is run. `__init__.py` files alone do not
+say under which name a package is imported: `src/utils/ops/__init__.py` is `utils.ops` for `src/main.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from toprope.port.files import FileKind, kind_of
 __all__ = ["Place", "Tree", "package_of"]
 
 _IMPORT = re.compile(r"^[ \t]*import[ \t]+(?P<names>[\w., \t]+)", re.M)
-_FROM = re.compile(r"^[ \t]*from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)", re.M)
+_FROM = re.compile(
+    r"^(?P<indent>[ \t]*)from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)", re.M
+)
 _RUNS = re.compile(r"^(?:#!.*python|if\s+__name__\s*==|(?:for|while|with|assert)\b|[A-Za-z_][\w.]*\()", re.M)
 _WANDERS = re.compile(r"git clone|%cd\b|os\.chdir")
 
@@ -29,7 +32,7 @@ class Place:
     """How a file imports the vendored one.
 
     Attributes:
-        module: the name.
+        module: the name; ".toprope_portable" for `from . import toprope_portable`.
         folders: where copies have to be.
     """
 
@@ -45,19 +48,36 @@ class _Facts:
         path: the file, absolute.
         names: what it imports by absolute names.
         relative: the files, without their suffix, that it imports by relative names.
+        level: the most dots of a relative import that runs whenever the file is loaded: as many folders are packages.
         runs: whether it does something when it is run.
         notebook: whether it is a notebook.
         wanders: whether it goes to another folder while it runs.
         roots: folders that are on the path when it is imported by its name.
+        own: packages around it that it imports from by their absolute names.
+        importers: the files that import it by relative names.
+        depth: how many folders around it are packages however it is loaded, as far as the project says it.
     """
 
     path: Path
     names: set[str] = field(default_factory=set)
     relative: set[Path] = field(default_factory=set)
+    level: int = 0
     runs: bool = False
     notebook: bool = False
     wanders: bool = False
     roots: set[Path] = field(default_factory=set)
+    own: set[Path] = field(default_factory=set)
+    importers: list[_Facts] = field(default_factory=list)
+    depth: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """The folder that it is in."""
+        return self.path.parent
+
+    def package(self, depth: int) -> Path:
+        """The folder that a relative import with N dots means."""
+        return self.path.parents[depth - 1]
 
 
 class Tree:
@@ -74,83 +94,153 @@ class Tree:
         self._facts = {each.path: each for each in map(_look, files) if each is not None}
         self._by_name: dict[str, list[_Facts]] = {}
         for facts in self._facts.values():
-            module = facts.path.parent if facts.path.name == "__init__.py" else facts.path
+            module = facts.folder if facts.path.name == "__init__.py" else facts.path
             self._by_name.setdefault(module.stem, []).append(facts)
         for facts in self._facts.values():
-            for name in facts.names:
+            for name in {each[:end] for each in facts.names for end in _ends(each)}:
                 self._import(facts, name)
         self._spread()
+        self._count()
 
     def place(self, path: Path) -> Place:
         """Choose where a file finds the vendored one, without a wish of the user."""
         facts = self._facts.get(Path(os.path.abspath(path)))
         if facts is None:
             return Place(VENDORED, (self.top,))
-        folder = facts.path.parent
-        package = package_of(folder)
-        if package is not None and not facts.notebook and self._is_part(facts, package):
-            return Place(f"{package.name}.{VENDORED}", (package,))
-        folders = set(facts.roots)
+        around = package_of(facts.folder)
+        package = None if facts.notebook else around
+        if facts.level:
+            return _relative(facts, facts.depth)
+        if package is not None and facts.own:
+            return _absolute(min(facts.own), min(facts.own).parent)
+        if package is not None and (_is_installed(package) if facts.runs else not facts.roots and not facts.depth):
+            return _absolute(package, package.parent)
+        is_part = bool(facts.depth) and not facts.runs and not facts.notebook
+        if is_part and facts.importers:
+            return _relative(facts, facts.depth)
+        if is_part and package is not None:
+            if len(facts.roots) != 1:
+                return _relative(facts, facts.depth)
+            (root,) = facts.roots
+            first = root / facts.folder.relative_to(root).parts[0]
+            return _absolute(package if root in package.parents else first, root)
+        folders = set(facts.roots) or self._next_to(facts)
         if facts.runs or facts.notebook or not folders:
-            folders.add(folder)
+            folders.add(facts.folder)
         if facts.wanders or not (facts.runs or facts.notebook or facts.roots):
             folders.add(self.top)  # who imports it is not known: the folder that is ported is the likeliest
-        if package is not None:
-            folders.add(package.parent)  # `python -m package.file`
+        if around is not None:
+            folders.add(around.parent)  # `python -m package.file`
         return Place(VENDORED, tuple(sorted(folders)))
+
+    def _next_to(self, facts: _Facts) -> set[Path]:
+        """The folders from which the files next to it are imported: it may be imported by a name made at run time."""
+        found = {root for each in self._facts.values() if each.folder == facts.folder for root in each.roots}
+        return {root for root in found if root in facts.folder.parents}
+
+    def at(self, path: Path, folder: Path) -> Place:
+        """How a file imports the one copy in a folder."""
+        folder = folder.absolute()
+        package = package_of(folder)
+        if package is None:
+            return Place(VENDORED, (folder,))
+        facts = self._facts.get(Path(os.path.abspath(path)))
+        if facts is not None and facts.level:
+            for depth in range(1, facts.depth + 1):
+                if facts.package(depth) == folder:
+                    return _relative(facts, depth)
+        return _absolute(folder, self._root(folder, package))
+
+    def _root(self, folder: Path, package: Path) -> Path:
+        """The folder from which the project imports a package: by how it does so, else by the `__init__.py` files."""
+        found = {root for each in self._facts.values() if folder in each.path.parents for root in each.roots}
+        found = {root for root in found if root in folder.parents}
+        return found.pop() if len(found) == 1 else package.parent
 
     def reaches(self, path: Path, place: Place) -> bool:
         """Test that a file finds the one copy of a place, however it is started."""
         facts = self._facts.get(Path(os.path.abspath(path)))
+        if facts is None or place.module.startswith("."):
+            return True
         (folder,) = place.folders
-        package = package_of(folder)
         own = self.place(path)
-        if facts is None:
+        package, *inner = place.module.split(".")
+        root = Path(*folder.parts[: len(folder.parts) - len(inner)]) if inner else folder
+        if inner and (_imports(facts, package) or _is_installed(root / package)):
             return True
-        if package is None:
-            return own.module == VENDORED and set(own.folders) <= {folder}
-        name = package.name
-        return (
-            (package in facts.path.parents and own.module != VENDORED)
-            or _is_installed(package)
-            or _imports(facts, name)
-            or (own.module == VENDORED and set(own.folders) <= {package.parent})
-        )
-
-    def _is_part(self, facts: _Facts, package: Path) -> bool:
-        """Test that a file in a package's folder is always loaded as a part of that package."""
-        if facts.relative or _imports(facts, package.name) or _is_installed(package):
-            return True
-        if facts.runs:
-            return False
-        return not facts.roots or package.parent in facts.roots
+        if inner and root / package in facts.path.parents and own.module.startswith((".", f"{package}.")):
+            return facts.roots <= {root}
+        return own.module == VENDORED and set(own.folders) <= {root}
 
     def _import(self, importer: _Facts, name: str) -> None:
         """Note from which folder a name that is imported is found."""
         parts = name.split(".")
         found: list[tuple[_Facts, Path]] = []
         for facts in self._by_name.get(parts[-1], ()):
-            module = facts.path.parent if facts.path.name == "__init__.py" else facts.path.with_suffix("")
+            module = facts.folder if facts.path.name == "__init__.py" else facts.path.with_suffix("")
             if module.parts[-len(parts) :] == tuple(parts):
                 found.append((facts, Path(*module.parts[: -len(parts)])))
-        near = [each for each in found if each[1] == importer.path.parent] or [
+        near = [each for each in found if each[1] == importer.folder] or [
             each for each in found if each[1] == self.top or each[1] in importer.path.parents
         ]
         for facts, root in near or found:
+            if root / parts[0] in importer.path.parents and package_of(root / parts[0]) is not None:
+                importer.own.add(root / parts[0])
             if facts is not importer:
                 facts.roots.add(root)
 
     def _spread(self) -> None:
         """A file that is imported by a relative name has the folders of the one that imports it."""
+        for facts in self._facts.values():
+            for other in self._relatives(facts):
+                other.importers.append(facts)
         waiting = list(self._facts.values())
         while waiting:
             facts = waiting.pop()
-            for module in facts.relative:
-                for path in (module.with_suffix(".py"), module / "__init__.py"):
-                    other = self._facts.get(path)
-                    if other is not None and not facts.roots <= other.roots:
-                        other.roots |= facts.roots
-                        waiting.append(other)
+            for other in self._relatives(facts):
+                roots = {root for root in facts.roots if root in other.folder.parents}
+                if not roots <= other.roots:
+                    other.roots |= roots
+                    waiting.append(other)
+
+    def _relatives(self, facts: _Facts) -> Iterator[_Facts]:
+        for module in facts.relative:
+            for path in (module.with_suffix(".py"), module / "__init__.py"):
+                if path in self._facts and path != facts.path:
+                    yield self._facts[path]
+
+    def _count(self) -> None:
+        """Count the folders around each file that are packages, whichever way it is loaded.
+
+        The counts only grow, so that the loop ends.
+        """
+        for facts in self._facts.values():
+            facts.depth = facts.level
+        waiting = list(self._facts.values())
+        while waiting:
+            facts = waiting.pop()
+            counts = [len(facts.folder.relative_to(root).parts) for root in facts.roots]
+            for each in facts.importers:
+                around = each.package(max(each.depth, 1))
+                if around == facts.folder or around in facts.folder.parents:
+                    counts.append(len(facts.folder.relative_to(around).parts) + 1)
+            depth = max(facts.level, min(counts, default=0))
+            if depth > facts.depth:
+                facts.depth = depth
+                waiting += self._relatives(facts)
+
+
+def _ends(name: str) -> list[int]:
+    """Return where the names end that are imported with a name: "a", "a.b" and "a.b.c" with "a.b.c"."""
+    return [found.start() for found in re.finditer(r"\.|$", name)]
+
+
+def _relative(facts: _Facts, depth: int) -> Place:
+    return Place("." * depth + VENDORED, (facts.package(depth),))
+
+
+def _absolute(folder: Path, root: Path) -> Place:
+    return Place(".".join((*folder.relative_to(root).parts, VENDORED)), (folder,))
 
 
 def package_of(folder: Path) -> Path | None:
@@ -203,8 +293,11 @@ def _look(path: Path) -> _Facts | None:
         base = found["base"].lstrip(".")
         for name in ("", *_imported(found["names"])):
             full = ".".join(part for part in (base, name) if part)
+            if level > len(facts.path.parents):
+                continue
             if level:
-                folder = facts.path.parents[level - 1]
+                facts.level = max(facts.level, 0 if found["indent"] else level)  # indented: in a function, or tried
+                folder = facts.package(level)
                 facts.relative.add(folder.joinpath(*full.split(".")) if full else folder)
             elif full:
                 facts.names.add(full)

@@ -11,8 +11,9 @@ from string import Formatter
 from toprope.port.file import File
 
 __all__ = [
-    "Said", "Use", "device_name", "index_name", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text",
-    "names_default", "said", "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card",
+    "is_constant_cuda", "is_index", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
+    "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -20,15 +21,20 @@ _TEMPLATE = re.compile(r"cuda:(?:[{%]\S*)?")
 _PERCENT = ("cuda:%d", "cuda:%i", "cuda:%s")
 _DEVICE_NAME = re.compile(r"(?:^|_)(?:device|devices|dev|map_location|torch_device)(?:$|_|\d)", re.IGNORECASE)
 _NO_DEVICE = re.compile(r"name|count|num|map$", re.IGNORECASE)
+_KIND_NAME = re.compile(r"(?:^|_)(?:device|dev|accelerator)_?(?:type|kind)s?$|^device_types?_", re.IGNORECASE)
 _INDEX_NAME = re.compile(r"(?:local_?rank|rank|gpu|gpu_?(?:id|index|idx|num)|device_?(?:id|index|idx))", re.IGNORECASE)
 
-# Calls whose argument of this position is a device or the name of a kind of device.
-_TAKES_KIND = {
+# Calls whose argument of this position is the type of a device, its name, or a device.
+FACTORIES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "to_empty")
+"""Methods of tensors and modules that take a device."""
+TAKES_KIND = {
     "torch.autocast": 0, "torch.amp.autocast": 0, "torch.amp.autocast_mode.autocast": 0, "torch.amp.GradScaler": 0,
-    "torch.GradScaler": 0, "torch.get_autocast_dtype": 0, "torch.is_autocast_enabled": 0, "torch.device": 0,
+    "torch.GradScaler": 0, "torch.get_autocast_dtype": 0, "torch.is_autocast_enabled": 0,
     "torch.set_autocast_dtype": 0, "torch.set_autocast_enabled": 0, "torch.distributed.init_device_mesh": 0,
-    "torch.distributed.device_mesh.init_device_mesh": 0, "torch.get_device_module": 0, "torch.Event": 0,
+    "torch.distributed.device_mesh.init_device_mesh": 0, "torch.get_device_module": 0,
 }  # fmt: skip
+"""Functions that take the type of a device, which has no number, at this position."""
+_TAKES_NAME = {"torch.device": 0, "torch.Event": 0}
 _TAKES_DEVICE = {"torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
 
 
@@ -58,6 +64,8 @@ class Use(Enum):
     """Return where torch takes a device or a text."""
     TEXT = auto()
     """As a device, where it must stay a text: the program or another library may look at it."""
+    KIND = auto()
+    """As the type of a device, which has no number: torch.autocast refuses "cuda:1"."""
     UNKNOWN = auto()
     """As something that is not known to be a device."""
 
@@ -156,7 +164,26 @@ def _kept(file: File, inner: ast.expr) -> str | ast.expr:
 
 def device_name(name: str) -> bool:
     """Return whether something of this name is a device by all likelihood: `device`, `self.train_device`, `dev0`."""
-    return bool(_DEVICE_NAME.search(name)) and not _NO_DEVICE.search(name)
+    return bool(_DEVICE_NAME.search(name) or names_kind(name)) and not _NO_DEVICE.search(name)
+
+
+def names_kind(name: str) -> bool:
+    """Return whether something of this name is the type of a device: `device_type`, `self.devicetype`."""
+    return bool(_KIND_NAME.search(name))
+
+
+def function_for(how: Use) -> str:
+    """The runtime's function that gives the device in use for a use of it."""
+    return {Use.DEVICE: "device", Use.KIND: "kind"}.get(how, "name")
+
+
+def resolver_for(name: str) -> str:
+    """The runtime's function that resolves what is kept under a name: a device's name, or its type."""
+    return "resolve_kind" if names_kind(name) else "resolve"
+
+
+def _text_or_kind(name: str) -> Use:
+    return Use.KIND if names_kind(name) else Use.TEXT
 
 
 def is_text(node: ast.expr, text: str) -> bool:
@@ -172,6 +199,11 @@ def names_default(name: str, value: ast.expr) -> bool:
 def index_name(file: File, node: ast.expr) -> bool:
     """Return whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return index_name_of(name)
+
+
+def index_name_of(name: str) -> bool:
+    """Return whether a name says that it is the number of a device."""
     return bool(_INDEX_NAME.fullmatch(name))
 
 
@@ -238,14 +270,15 @@ def _by_surroundings(file: File, inner: ast.AST, outer: ast.AST | None) -> Use:
             return _default_use(outer, inner)
         case ast.Return():
             function = next((each for each in file.ancestors(outer) if isinstance(each, ast.FunctionDef)), None)
-            return Use.TEXT if function is not None and device_name(function.name) else Use.UNKNOWN
+            named = function is not None and device_name(function.name)
+            return _text_or_kind(function.name) if function is not None and named else Use.UNKNOWN
         case ast.Dict(keys=keys, values=values):
-            named = file.parent(outer)
-            if isinstance(named, ast.Assign) and inner in values and _is_map(named):
+            above = file.parent(outer)
+            if isinstance(above, ast.Assign) and inner in values and _is_map(above):
                 return Use.TEXT
             key = next((key for key, value in zip(keys, values, strict=True) if value is inner), None)
             text = key.value if isinstance(key, ast.Constant) else None
-            return Use.TEXT if isinstance(text, str) and device_name(text) else Use.UNKNOWN
+            return _text_or_kind(text) if isinstance(text, str) and device_name(text) else Use.UNKNOWN
         case ast.List() | ast.Tuple():
             above = file.parent(outer)
             if isinstance(above, ast.Assign) and all(isinstance(each, ast.Name) for each in above.targets):
@@ -269,7 +302,9 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
         return Use.UNKNOWN
     to = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "to_empty")
     takes = to or (name is not None and name.startswith("torch.") and keyword.arg in ("device", "map_location"))
-    return Use.DEVICE if takes and name not in _TAKES_KIND else Use.TEXT
+    if name in TAKES_KIND or names_kind(keyword.arg):
+        return Use.KIND
+    return Use.DEVICE if takes and name not in _TAKES_NAME else Use.TEXT
 
 
 def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
@@ -281,14 +316,16 @@ def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
     name = file.dotted(call.func)
     if name is not None and _TAKES_DEVICE.get(name) == position:
         return Use.DEVICE
-    if name is not None and _TAKES_KIND.get(name) == position:
-        return Use.TEXT
+    if name is not None and TAKES_KIND.get(name) == position:
+        return Use.KIND
+    if name is not None and _TAKES_NAME.get(name) == position:
+        return Use.KIND if len(call.args) + len(call.keywords) > 1 else Use.TEXT  # torch.device(type, index)
     if isinstance(call.func, ast.Name):
         for binding in file.bindings(call.func):
             if isinstance(binding.node, ast.FunctionDef):
                 names = [each.arg for each in (*binding.node.args.posonlyargs, *binding.node.args.args)]
                 if position < len(names) and device_name(names[position]):
-                    return Use.UNKNOWN if _is_compared(file, call, position) else Use.TEXT
+                    return Use.UNKNOWN if _is_compared(file, call, position) else _text_or_kind(names[position])
     return Use.UNKNOWN
 
 
@@ -302,30 +339,37 @@ def _default_use(arguments: ast.arguments, default: ast.AST) -> Use:
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs = list(zip(reversed(positional), reversed(arguments.defaults), strict=False))
     pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
-    return Use.TEXT if any(d is default and device_name(a.arg) for a, d in pairs) else Use.UNKNOWN
+    return next((_text_or_kind(a.arg) for a, d in pairs if d is default and device_name(a.arg)), Use.UNKNOWN)
 
 
 def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
     around = file.parent(statement)
     if isinstance(around, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in around.bases):
         return Use.UNKNOWN
+    found = Use.TEXT
     for target in targets:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             name = str(target.slice.value)
-        if not device_name(name) and not (isinstance(target, ast.Name) and _used_as_device(file, target)):
+        if device_name(name):
+            found = Use.KIND if names_kind(name) else found
+            continue
+        handed = _handed_on(file, target) if isinstance(target, ast.Name) else set()
+        if not handed:
             return Use.UNKNOWN
-    return Use.TEXT
+        found = Use.KIND if handed == {Use.KIND} else found
+    return found
 
 
-def _used_as_device(file: File, target: ast.Name) -> bool:
-    """Return whether what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
+def _handed_on(file: File, target: ast.Name) -> set[Use]:
+    """How what is assigned to a name of another kind (`loc`) is handed on as a device in the same scope."""
     scope = file.scope(target)
+    found = set()
     for node, where in file.walk.scopes.items():
         if isinstance(node, ast.Name) and node.id == target.id and where is scope and isinstance(node.ctx, ast.Load):
             around = file.parent(node)
-            if isinstance(around, ast.keyword) and _keyword_use(file, around) is not Use.UNKNOWN:
-                return True
-            if isinstance(around, ast.Call) and _argument_use(file, around, node) is not Use.UNKNOWN:
-                return True
-    return False
+            if isinstance(around, ast.keyword):
+                found.add(_keyword_use(file, around))
+            if isinstance(around, ast.Call):
+                found.add(_argument_use(file, around, node))
+    return found - {Use.UNKNOWN}

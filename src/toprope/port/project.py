@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from toprope.port.reexports import Exports, exports_of, together
 from toprope.port.scripted import Scripts, reached, scripts_of
 
-__all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "last_name", "project_of"]
+__all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of"]
 
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
+    rb"|default\s*=\s*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
+    rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
-"""Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", TorchScript."""
+"""Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
+default is a device, torch through another file, TorchScript."""
+
+_OPTIONS = re.compile(
+    r"(?:\w*_)?(?:args?|opts?|options?|config|conf|cfg|flags|hparams|hps|params|settings|namespace|parsed|a|h|p)",
+    re.IGNORECASE,
+)
 
 _PLAIN = {
     "object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "StrEnum", "Flag", "NamedTuple", "TypedDict", "dict",
@@ -52,11 +61,17 @@ class Facts:
         scripts: what it has compiled, and what calls what.
         compared: functions, methods and classes with their arguments, by name and by place, that are compared with
             "cuda".
+        options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        read: attributes of what holds parsed options, by its name, that it reads.
+        exports: the names of torch that other files may import from it.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
     scripts: Scripts = field(default_factory=Scripts)
     compared: frozenset[tuple[str, str | int]] = frozenset()
+    options: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    exports: Exports = field(default_factory=Exports)
 
 
 @dataclass(frozen=True)
@@ -68,12 +83,22 @@ class Project:
         modules: the names under which programs may import the project's own files.
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
         compared: functions and their arguments that are compared with "cuda".
+        options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        unread: those of them that no file reads by such a name.
+        exports: the names of torch that can be imported from each module, by the module's last name.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
     scripted: frozenset[str] = frozenset()
     compared: frozenset[tuple[str, str | int]] = frozenset()
+    options: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def mentions_option(self, data: bytes) -> bool:
+        """Return whether the bytes of a file may read an option whose default is a device."""
+        return any(f".{name}".encode() in data for name in self.options)
 
     def ancestors(self, name: str) -> frozenset[str]:
         """A class and all that it inherits from, by their last names."""
@@ -108,8 +133,15 @@ class Project:
         return any(member in each.members for each in self.classes.values())
 
 
-def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
-    """Return what several files say together."""
+def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Iterable[str] = ()) -> Project:
+    """Return what several files say together.
+
+    Args:
+        facts: from `facts_of`, by file.
+        modules: the names under which programs may import the files.
+        names: the last name of each file as a module, in the order of the facts.
+    """
+    facts = list(facts)
     classes: dict[str, Class] = {}
     scripts = Scripts()
     compared: frozenset[tuple[str, str | int]] = frozenset()
@@ -118,11 +150,14 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = ()) -> Project:
             classes[name] = classes[name] | found if name in classes else found
         scripts = scripts | each.scripts
         compared |= each.compared
-    project = Project(classes, frozenset(modules), compared=compared)
+    options = frozenset(name for each in facts for name in each.options)
+    exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
+    unread = options - {name for each in facts for name in each.read}
+    project = Project(classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports)
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
-    return Project(classes, project.modules, reached(scripts, classes, modules_of_torch), compared)
+    return replace(project, scripted=reached(scripts, classes, modules_of_torch))
 
 
 def facts_of(tree: ast.Module) -> Facts:
@@ -132,7 +167,39 @@ def facts_of(tree: ast.Module) -> Facts:
         if isinstance(node, ast.ClassDef):
             found = _class(node)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
-    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)))
+    options = frozenset(filter(None, map(_defaulted, ast.walk(tree))))
+    read = frozenset(
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
+    )
+    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, read, exports_of(tree))
+
+
+def option_of(call: ast.Call) -> str:
+    """The attribute that `add_argument("-d", "--dist-backend")` gives to what is parsed; "" where that is not known."""
+    for each in call.keywords:
+        if each.arg == "dest":
+            return str(each.value.value) if isinstance(each.value, ast.Constant) else ""
+    names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+    name = next((each for each in names if each.startswith("--")), names[0] if names else "")
+    return name.lstrip("-").replace("-", "_")
+
+
+def is_options(node: ast.expr) -> bool:
+    """Return whether something holds parsed options by its name: `args`, `self.opt`, `train_config`."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return bool(_OPTIONS.fullmatch(name))
+
+
+def _defaulted(node: ast.AST) -> str:
+    """The option that a node makes, if its default is a device or "nccl"."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+        return ""
+    for each in node.keywords:
+        if each.arg == "default" and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
+            return option_of(node) if each.value.value.partition(":")[0] in ("cuda", "nccl") else ""
+    return ""
 
 
 def _compared(tree: ast.Module) -> Iterator[tuple[str, str | int]]:

@@ -170,7 +170,7 @@ def project_in(files: Sequence[Path]) -> Project:
     programs = [_program(path) for path in files]
     if not any(map(WORDS.search, programs)):
         return Project(modules=modules)
-    return project_of(map(_facts, programs), modules)
+    return project_of(map(_facts, programs), modules, [_module(path) for path in files])
 
 
 def _program(path: Path) -> bytes:
@@ -195,8 +195,17 @@ def _facts(data: bytes) -> Facts:
         return Facts()
 
 
+def _module(path: Path) -> str:
+    """The last name under which a file is imported."""
+    return path.absolute().parent.name if path.name == "__init__.py" else path.stem
+
+
 def _modules(files: Sequence[Path]) -> frozenset[str]:
-    """The names under which these files may import each other: of files, and of the folders they are in."""
+    """The names under which these files may import each other: of files, and of the folders they are in.
+
+    A folder with nothing but a setup.py and sources in C++ is none: it often has the extension's name.
+    """
+    files = [path for path in files if path.suffix in (".py", ".pyi") and path.name != "setup.py"]
     if not files:
         return frozenset()
     top = Path(os.path.commonpath([path.absolute().parent for path in files]))
@@ -255,10 +264,11 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Proje
     if is_vendored(data):  # it is the user's from then on
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
-        ported = port_text(data, name, kind, choice.leaves)
+        vendored = bool(modules)
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
-            ported = port_text(data, name, kind, choice.leaves, has_twin=True)
+            ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)
         return ported
     collects = gc.isenabled()
     gc.disable()  # trees are large, and gone at the end of each file

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "Scope", "Walk", "with_defaults"]
+__all__ = ["Binding", "Scope", "Walk", "arguments_of", "with_defaults"]
 
 _SKIPPED = {"ctx", "op", "ops", "kind", "type_comment", "type_ignores", "conversion", "level"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -93,9 +94,22 @@ class Walk:
         self._telling = set(assumed)  # names that may have a full name: the others need no look
         self._wanted = set(wanted)
         self._fields: dict[type[ast.AST], tuple[str, ...]] = {}
-        self._assumed = assumed
+        self._assumed = dict(assumed)
         for statement in tree.body:
             self._visit(statement, tree, self.module)
+
+    def assume(self, names: dict[str, str], all_of: str = "") -> None:
+        """Let names mean something that the file binds only by a star import.
+
+        Args:
+            names: full names by name.
+            all_of: the module from which all others come that nothing binds; "" where there is none.
+        """
+        self._assumed = names | self._assumed
+        if all_of:
+            unbound = {name for name in self.names if not hasattr(builtins, name)}
+            self._assumed = {name: f"{all_of}.{name}" for name in unbound} | self._assumed
+        self._telling |= set(self._assumed)
 
     def dotted(self, node: ast.AST, depth: int = 0) -> str | None:
         """The full name of what a name or attribute means, such as "torch.cuda.amp.autocast" for `amp.autocast`.
@@ -281,6 +295,11 @@ _SPECIAL: dict[type[ast.AST], Any] = {
     ast.MatchStar: Walk._other_name,
     ast.MatchMapping: Walk._other_name,
 }
+
+
+def arguments_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    """The parameters that a call may give by their names."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
 def with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:

@@ -103,14 +103,14 @@ def plan(paths: Sequence[Path], files: Sequence[Path], folder: str | None = None
         raise UsageError(f"{folder} is no folder.", do="name a folder of the program: --vendor=FOLDER")
     tree = Tree(paths, files)
     if folder:
-        place = _at(Path(folder))
-        lost = tuple(path for path in files if not tree.reaches(path, place))
-        return Vendoring(dict.fromkeys(files, place), there, lost)
-    packages = [place for place in (_at(path.parent) for path in there) if place.module != VENDORED]
-    places = {
-        path: next((place for place in packages if tree.reaches(path, place)), None) or tree.place(path)
-        for path in files
-    }
+        wished = {path: tree.at(path, Path(folder)) for path in files}
+        lost = tuple(path for path, place in wished.items() if not tree.reaches(path, place))
+        return Vendoring(wished, there, lost)
+    packages = [path.parent for path in there if package_of(path.parent) is not None]
+    places = {}
+    for path in files:
+        shared = (tree.at(path, each) for each in packages)
+        places[path] = next((place for place in shared if tree.reaches(path, place)), None) or tree.place(path)
     return Vendoring(places, there)
 
 
@@ -124,11 +124,3 @@ def _is_copy(path: Path) -> bool:
 
 def _real(paths: Iterable[Path]) -> list[Path]:
     return [path.absolute() for path in paths]
-
-
-def _at(folder: Path) -> Place:
-    """In a package the name begins with the package's; elsewhere it is the file's alone."""
-    folder = folder.absolute()
-    package = package_of(folder)
-    names = [] if package is None else [package.name, *folder.relative_to(package).parts]
-    return Place(".".join([*names, VENDORED]), (folder,))

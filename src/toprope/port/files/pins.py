@@ -5,36 +5,64 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["OLDEST", "old_pins"]
+__all__ = ["OLDEST", "OLDEST_WITH_TOPROPE", "old_pins"]
 
-OLDEST = (2, 0)
+Version = tuple[float, float]
+
+OLDEST: Version = (2, 0)
 """The first release of torch that the vendored file runs with."""
 
+OLDEST_WITH_TOPROPE: Version = (2, 10)
+"""The first release of torch that toprope itself runs with, as its pyproject.toml says (a test compares them)."""
+
+_ANY = float("inf")
 _PIN = re.compile(
     r"(?<![\w./@:-])(?P<name>torch|pytorch)(?P<key>[\"']?\s*=\s*(?:\{\s*version\s*=\s*)?[\"'])?\s*"
     r"(?P<version>(?:[\^~<>=!]=?=?\s*)?v?\d[\w.*+]*(?:\s*,\s*[<>=!~]=?=?\s*\d[\w.*+]*)*)(?![\w.-])",
     re.I,
 )
-_PART = re.compile(r"(?P<sign>[\^~<>=!]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?")
+_PART = re.compile(
+    r"(?P<sign>[\^~<>=!]*)\s*v?(?P<major>\d+)(?:\.(?:(?P<minor>\d+)|(?P<star>[*x])))?(?P<patch>\.[\d*x]+)?"
+)
 
 
-def old_pins(line: str) -> Iterator[tuple[int, int]]:
-    """Places in a line that ask for torch, and allow a release that is too old by what they name.
+def old_pins(line: str, *, vendored: bool) -> Iterator[tuple[int, int]]:
+    """Places in a line that ask for torch, and get or allow a release that is too old by what they name.
 
     A list without a version, or with nothing but an upper bound that is new enough, is none: the newest is installed.
+    Where ported code imports toprope, whose own requirement raises a lower bound, a bound that keeps the release out
+    is one, and a lower bound where it is too old even for the vendored file.
+
+    Args:
+        line: the line.
+        vendored: whether ported code calls the vendored file, and not toprope.
     """
+    needed = OLDEST if vendored else OLDEST_WITH_TOPROPE
     for found in _PIN.finditer(line):
         if found["key"] is None and not re.match(r"[\^~<>=!]", found["version"]):
             continue  # "torch 2" in a sentence
         parts = [_PART.match(part.strip()) for part in found["version"].split(",")]
-        if any(part is not None and _is_old(part) for part in parts):
+        if any(part is not None and (_newest(part) < needed or _named(part) < OLDEST) for part in parts):
             yield found.start(), found.end()
 
 
-def _is_old(part: re.Match[str]) -> bool:
-    """Test for a bound that leaves torch below the oldest one, or lets it be."""
-    version = int(part["major"]), int(part["minor"] or 0)
-    sign = part["sign"]
-    if sign.startswith("!"):
-        return False
-    return version <= OLDEST if sign == "<" else version < OLDEST
+def _named(part: re.Match[str]) -> Version:
+    """The release that a bound names and lets be; an upper bound lets all older ones be, but pip takes the newest."""
+    if part["sign"].startswith(("!", "<")):
+        return _ANY, _ANY
+    return int(part["major"]), _minor(part)
+
+
+def _minor(part: re.Match[str]) -> float:
+    return _ANY if part["star"] else int(part["minor"] or 0)
+
+
+def _newest(part: re.Match[str]) -> Version:
+    """The newest release that a bound allows."""
+    major, minor, sign = int(part["major"]), _minor(part), part["sign"]
+    if sign.startswith((">", "!")):
+        return _ANY, _ANY
+    if sign == "<":
+        return (major, minor - 1) if minor else (major - 1, _ANY)
+    all_of_it = sign == "^" or (sign == "~=" and not part["patch"]) or (sign in ("=", "~") and part["minor"] is None)
+    return (major, _ANY) if all_of_it else (major, minor)

@@ -19,7 +19,8 @@ from toprope.port.rule import Rule
 __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
-    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt|onnxruntime-gpu",
+    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
+    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d",
     re.I,
 )
 _FOR_NPUS = "-npu"
@@ -30,6 +31,7 @@ _PACKAGES = re.compile(
         | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
         | mamba[-_]ssm | causal[-_]conv1d
         | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
+        | tinycudann | tiny-cuda-nn | nvdiffrast | kaolin | (?:spconv|cumm)-cu\d+ | cuda-python | numba-cuda
         | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
     )(?![\w-])""",
     re.I | re.X,
@@ -66,7 +68,13 @@ def text_rules() -> dict[str, Rule]:
 
 
 def port_text(
-    data: bytes, path: str, kind: FileKind, leave: Callable[[Finding], bool] | None = None, *, has_twin: bool = False
+    data: bytes,
+    path: str,
+    kind: FileKind,
+    leave: Callable[[Finding], bool] | None = None,
+    *,
+    has_twin: bool = False,
+    vendored: bool = False,
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -75,6 +83,7 @@ def port_text(
         path: its name, for the report.
         kind: what it is.
         leave: says of a finding that it is not wanted.
+        vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
     """
     if kind in (FileKind.CUDA, FileKind.CPP):
@@ -91,7 +100,7 @@ def port_text(
     findings = []
     lines = _joined(text) if kind is FileKind.REQUIREMENTS else _lines(text)
     for number, start, line in lines:
-        for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start)):
+        for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start, vendored=vendored)):
             column = low - start + 1
             findings.append(
                 Finding(
@@ -212,10 +221,10 @@ def _packages(line: str, start: int) -> _Found:
             yield PACKAGE, start + found.start(), start + found.end(), ()
 
 
-def _pins(kind: FileKind, line: str, start: int) -> _Found:
+def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
-        for low, high in old_pins(line):
+        for low, high in old_pins(line, vendored=vendored):
             if not _is_comment(line, low):
                 yield PIN, start + low, start + high, ()
 

@@ -87,11 +87,11 @@ CHOSEN = FAMILY.rule(
     source=_TRIED,
     examples=[
         _one('with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16):\n    run()',
-             "with torch.autocast(portable.device().type, dtype=torch.bfloat16):\n    run()"),
+             "with torch.autocast(portable.kind(), dtype=torch.bfloat16):\n    run()"),
         _one('kind = torch.autocast(device_type="cpu" if not torch.cuda.is_available() else "cuda")',
-             "kind = torch.autocast(device_type=portable.device().type)"),
+             "kind = torch.autocast(device_type=portable.kind())"),
         _one('scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")',
-             "scaler = torch.amp.GradScaler(portable.device().type)"),
+             "scaler = torch.amp.GradScaler(portable.kind())"),
     ],
 )  # fmt: skip
 NO_TYPE = FAMILY.rule(
@@ -139,12 +139,16 @@ SCALER = FAMILY.rule(
 )  # fmt: skip
 STATE = FAMILY.rule(
     "TR056", Kind.PRESERVING, "torch.get_autocast_gpu_dtype(), is_autocast_enabled(): of the device in use",
-    why="""Without the type of the device these ask CUDA. torch 2.4 and newer take the type as the first argument.""",
+    why="""Without the type of the device these ask CUDA. torch takes the type as the first argument since 2.4 alone;
+    before that each kind of device has functions of its own, and the runtime calls those.""",
     source="https://docs.pytorch.org/docs/stable/amp.html",
     examples=[
-        _one("dtype = torch.get_autocast_gpu_dtype()", "dtype = torch.get_autocast_dtype(portable.name())"),
-        _one("on = torch.is_autocast_enabled()", "on = torch.is_autocast_enabled(portable.name())"),
-        _one("torch.set_autocast_enabled(True)", "torch.set_autocast_enabled(portable.name(), True)"),
+        _one("dtype = torch.get_autocast_gpu_dtype()", "dtype = portable.get_autocast_dtype()"),
+        _one("on = torch.is_autocast_enabled()", "on = portable.is_autocast_enabled()"),
+        _one("torch.set_autocast_enabled(True)", "portable.set_autocast_enabled(True)"),
+        _one("torch.set_autocast_gpu_dtype(torch.bfloat16)", "portable.set_autocast_dtype(torch.bfloat16)"),
+        _one("on = is_autocast_enabled()", "on = portable.is_autocast_enabled()",
+             "from torch import is_autocast_enabled"),
         Example('import torch\n\non = torch.is_autocast_enabled("cpu")\n', reported=False),
     ],
 )  # fmt: skip
@@ -187,7 +191,7 @@ def _chosen(file: File, kind: ast.expr) -> bool:
     if named is None or not named.chosen:
         return False
     if named.index is None:
-        file.report(CHOSEN, kind, edits=file.replace(kind, f"{file.portable('device')}().type"))
+        file.report(CHOSEN, kind, edits=file.replace(kind, f"{file.portable('kind')}()"))
     else:
         file.report(CHOSEN, kind, held_back="it is the kind of a device, and no number belongs to it")
     file.done(kind)
@@ -233,10 +237,10 @@ def _scaler(file: File, call: ast.Call) -> bool:
 
 
 _STATES = {
-    "torch.get_autocast_gpu_dtype": ("torch.get_autocast_dtype", 0),
-    "torch.set_autocast_gpu_dtype": ("torch.set_autocast_dtype", 1),
-    "torch.is_autocast_enabled": ("", 0),
-    "torch.set_autocast_enabled": ("", 1),
+    "torch.get_autocast_gpu_dtype": ("get_autocast_dtype", 0),
+    "torch.set_autocast_gpu_dtype": ("set_autocast_dtype", 1),
+    "torch.is_autocast_enabled": ("is_autocast_enabled", 0),
+    "torch.set_autocast_enabled": ("set_autocast_enabled", 1),
 }
 
 
@@ -245,13 +249,6 @@ def _state(file: File, call: ast.Call) -> bool:
     name, arguments = _STATES[file.dotted(call.func) or ""]
     if call.keywords or len(call.args) != arguments:
         return False
-    kind = f"{file.portable('name')}()"
-    edits = [file.before(call.args[0], f"{kind}, ") if arguments else file.add_argument(call, kind)]
-    if name:
-        if not (isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)):
-            file.report(STATE, call, held_back="the function is imported by its own name")
-            return False
-        edits.append(file.replace(call.func, call.func.value, name.removeprefix("torch")))
-    file.report(STATE, call, edits=edits)
+    file.report(STATE, call, edits=file.rename(call, name))
     file.done(call.func)
     return False

@@ -7,7 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, names_default, said
+from toprope.port.places import is_constant_cuda, names_default, resolver_for, said
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -116,16 +116,23 @@ def _attribute(file: File, around: ast.ClassDef, statement: ast.stmt, node: ast.
     if any(_is_dataclass(file, each) for each in around.decorator_list) and isinstance(statement, ast.AnnAssign):
         field, edits = _field_name(file)
         if field:
-            made = f"{field}(default_factory=lambda: {file.portable('resolve')}("
+            made = f"{field}(default_factory=lambda: {file.portable(resolver_for(_name(statement)))}("
             file.report(ATTRIBUTE, node, edits=[file.replace(node, made, node, "))"), *edits])
         else:
             file.report(ATTRIBUTE, node, "resolve it where it is used: portable.resolve(options.device)")
     elif isinstance(statement, ast.AnnAssign) and (bases or around.decorator_list):
         file.report(ATTRIBUTE, node, "resolve it where it is used: portable.resolve(options.device)")
     else:
-        file.report(ATTRIBUTE, node, edits=file.replace(node, f"{file.portable('attribute')}(", node, ")"))
+        resolver = resolver_for(_name(statement))
+        by = f", {file.portable(resolver)}" if resolver != "resolve" else ""
+        file.report(ATTRIBUTE, node, edits=file.replace(node, f"{file.portable('attribute')}(", node, f"{by})"))
     file.done(node)
     return True
+
+
+def _name(statement: ast.stmt) -> str:
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _is_dataclass(file: File, decorator: ast.expr) -> bool:
@@ -157,7 +164,7 @@ def _field(file: File, keyword: ast.keyword, node: ast.expr) -> bool:
         return False
     if not names_default(statement.target.id, node):
         return False
-    pieces = f"default_factory=lambda: {file.portable('resolve')}(", node, ")"
+    pieces = f"default_factory=lambda: {file.portable(resolver_for(statement.target.id))}(", node, ")"
     file.report(ATTRIBUTE, node, edits=file.replace(keyword, *pieces))
     file.done(node)
     return True

@@ -6,7 +6,7 @@ import ast
 import re
 
 from toprope.port.family import Family
-from toprope.port.file import File
+from toprope.port.file import File, is_vendored_runtime
 from toprope.port.files.pins import old_pins
 from toprope.port.files.rules import PIN
 from toprope.port.rule import Example, Kind
@@ -82,7 +82,7 @@ PACKAGE = FAMILY.rule(
 )  # fmt: skip
 _PACKAGES = re.compile(
     r"(?:flash[-_]attn|xformers|triton(?:-windows)?|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
-    r"|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
+    r"|tinycudann|nvdiffrast|kaolin|(?:spconv|cumm)-cu\d+|cuda-python|numba-cuda|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
 )
 
 
@@ -141,9 +141,14 @@ def _compiler(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.keyword("install_requires", "extras_require")
 def _requires(file: File, node: ast.keyword) -> bool:
-    for each in ast.walk(node.value):
-        if isinstance(each, ast.Constant) and _PACKAGES.fullmatch(str(each.value)):
+    given = [binding.value for binding in file.bindings(node.value)] if isinstance(node.value, ast.Name) else []
+    vendored = is_vendored_runtime(file.runtime)
+    for each in (part for value in (given or [node.value]) if value is not None for part in ast.walk(value)):
+        if not isinstance(each, ast.Constant) or not isinstance(each.value, str) or file.is_done(each):
+            continue
+        if _PACKAGES.fullmatch(each.value):
             file.report(PACKAGE, each)
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str) and next(old_pins(each.value), None):
+        elif next(old_pins(each.value, vendored=vendored), None):
             file.report(PIN, each)
+        file.done(each)
     return False

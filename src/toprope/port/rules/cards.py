@@ -215,7 +215,7 @@ _FEATURE = re.compile(r"flash|bf16|bfloat|capability|xformers|fused|tf32|triton|
 
 @FAMILY.reference("torch.cuda.is_available")
 def _available(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute):
+    if isinstance(node, ast.Attribute) or file.by_star(node):
         around: ast.AST = node
         for each in file.ancestors(node):
             if isinstance(each, ast.stmt | ast.IfExp | ast.arguments | ast.comprehension):
@@ -242,7 +242,7 @@ def _cuda_only(file: File, node: ast.expr) -> bool:
 
 @FAMILY.reference("torch.version.cuda")
 def _version(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute):
+    if isinstance(node, ast.Attribute) or file.by_star(node):
         file.report(VERSION, node, edits=file.replace(node, f"{file.portable('version')}()"))
     else:
         file.report(VERSION, node, held_back="the name is imported from torch.version")

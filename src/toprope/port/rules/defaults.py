@@ -7,11 +7,20 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, is_text, names_default, said
+from toprope.port.places import (
+    Use,
+    is_constant_cuda,
+    is_text,
+    names_default,
+    names_kind,
+    resolver_for,
+    said,
+    use,
+)
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import with_defaults
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "resolve_in"]
 
 FAMILY = Family("defaults", "Defaults", words=[b"cuda", b"nccl"])
 
@@ -138,14 +147,15 @@ SHARED = FAMILY.rule(
 )  # fmt: skip
 
 
-def _resolved(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
-    return f"{file.portable('resolve')}(", node, ")"
+def _resolved(file: File, node: ast.Name) -> tuple[str | ast.AST, ...]:
+    resolver = "kind" if use(file, node) is Use.KIND else resolver_for(node.id)
+    return f"{file.portable(resolver)}(", node, ")"
 
 
 @FAMILY.string("cuda", "cuda:*", "nccl")
 def _text(file: File, node: ast.Constant) -> bool:
     around = file.parent(node)
-    if file.calls_runtime(around, "resolve", "attribute"):
+    if file.calls_runtime(around, "resolve", "resolve_kind", "attribute"):
         return True  # resolved already
     if node.value != "nccl" and said(file, node) is None:
         return False
@@ -186,10 +196,26 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     if isinstance(function, ast.Lambda):
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
-        return True
+    else:
+        resolve_in(file, function, parameter, default, rule)
+    return True
+
+
+def resolve_in(
+    file: File, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, default: ast.expr, rule: Rule
+) -> None:
+    """Resolve a parameter in the first statement of its function, or where it is read if that has no line of its own.
+
+    Args:
+        file: the file.
+        function: the function.
+        parameter: its parameter.
+        default: the place to report.
+        rule: what to report.
+    """
     body = [each for each in function.body if not _says_nothing(each)]
     if not body or any(_resolves(file, each, parameter.arg) for each in body[:8]):
-        return True
+        return
     first = min((body[0], *getattr(body[0], "decorator_list", ())), key=lambda each: each.lineno)
     start = file.source.starts[first.lineno - 1]
     indent = file.source.text[start : file.source.span(body[0])[0]] if first is body[0] else ""
@@ -197,10 +223,10 @@ def _parameter(file: File, arguments: ast.arguments, default: ast.expr, rule: Ru
         indent = file.source.text[start : file.source.span(first)[0]].rpartition("@")[0]
     if indent.strip():  # on the line of the def, or behind another statement
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
-        return True
-    line = f"{indent}{parameter.arg} = {file.portable('resolve')}({parameter.arg}){file.source.newline}"
+        return
+    resolver = file.portable(resolver_for(parameter.arg))
+    line = f"{indent}{parameter.arg} = {resolver}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
-    return True
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
@@ -217,13 +243,13 @@ def _resolves(file: File, statement: ast.stmt, name: str) -> bool:
         isinstance(statement, ast.Assign)
         and isinstance(statement.targets[0], ast.Name)
         and statement.targets[0].id == name
-        and file.calls_runtime(statement.value, "resolve", "name", "device")
+        and file.calls_runtime(statement.value, "resolve", "resolve_kind", "name", "device", "kind")
     )
 
 
 def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], message: str = "") -> None:
     """Resolve a name wherever it is read, but for where that is done already."""
-    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve")]
+    bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind", "kind")]
     edits = [file.replace(each, *_resolved(file, each)) for each in bare]
     held = (
         "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""
@@ -274,5 +300,6 @@ def _shared(file: File, target: ast.Name, node: ast.expr) -> bool:
     named = said(file, node)
     if named is None:
         return False
-    file.report(SHARED, node, edits=file.replace(node, *named.pieces(file.portable("name"))))
+    function = "kind" if names_kind(target.id) and named.index is None else "name"
+    file.report(SHARED, node, edits=file.replace(node, *named.pieces(file.portable(function))))
     return True

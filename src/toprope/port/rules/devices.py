@@ -6,9 +6,10 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Said, Use, is_template, said, use
+from toprope.port.places import Said, Use, function_for, is_template, said, use
 from toprope.port.receivers import is_for_own_to
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.rules.device_types import KIND
 
 __all__ = ["FAMILY"]
 
@@ -351,19 +352,21 @@ def _text(file: File, node: ast.expr) -> bool:
             file.report(UNUSED, node)
             return _but_for(file, node, named)
         return False
-    rule = _rule(file, node, named)
-    function = file.portable("device" if named.is_device or _takes_device(file, node, how) else "name")
+    rule = _rule(file, node, named, how)
+    if how is Use.KIND and named.index is not None:
+        file.report(rule, node, held_back="it is the type of a device, and no number belongs to it")
+        return _but_for(file, node, named)
+    how = Use.TEXT if how is Use.DEVICE and is_for_own_to(file, node) else how
+    function = file.portable("device" if named.is_device else function_for(how))
     file.report(rule, node, edits=file.replace(node, *named.pieces(function)))
     return _but_for(file, node, named)
 
 
-def _takes_device(file: File, node: ast.expr, how: Use) -> bool:
-    return how is Use.DEVICE and not is_for_own_to(file, node)
-
-
-def _rule(file: File, node: ast.expr, named: Said) -> Rule:
+def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:
     if named.chosen:
         return CHOICE
+    if how is Use.KIND:
+        return KIND
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
     if isinstance(call, ast.Call):

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name
+from toprope.port.places import device_name, index_name, names_default
+from toprope.port.project import is_options
 from toprope.port.rule import Example, Kind
+from toprope.port.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("distributed", "Several devices", words=[b"nccl", b"NCCL", b"DataParallel", b"device_id"])
+FAMILY = Family(
+    "distributed",
+    "Several devices",
+    words=[b"nccl", b"NCCL", b"DataParallel", b"device_id", b"init_process_group", b"new_group"],
+)
 
 BACKEND = FAMILY.rule(
     "TR064",
@@ -46,6 +52,27 @@ BACKEND = FAMILY.rule(
             from toprope.device import portable
 
             group = dist.new_group(ranks, backend=portable.dist_backend())
+            """,
+        ),
+        Example(
+            """
+            import json
+            import torch.distributed as dist
+
+            def setup(rank, settings, backend):
+                dist.init_process_group(backend=settings["dist_backend"], rank=rank)
+                dist.new_group([0], backend=backend)
+                dist.init_process_group("gloo", rank=rank)
+            """,
+            """
+            import json
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            def setup(rank, settings, backend):
+                dist.init_process_group(backend=portable.resolve(settings["dist_backend"]), rank=rank)
+                dist.new_group([0], backend=portable.resolve(backend))
+                dist.init_process_group("gloo", rank=rank)
             """,
         ),
         Example(
@@ -107,13 +134,46 @@ def _convert(file: File, node: ast.expr | None) -> None:
 
 @FAMILY.call(*_GROUPS)
 def _group(file: File, node: ast.Call) -> bool:
-    _convert(file, file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend"))
+    backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
+    _convert(file, backend)
+    if backend is not None and _comes_from_elsewhere(file, backend):
+        edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
+        file.report(
+            BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits
+        )
     device = file.argument(node, None, "device_id")
     if device is not None and not _is_own(file, device):
         text = f" if {file.portable('is_available')}() else None"
         wrapped = (device,) if file.dotted(getattr(device, "func", None)) == "torch.device" else _wrap(file, device)
         file.report(DEVICE_ID, device, edits=file.replace(device, *wrapped, text))
     return False
+
+
+def _comes_from_elsewhere(file: File, node: ast.expr) -> bool:
+    """Return whether a backend's name is not in the file: an entry of a configuration, an argument, a variable."""
+    match node:
+        case ast.Subscript():
+            return True
+        case ast.Attribute(attr=name):
+            is_option = name in file.project.options and is_options(node.value)
+            return not is_option and file.dotted(node) is None
+        case ast.Call(func=function):
+            named = file.of_runtime(function) is not None or (file.dotted(function) or "").startswith("torch.")
+            return not named
+        case ast.Name():
+            return any(_is_given(file, each) for each in file.bindings(node)) or not file.bindings(node)
+    return False
+
+
+def _is_given(file: File, binding: Binding) -> bool:
+    """Return whether a binding is a parameter that its function does not resolve, or holds what is not in the file."""
+    if isinstance(binding.node, ast.arg):
+        arguments = file.parent(binding.node)
+        defaults = dict(with_defaults(arguments)) if isinstance(arguments, ast.arguments) else {}
+        default = defaults.get(binding.node)
+        return not (default is not None and _is_nccl(default) and names_default(binding.node.arg, default))
+    value = binding.value
+    return value is not None and not isinstance(value, ast.Name) and _comes_from_elsewhere(file, value)
 
 
 def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
@@ -259,42 +319,6 @@ DEVICE_ID = FAMILY.rule(
     ],
 )
 
-OWN = FAMILY.rule(
-    "TR067",
-    Kind.NOT_CONVERTIBLE,
-    "ProcessGroupNCCL, torch.cuda.nccl: NCCL's own",
-    why="""What they set or ask belongs to NCCL. HCCL has options of its own
-    (torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options).""",
-    source="torch/distributed/distributed_c10d.py",
-    examples=[
-        Example(
-            """
-            import torch.distributed as dist
-
-            options = dist.ProcessGroupNCCL.Options()
-            """
-        ),
-        Example(
-            """
-            import torch
-
-            print(torch.cuda.nccl.version())
-            """
-        ),
-    ],
-)
-
-
-@FAMILY.reference(
-    "torch.distributed.ProcessGroupNCCL", "torch.distributed.ProcessGroupNCCL.*",
-    "torch.distributed.distributed_c10d.ProcessGroupNCCL", "torch.distributed.distributed_c10d.ProcessGroupNCCL.*",
-    "torch.cuda.nccl", "torch.cuda.nccl.*",
-)  # fmt: skip
-def _own(file: File, node: ast.expr) -> bool:
-    file.report(OWN, node)
-    return True
-
-
 DDP = FAMILY.rule(
     "TR068",
     Kind.PRESERVING,
@@ -362,29 +386,4 @@ PARALLEL = FAMILY.rule(
 @FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
 def _parallel(file: File, node: ast.expr) -> bool:
     file.report(PARALLEL, node)
-    return True
-
-
-VARIABLES = FAMILY.rule(
-    "TR070",
-    Kind.REVIEW,
-    "NCCL_DEBUG and other variables of NCCL: left, they say nothing to others",
-    why="""HCCL has variables of its own: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_BUFFSIZE;
-    ASCEND_GLOBAL_LOG_LEVEL for what it logs.""",
-    source="CANN's list of environment variables",
-    examples=[
-        Example(
-            """
-            import os
-
-            os.environ["NCCL_DEBUG"] = "INFO"
-            """
-        ),
-    ],
-)
-
-
-@FAMILY.string("NCCL_*", "TORCH_NCCL_*")
-def _variable(file: File, node: ast.Constant) -> bool:
-    file.report(VARIABLES, node)
     return True

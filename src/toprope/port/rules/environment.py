@@ -13,7 +13,7 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "environment",
     "Environment and tools",
-    words=[b"CUDA", b"NVIDIA_", b"nvidia", b"pynvml", b"GPUtil", b"gpustat", b"cuda"],
+    words=[b"CUDA", b"NVIDIA_", b"nvidia", b"nvml", b"nvsmi", b"GPUtil", b"gpustat", b"cuda"],
 )
 
 MASK = FAMILY.rule(

@@ -17,7 +17,7 @@ FAMILY = Family(
     words=[b"_cuda", b"cuda_", b"CUDA", b"MultiScaleDeformable", b"import _C", b"_ext", b"triton", b"vllm", b"mmcv",
            b"spconv", b"torch_scatter", b"pointnet2", b"sgl_kernel", b"deep_ep", b"grouped_gemm", b"rotary_emb",
            b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
-           b"simple_knn", b"DCN"],
+           b"simple_knn", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc"],
 )  # fmt: skip
 
 IMPORTED = FAMILY.rule(
@@ -33,6 +33,8 @@ IMPORTED = FAMILY.rule(
         Example("import my_ops_cuda"),
         Example("import MultiScaleDeformableAttention as MSDA"),
         Example("from groundingdino import _C"),
+        Example("import fastcudnnlib"),
+        Example("from raymarchingcuda.ops import march"),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from torch import cuda", reported=False),
     ],
@@ -89,10 +91,16 @@ _NAME = re.compile(
 )
 _EXTENSION = re.compile(r"_C|.+_ext|_ext")
 _KNOWN_BINARY = {"MultiScaleDeformableAttention", "MultiScaleDeformableAttn", "diff_gaussian_rasterization",
-                 "simple_knn", "DCN"}  # fmt: skip
+                 "simple_knn", "DCN", "gsplat", "fused_ssim"}  # fmt: skip
 _PLUGINS = {"vllm", "torch_scatter", "spconv", "torchsparse", "MinkowskiEngine", "sgl_kernel", "deep_ep",
-            "pointnet2_ops", "grouped_gemm", "rotary_emb"}  # fmt: skip
-_OTHERS = {"torch", "numba", "cuda", "cupy", "triton", "pycuda", "tensorflow", "jax", "torchvision", "torchaudio"}
+            "pointnet2_ops", "grouped_gemm", "rotary_emb", "torch_sparse", "torch_cluster", "torch_spline_conv",
+            "pyg_lib", "cumm"}  # fmt: skip
+FAMILY.words += tuple(name.encode() for name in (*_KNOWN_BINARY, *_PLUGINS))
+_SAYS_CUDA = re.compile(r".*(?:cuda|cudnn|cublas|cusparse|cufft|nvrtc).*", re.IGNORECASE)
+"""Names of packages that say what they are for; a module inside another package may be about CUDA in another way."""
+_OTHERS = {"torch", "numba", "cuda", "cupy", "triton", "pycuda", "tensorflow", "jax", "torchvision", "torchaudio",
+           "tinycudann"}  # fmt: skip
+"""Packages that say something of CUDA, or have modules of such names, and that other rules look at."""
 
 
 @FAMILY.node(ast.Import, ast.ImportFrom)
@@ -105,6 +113,8 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
         if top in _OTHERS and not relative:
             return False
         binary = _binary(file, module, each.name, from_import=isinstance(node, ast.ImportFrom))
+        if not binary and not relative and _SAYS_CUDA.fullmatch(top) and not _own(file, top):
+            binary = top
         if binary:
             _report(file, node, binary)
             return False
@@ -119,7 +129,7 @@ def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     for each in dict.fromkeys((last, name.rpartition(".")[2])):
-        if not each or each in file.context.modules:
+        if not each or each in file.project.modules:
             continue
         if each in file.context.extensions or each in _KNOWN_BINARY:
             return each
@@ -127,13 +137,13 @@ def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
         is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
         if is_module and _NAME.fullmatch(each):
             return each
-        if from_import and each == name and _EXTENSION.fullmatch(each) and each not in file.context.modules:
+        if from_import and each == name and _EXTENSION.fullmatch(each):
             return each
     return ""
 
 
 def _own(file: File, name: str) -> bool:
-    return name in file.context.modules
+    return name in file.project.modules
 
 
 def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:

@@ -270,7 +270,8 @@ _PACKAGES = (
     ("TR084", "cupy, pycuda, numba.cuda, RAPIDS, TensorRT: NVIDIA's libraries",
      """There is no counterpart of the same form elsewhere; what they compute can often be said in torch.""",
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
-      "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda"), "import cupy as cp"),
+      "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
+      "rmm", "cutlass", "cuquantum"), "import cupy as cp"),
 )  # fmt: skip
 
 
@@ -298,6 +299,7 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
 
 for _package in _PACKAGES:
     _add(*_package)
+    FAMILY.words += tuple(name.encode() for name in _package[3])  # a file may have no other word of CUDA
 
 ASKED = FAMILY.rule(
     "TR084b",

@@ -135,7 +135,7 @@ def _operator(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.reference("torch.cuda", "torch.cuda.*")
 def _unknown(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute):
+    if isinstance(node, ast.Attribute) or file.by_star(node):
         file.report(UNKNOWN, node)
     return True
 

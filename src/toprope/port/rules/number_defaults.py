@@ -6,13 +6,16 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.places import FACTORIES, device_name, index_name, index_name_of
 from toprope.port.rule import Example, Kind
 from toprope.port.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 
 FAMILY = Family(
-    "number_defaults", "Numbers as defaults", words=[b"device=0", b"device: ", b"gpu=0", b"gpu: ", b"device_id"]
+    "number_defaults",
+    "Numbers as defaults",
+    words=[b"device=0", b"device: ", b"gpu=0", b"gpu: ", b"device_id", b"rank"],
 )
 
 NUMBER = FAMILY.rule(
@@ -41,6 +44,77 @@ NUMBER = FAMILY.rule(
         ),
     ],
 )  # fmt: skip
+RANK = FAMILY.rule(
+    "TR021b", Kind.REVIEW, "f(device=local_rank): a number that is handed on as a device: reported",
+    why="""The function is the program's or a library's: what it does with the number is not seen here. torch takes a
+    bare number for a CUDA device; a text is made of it ("cuda:" + str(device)), or it is compared.
+    portable.device(local_rank) is that device of the kind in use, where a device is meant. Each number is reported once
+    a file.""",
+    source="https://github.com/Ascend/pytorch/issues/16; seen in public code",
+    examples=[
+        Example(
+            """
+            import torch
+
+            class Loss:
+                def __init__(self, device):
+                    self.device = device
+
+            def build(local_rank, x):
+                return Loss(device=local_rank), Loss(local_rank), torch.zeros(2).to(x)
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            def build(rank, device):
+                return make(device=device), make(rank=rank), make(device="cpu")
+            """,
+            reported=False,
+        ),
+    ],
+)  # fmt: skip
+
+
+@FAMILY.node(ast.Call)
+def _rank(file: File, node: ast.Call) -> bool:
+    """A number by its name, that is given to a parameter named as a device."""
+    given = [each.value for each in node.keywords if each.arg is not None and _is_device(each.arg)]
+    if isinstance(node.func, ast.Name):
+        for position, name in enumerate(_parameters(file, node.func)):
+            if _is_device(name) and position < len(node.args):
+                given.append(node.args[position])
+    for each in given:
+        text = file.text(each)
+        if any(other.rule is RANK and other.before == text for other in file.findings):
+            continue
+        if index_name(file, each) and _has_torch(file) and not _is_torchs(file, node):
+            file.report(RANK, each, f"{text} is handed on as a device (said once a file): portable.device({text})")
+    return False
+
+
+def _is_device(name: str) -> bool:
+    return device_name(name) and not index_name_of(name)
+
+
+def _parameters(file: File, called: ast.Name) -> list[str]:
+    """The names of the parameters that a function or class of the file takes by position."""
+    for each in file.bindings(called):
+        made: ast.AST | None = each.node
+        if isinstance(made, ast.ClassDef):
+            made = next((f for f in made.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+        if isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [parameter.arg for parameter in (*made.args.posonlyargs, *made.args.args)]
+            return names[isinstance(each.node, ast.ClassDef) :]
+    return []
+
+
+def _is_torchs(file: File, call: ast.Call) -> bool:
+    """Return whether another rule looks at the number: torch takes it, or a method that makes or moves tensors."""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    name = file.dotted(call.func) or ""
+    return method in ("to", "cuda", *FACTORIES) or name.startswith("torch.") or file.of_runtime(call.func) is not None
 
 
 @FAMILY.node(ast.FunctionDef, ast.AsyncFunctionDef)

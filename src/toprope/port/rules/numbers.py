@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Use, device_name, index_name, is_card, is_index, use
+from toprope.port.places import FACTORIES, Use, device_name, index_name, is_card, is_index, use
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.scopes import with_defaults
@@ -220,16 +220,13 @@ def _to(file: File, call: ast.Call) -> bool:
     return False
 
 
-_FACTORIES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "to_empty")
-
-
 @FAMILY.keyword("device")
 def _keyword(file: File, keyword: ast.keyword) -> bool:
     call = file.parent(keyword)
     assert isinstance(call, ast.Call)
     name = file.dotted(call.func) or ""
     is_torchs = name.startswith("torch.") and not name.startswith("torch.cuda.") and name != "torch.device"
-    if is_torchs or (isinstance(call.func, ast.Attribute) and call.func.attr in _FACTORIES):
+    if is_torchs or (isinstance(call.func, ast.Attribute) and call.func.attr in FACTORIES):
         _wrap(file, keyword.value)
     return False
 

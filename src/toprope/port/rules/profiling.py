@@ -179,9 +179,9 @@ def _activity(file: File, node: ast.expr) -> bool:
 TIMES = FAMILY.rule(
     "TR091a",
     Kind.REVIEW,
-    'sort_by="cuda_time_total" and its like: "device_time_total"',
-    why="""The figures of a profile have the device's name out of theirs since torch 2.6; the old ones are a warning
-    today, and are gone some day.""",
+    'sort_by="cuda_time_total" and its like: the name that the installed torch has for it',
+    why="""The figures of a profile have lost the device's name: "device_time_total" since torch 2.4, where the old
+    names are a warning, and are gone some day. Older releases know the old names alone.""",
     source="torch/autograd/profiler_util.py",
     examples=[
         Example(
@@ -192,18 +192,15 @@ TIMES = FAMILY.rule(
             """,
             """
             import torch
+            from toprope.device import portable
 
-            print(prof.key_averages().table(sort_by="self_device_time_total", row_limit=10))
+            print(prof.key_averages().table(sort_by=portable.profiler_key("self_cuda_time_total"), row_limit=10))
             """,
         ),
         Example('columns.sort(sort_by="cuda_version")', reported=False),
     ],
 )
-_TIMES = {
-    f"{prefix}cuda_{figure}": f"{prefix}device_{figure}"
-    for prefix in ("", "self_")
-    for figure in ("time_total", "time", "memory_usage")
-}
+_TIMES = {f"{prefix}cuda_{figure}" for prefix in ("", "self_") for figure in ("time_total", "time", "memory_usage")}
 
 
 @FAMILY.keyword("sort_by")
@@ -211,8 +208,7 @@ def _sort_by(file: File, node: ast.keyword) -> bool:
     value = node.value
     if not isinstance(value, ast.Constant) or value.value not in _TIMES:
         return False
-    text = file.text(value)
-    file.report(TIMES, value, edits=file.replace(value, text.replace(value.value, _TIMES[value.value])))
+    file.report(TIMES, value, edits=file.replace(value, f"{file.portable('profiler_key')}(", value, ")"))
     return True
 
 
@@ -220,8 +216,8 @@ OLD = FAMILY.rule(
     "TR091b",
     Kind.REVIEW,
     "torch.autograd.profiler.profile(use_cuda=True): use_device names the device in use",
-    why="""use_cuda is deprecated, and means CUDA. On the CPU None records the CPU alone, which is what use_cuda=True
-    does there with a warning.""",
+    why="""use_cuda is deprecated, and means CUDA; use_device takes its place since torch 2.1. On the CPU neither is
+    given, which records the CPU alone, as use_cuda=True does there with a warning.""",
     source="torch/autograd/profiler.py",
     examples=[
         Example(
@@ -235,7 +231,7 @@ OLD = FAMILY.rule(
             import torch
             from toprope.device import portable
 
-            with torch.autograd.profiler.profile(use_device=portable.pin_memory_device() or None) as prof:
+            with torch.autograd.profiler.profile(**portable.profiler_device()) as prof:
                 model(x)
             """,
         ),
@@ -248,6 +244,5 @@ def _old(file: File, node: ast.Call) -> bool:
     used = file.keyword(node, "use_cuda")
     if used is None or not isinstance(used.value, ast.Constant) or used.value.value is not True:
         return False
-    text = f"use_device={file.portable('pin_memory_device')}() or None"
-    file.report(OLD, used.value, edits=file.replace(used, text))
+    file.report(OLD, used.value, edits=file.replace(used, f"**{file.portable('profiler_device')}()"))
     return False

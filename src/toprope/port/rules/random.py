@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.stand_ins import refused
 
 __all__ = ["FAMILY"]
 
@@ -158,7 +159,8 @@ FORK = FAMILY.rule(
     Kind.PRESERVING,
     "torch.random.fork_rng(devices=...): of the device in use",
     why="""Without device_type the generators of GPUs are saved and put back, and those of another device go on from
-    where the block left them.""",
+    where the block left them. torch takes device_type since 2.1 alone, and knows no device of the CPU's to save; the
+    runtime's function does both.""",
     source="torch.random.fork_rng: device_type is cuda where it is left out",
     examples=[
         Example(
@@ -172,7 +174,7 @@ FORK = FAMILY.rule(
             import torch
             from toprope.device import portable
 
-            with torch.random.fork_rng(devices=[0], device_type=portable.device().type):
+            with portable.fork_rng(devices=[0]):
                 torch.manual_seed(1)
             """,
         ),
@@ -206,5 +208,6 @@ def _fork(file: File, node: ast.Call) -> bool:
         return False
     if any(each.arg is None for each in node.keywords) or any(isinstance(each, ast.Starred) for each in node.args):
         return False
-    file.report(FORK, node, edits=file.add_argument(node, f"device_type={file.portable('device')}().type"))
+    file.report(FORK, node, edits=file.rename(node, "fork_rng"), held_back=refused("fork_rng", node))
+    file.done(node.func)
     return False

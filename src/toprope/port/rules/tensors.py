@@ -104,9 +104,11 @@ def _apart(file: File, node: ast.Call) -> bool:
 TYPED = FAMILY.rule(
     "TR012",
     Kind.PRESERVING,
-    "x.type(torch.cuda.LongTensor): x.to the device in use, with the dtype",
-    why="""type() with a class of CUDA moves to a GPU.""",
-    source="torch.Tensor.type",
+    "x.type(torch.cuda.LongTensor): that dtype, on the accelerator where it is, or moved to the one in use",
+    why="""type() with a class of CUDA moves what is on the CPU to the current GPU, and leaves a tensor of another GPU
+    where it is. x.to(device, dtype) would move that, too. Of a module type() also converts the numbers that are no
+    floats. The runtime's function does all three.""",
+    source="torch.Tensor.type; THPVariable_type in torch's source; torch.nn.Module.type",
     examples=[
         Example(
             """
@@ -118,7 +120,20 @@ TYPED = FAMILY.rule(
             import torch
             from toprope.device import portable
 
-            y = x.to(portable.device(), torch.int64)
+            y = portable.to_type(x, torch.int64)
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            copies = [each.clone().type(torch.cuda.FloatTensor).detach() for each in model.parameters()]
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            copies = [portable.to_type(each.clone(), torch.float32).detach() for each in model.parameters()]
             """,
         ),
         Example("import torch\n\ny = x.type(torch.LongTensor)", reported=False),
@@ -152,7 +167,7 @@ def _typed(file: File, node: ast.Call) -> bool:
     if not dtype:
         return False
     file.done(wanted)
-    edits = file.replace(node, node.func.value, f".to({file.portable('device')}(), {dtype})")
+    edits = file.replace(node, f"{file.portable('to_type')}(", node.func.value, f", {dtype})")
     file.report(TYPED, node, edits=edits, held_back=why_left(file, node.func.value, "type", "to"))
     return False
 

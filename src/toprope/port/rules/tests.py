@@ -301,10 +301,12 @@ def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bo
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
     if "dev" not in name.lower() and not isinstance(value, ast.Call):
         return False
-    return _rewrite(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
+    _rewrite(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
+    return False
 
 
-def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: Rule) -> bool:
+def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: Rule) -> None:
+    """Report a question. What is asked is still looked at: it may be an option that is resolved itself."""
     parent = file.parent(node)
     if _tells_apart(file, node):
         file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
@@ -318,7 +320,6 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
             file.done(each)
-    return True
 
 
 TEXT = FAMILY.rule(
@@ -370,7 +371,9 @@ def _device_of(file: File, node: ast.expr) -> ast.expr | None:
 
 def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> bool:
     device = _device_of(file, text)
-    return device is not None and _rewrite(file, node, device, is_not, TEXT)
+    if device is not None:
+        _rewrite(file, node, device, is_not, TEXT)
+    return False
 
 
 @FAMILY.method("startswith")
@@ -379,4 +382,6 @@ def _starts(file: File, node: ast.Call) -> bool:
     if len(node.args) != 1 or not _is_text(node.args[0]):
         return False
     device = _device_of(file, node.func.value)
-    return device is not None and _rewrite(file, node, device, False, TEXT)
+    if device is not None:
+        _rewrite(file, node, device, False, TEXT)
+    return False

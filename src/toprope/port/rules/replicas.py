@@ -1,0 +1,63 @@
+"""Row 69a: the parts of torch's DataParallel, which copy between the GPUs of one process."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.family import Family
+from toprope.port.file import File
+from toprope.port.rule import Example, Kind
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    "replicas",
+    "Several GPUs in one process",
+    words=[b"nn.parallel", b"nn import parallel", b"cuda.comm", b"import comm"],
+)
+
+PARTS = FAMILY.rule(
+    "TR069a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.nn.parallel._functions, replicate, scatter, gather, torch.cuda.comm: copies between GPUs of one process",
+    why="""They call torch's functions for CUDA (ReduceAddCoalesced, Broadcast, comm.gather), which have no counterpart
+    elsewhere. Synchronised batch normalisation that is built on them is in torch itself:
+    torch.nn.SyncBatchNorm, with DistributedDataParallel and one process a device.""",
+    source="torch/nn/parallel/_functions.py and torch/nn/parallel/comm.py in torch's source; torch.nn.SyncBatchNorm",
+    examples=[
+        Example(
+            """
+            try:
+                from torch.nn.parallel._functions import ReduceAddCoalesced, Broadcast
+            except ImportError:
+                ReduceAddCoalesced = Broadcast = None
+
+            def reduce(parts):
+                return ReduceAddCoalesced.apply(0, 2, *parts)
+            """
+        ),
+        Example("import torch\n\nparts = torch.nn.parallel.scatter(batch, [0, 1])"),
+        Example("from torch.cuda import comm\n\nparts = comm.broadcast_coalesced(tensors, [0, 1])"),
+        Example("from torch.nn.parallel.scatter_gather import gather\n\nwhole = gather(parts, 0)"),
+        Example("from torch.nn.parallel import DistributedDataParallel", reported=False),
+    ],
+)
+_PARTS = ("replicate", "scatter", "gather", "parallel_apply", "scatter_kwargs", "comm")
+_MODULES = ("_functions", "comm", "replicate", "scatter_gather", "parallel_apply")
+
+
+@FAMILY.reference(
+    *(f"torch.nn.parallel.{name}" for name in _PARTS), *(f"torch.nn.parallel.{name}.*" for name in _MODULES),
+    "torch.cuda.comm", "torch.cuda.comm.*",
+)  # fmt: skip
+def _used(file: File, node: ast.expr) -> bool:
+    file.report(PARTS, node)
+    return True
+
+
+@FAMILY.node(ast.ImportFrom)
+def _imported(file: File, node: ast.ImportFrom) -> bool:
+    module = node.module or ""
+    if not node.level and module in {f"torch.nn.parallel.{name}" for name in _MODULES} | {"torch.cuda.comm"}:
+        file.report(PARTS, node)
+    return False
