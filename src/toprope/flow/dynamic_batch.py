@@ -141,8 +141,3 @@ class Collector:
         if self._due is None:
             return found
         return self._due if found is None else min(found, self._due)
-
-    @property
-    def is_clear(self) -> bool:
-        """True while no input waits in it."""
-        return not self._groups

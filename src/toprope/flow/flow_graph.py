@@ -380,7 +380,10 @@ class FlowGraph(GraphSettings):
         return [] if self._runner is None else self._runner.metrics()
 
     def stage_metrics(self) -> list[StageMetrics]:
-        """The calls of each stage's instances, with a histogram of their times; none before the graph runs."""
+        """The calls of each stage's instances, with a histogram of their times.
+
+        They are counted in a graph that was started by `submit`, `stream` or `start`; none before it runs.
+        """
         return [] if self._runner is None else self._runner.stage_metrics()
 
     @property

@@ -11,7 +11,7 @@ from toprope.flow.edge import CELLS, Page
 from toprope.flow.graph import Plan
 from toprope.flow.stage_plan import StagePlan
 from toprope.flow.stage_spec import StageFunction
-from toprope.flow.stage_status import BOUNDS_NS, BUCKETS, INPUTS, TOTAL_NS
+from toprope.flow.stage_status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
 
 __all__ = ["EdgeMetrics", "Pages", "StageMetrics", "stage_metrics"]
 
@@ -79,7 +79,7 @@ def stage_metrics(figures: Iterable[tuple[StagePlan, StageFunction, Sequence[int
         found.append(
             StageMetrics(
                 plan.context.name, function.name if len(plan.spec.functions) > 1 else "", plan.context.instance_id,
-                counts[-1], cells[INPUTS], cells[TOTAL_NS] / 1e9,
+                counts[-1], counts[-1] + cells[MORE_INPUTS], cells[TOTAL_NS] / 1e9,
                 tuple((bound / 1e9, count) for bound, count in zip(BOUNDS_NS, counts, strict=False)),
             )
         )  # fmt: skip

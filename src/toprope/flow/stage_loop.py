@@ -32,7 +32,7 @@ from toprope.flow.stage_calls import (
 )
 from toprope.flow.stage_plan import DRIVER, StagePlan
 from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
-from toprope.flow.stage_status import Status, record
+from toprope.flow.stage_status import Recorder, Status
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
@@ -75,7 +75,8 @@ class Outlet:
             links = [each for each in chosen if isinstance(each, OutLink)]
             sealed = self._codec.seal(message, len(links), on_host=True) if links else None
             for place, link in enumerate(links):
-                self._wait(link)
+                if not link.is_free():
+                    self._wait(link)
                 link.send(sealed, place)  # type: ignore[arg-type]
             chosen = [each for each in chosen if not isinstance(each, OutLink)]
         for place, each in enumerate(chosen):
@@ -88,7 +89,8 @@ class Outlet:
         if isinstance(target, OutLink):
             # sealed first: the work on a card is waited for, and copied to the host, while others make room
             sealed = self._codec.seal(message, 1, target.on_host, target.forewarn)
-            self._wait(target)
+            if not target.is_free():
+                self._wait(target)
             target.send(sealed, 0)
         else:
             if target.is_full:
@@ -99,10 +101,9 @@ class Outlet:
             self._hub.wake()
 
     def _wait(self, link: OutLink) -> None:
-        if not link.is_free():
-            began = time.monotonic_ns()
-            link.wait(None)
-            self.waited_ns += time.monotonic_ns() - began
+        began = time.monotonic_ns()
+        link.wait(None)
+        self.waited_ns += time.monotonic_ns() - began
 
 
 class Stage:
@@ -168,6 +169,7 @@ class Loop:
         self._function = function
         self._hub = hub
         self._status = status
+        self._recorder = Recorder(status) if plan.replies else None  # others pay nothing for it
         self._events = events
         self.node = plan.node
         several = len(plan.spec.functions) > 1
@@ -236,12 +238,16 @@ class Loop:
 
     def _turn(self, group: Group) -> None:
         messages = group.messages
-        instead = self._instead(messages)
-        if instead is None:
+        first = messages[0]
+        if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
             self._run(messages)
         else:
-            self._pass(instead)
-        self._finish(messages[0].head.transaction_id)
+            instead = self._instead(messages)
+            if instead is None:
+                self._run(messages)
+            else:
+                self._pass(instead)
+        self._finish(first.head.transaction_id)
 
     def _instead(self, messages: list[Message]) -> list[Message] | None:
         """The message that goes to all outputs without a call, or none; None where the function is to be called."""
@@ -270,15 +276,14 @@ class Loop:
             for outlet in self._outlets:
                 outlet.send(each)
 
-    def _finish(self, *transactions: int) -> None:
+    def _finish(self, transaction: int) -> None:
         if self.is_alone:
-            if self._gather.is_clear and (self._collector is None or self._collector.is_clear):
+            if self._gather.is_clear:
                 for queue in self._queues:
                     for link in queue.links:
                         link.finish()
         elif self.on_left is not None:
-            for each in transactions:
-                self.on_left(self, each)
+            self.on_left(self, transaction)
 
     def _run(self, messages: list[Message]) -> None:
         head = messages[0].head
@@ -301,22 +306,19 @@ class Loop:
 
     def _begin(self, head: Head) -> tuple[int, int]:
         """An input is worked on: the time, and the time that outputs have waited for room so far."""
-        status, began = self._status, time.monotonic_ns()
-        status[1] = began
+        status = self._status
+        status[1] = began = time.monotonic_ns()
         status[0] = head.transaction_id
         self._sent = [0] * len(self._outlets)
-        return began, self._waited()
-
-    def _waited(self) -> int:
-        outlets = self._outlets
-        return outlets[0].waited_ns if len(outlets) == 1 else sum(each.waited_ns for each in outlets)
+        return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
 
     def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
-        status, now = self._status, time.monotonic_ns()
-        status[0] = 0
-        record(status, inputs, now - began - self._waited() + waited)
+        self._status[0] = 0
+        if self._recorder is not None:
+            waited -= sum(each.waited_ns for each in self._outlets)
+            self._recorder.add(inputs, time.monotonic_ns() - began + waited)
         if self._events is not None:
-            self._events.append((self.name, began, now, transaction))
+            self._events.append((self.name, began, time.monotonic_ns(), transaction))
 
     def _reply(self, head: Head) -> None:
         """Have each output say that there is no more of this input, or that there is nothing."""
@@ -358,7 +360,8 @@ class Loop:
             if called:
                 self._end(len(called), began, waited, head.transaction_id)
             self._status[0] = 0
-        self._finish(*(each.messages[0].head.transaction_id for each in groups))
+        for group in groups:  # the collector is empty
+            self._finish(group.messages[0].head.transaction_id)
 
     def _send_made(self, head: Head, made: Made) -> None:
         self._sent = [0] * len(self._outlets)

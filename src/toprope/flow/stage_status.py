@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import bisect
 import mmap
 import os
+from bisect import bisect_left as _bucket
 from pathlib import Path
 
-__all__ = ["BOUNDS_NS", "BUCKETS", "CELLS", "INPUTS", "SINCE", "TOTAL_NS", "TRANSACTION", "Status", "record"]
+__all__ = ["BOUNDS_NS", "BUCKETS", "CELLS", "MORE_INPUTS", "SINCE", "TOTAL_NS", "TRANSACTION", "Recorder", "Status"]
 
-TRANSACTION, SINCE, INPUTS, TOTAL_NS, BUCKETS = range(5)
-"""Cells: the transaction that is worked on (0 for none), since when in ns of the steady clock, inputs of all calls,
-nanoseconds of all calls, and from there on the number of calls in each bucket."""
+TRANSACTION, SINCE, MORE_INPUTS, TOTAL_NS, BUCKETS = range(5)
+"""Cells: the transaction that is worked on (0 for none), since when in ns of the steady clock, inputs of all calls less
+the number of calls, nanoseconds of all calls, and from there on the number of calls in each bucket."""
 
 BOUNDS_NS = tuple(
     round(each * 1e9)
@@ -23,17 +23,33 @@ CELLS = BUCKETS + len(BOUNDS_NS) + 1
 """Cells of one function."""
 
 
-def record(cells: memoryview, inputs: int, nanoseconds: int) -> None:
-    """Count a call.
+class Recorder:
+    """Counts the calls of a function in its cells, which nobody else writes.
 
     Args:
         cells: of the function.
-        inputs: of the call; several where they were batched.
-        nanoseconds: of the call, without the time that it waited for room.
     """
-    cells[INPUTS] += inputs
-    cells[TOTAL_NS] += nanoseconds
-    cells[BUCKETS + bisect.bisect_left(BOUNDS_NS, nanoseconds)] += 1
+
+    __slots__ = ("_cells", "_counts", "_inputs", "_total")
+
+    def __init__(self, cells: memoryview) -> None:
+        self._cells = cells
+        self._total = self._inputs = 0
+        self._counts = [0] * (len(BOUNDS_NS) + 1)
+
+    def add(self, inputs: int, nanoseconds: int) -> None:
+        """Count a call.
+
+        Args:
+            inputs: of the call; several where they were batched.
+            nanoseconds: of the call, without the time that it waited for room.
+        """
+        cells, counts = self._cells, self._counts
+        self._total = cells[TOTAL_NS] = self._total + nanoseconds
+        if inputs != 1:
+            self._inputs = cells[MORE_INPUTS] = self._inputs + inputs - 1
+        place = _bucket(BOUNDS_NS, nanoseconds)
+        counts[place] = cells[BUCKETS + place] = counts[place] + 1
 
 
 class Status:
