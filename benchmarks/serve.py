@@ -95,7 +95,9 @@ def main() -> int:
             makers.append((lambda *each: litserve(folder, python, *each), [(32, 2, 1), (32, 2, 2), (8, 1, 1)]))
         else:
             print("LitServe is not installed: --litserve names a Python that has it", file=sys.stderr)
-        if not given.without_ray:
+        if given.ray == sys.executable and not importlib.util.find_spec("grpc"):
+            print("Ray Serve is not installed: --ray names a Python that has ray[serve]", file=sys.stderr)
+        elif not given.without_ray:
             makers.append((lambda *each: ray_serve(folder, given.ray, *each), [(32, 2, 1), (32, 2, 2)]))
         try:
             for make, settings in makers:
