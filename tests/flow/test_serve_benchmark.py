@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_ours_alone():
-    words = "--without-ray --untuned --rounds 1 --seconds 0.3 --limit-ms 60000 --json".split()
+    words = ["--without-ray", "--untuned", "--rounds", "1", "--seconds", "0.3", "--limit-ms", "60000", "--json"]
     done = subprocess.run(
         [sys.executable, "benchmarks/serve.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
