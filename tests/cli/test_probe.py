@@ -115,7 +115,8 @@ def test_a_facade_of_an_outer_run_does_not_answer(tmp_path: Path, monkeypatch: p
 
 def test_the_child_is_outside_an_outer_run(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPROPE_SIM", "910B3")
-    monkeypatch.delenv("TOPROPE_CACHE_DIR", raising=False)  # the user's own, which the child may see
+    for name in ("TOPROPE_CACHE_DIR", "TOPROPE_SOAK"):
+        monkeypatch.delenv(name, raising=False)  # the user's own, which the child may see
     code = "import os, sys; raise ValueError([name for name in os.environ if name.startswith('TOPROPE')])"
     assert machine(code).reason == "ValueError: []"
     found = probe(os.environ | {"PYTHONPATH": os.pathsep.join([SITE, str(Path(sys.path[0]))])})

@@ -294,6 +294,18 @@ def test_the_smallest_program_that_was_said_to_have_no_fix():
     assert check(program).fix.op == "y"
 
 
+def test_members_of_a_collective_on_the_other_kind_of_core_were_not_limited():
+    streams = [
+        ("0", [member("g", "g", cube=2), *(local(f"a{number}", 1) for number in range(3))]),
+        ("1", [local("b", 2), local("c", 2)]),
+        ("1", [member("g", "g", vector=2), local("d", 1)]),
+    ]
+    program = on({"0": (2, 2), "1": (0, 2)}, {"g": "01"}, streams)
+    fix = check(program).fix
+    assert (fix.op, fix.cube, fix.vector) == ("g", 1, 1)
+    assert check(with_limit(program, "g", (1, 1))).verdict is SAFE
+
+
 def test_a_limit_without_effect_was_proposed():
     static = dataclasses.replace(local("N", 48), ignores_limit="static kernel")
     program = on({"0": (24, 48)}, {}, [("0", [static]), ("0", [local("M", 24)])])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from ctypes import POINTER, byref, c_double, c_int, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 MIB = 2**20
 OUT_OF_MEMORY = 207001
@@ -51,23 +52,29 @@ class Core:
         self.reset_totals = function("ts_reset_totals", None, c_int)
         self.set_fraction = function("ts_set_fraction", None, c_int, c_double)
         self.fraction = function("ts_fraction", c_double, c_int)
-        self.launch = function("ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
+        self._launch = function("ts_launch", c_int, c_int, c_int64, TASK, c_void_p)
         self.wait_for_device = function("_ZN7toprope3sim15wait_for_deviceEi", c_int, c_int)
         self._stream = function("_ZN7toprope3sim6streamEil", c_void_p, c_int, c_int64)
         self._wait = function("_ZN7toprope3sim6Stream4waitEv", c_int, c_void_p)
-        self.used_by_stream = function("_ZN7toprope3sim14used_by_streamEPvl", None, c_void_p, c_int64)
+        self._used_by_stream = function("_ZN7toprope3sim14used_by_streamEPvl", None, c_void_p, c_int64)
         self._allocate = function("ts_allocate", c_int, c_int, c_int64, c_uint64, POINTER(c_void_p))
         self._memory_stats = function("ts_memory_stats", None, c_int, POINTER(c_int64))
         if cards:
             assert self.configure(cards, capacity, padding) == 0
         self.set_wait_limit_ms(limit_s * 1000)
 
+    def launch(self, card: int, stream: int, task: Any, argument: Any) -> int:
+        return int(self._launch(card, stream_id(stream), task, argument))
+
+    def used_by_stream(self, address: int | None, stream: int) -> None:
+        self._used_by_stream(address, stream_id(stream))
+
     def wait_for_stream(self, card: int, stream: int) -> int:
-        return self._wait(self._stream(card, stream))
+        return self._wait(self._stream(card, stream_id(stream)))
 
     def status_of_allocation(self, size: int, stream: int = 0, card: int = 0) -> tuple[int, int | None]:
         data = c_void_p()
-        status = self._allocate(card, stream, size, byref(data))
+        status = self._allocate(card, stream_id(stream), size, byref(data))
         return status, data.value
 
     def allocate(self, size: int, stream: int = 0, card: int = 0) -> int | None:
@@ -87,6 +94,13 @@ class Core:
 
     def current(self, group: str, card: int = 0) -> int:
         return self.stats(card)[f"{group}.all.current"]
+
+
+def stream_id(number: int) -> int:
+    """Number of a stream as the core has it, which numbers them as torch_npu does: 32 of normal priority from 96 on,
+    then those of high priority; 0 is the default stream.
+    """
+    return number and 95 + number
 
 
 def block_size(requested: int, padding: int = 32) -> int:

@@ -98,7 +98,7 @@ def one_round(seed: int) -> str:
                 return
             found.append((got.head.transaction_id, got.messages[0].payload, got.code))
 
-    with running(graph, deadline_ms=400 if hang else 0, colocate=colocate) as runner:
+    with running(graph, deadline_ms=5000 if hang else 0, colocate=colocate) as runner:
         pid = runner.pids()[names[victim]] if victim else 0
         fetcher = threading.Thread(target=fetch_all)
         fetcher.start()

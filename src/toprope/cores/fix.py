@@ -145,11 +145,12 @@ class _Limits:
         self.most = [max(op.cores[kind] for op in named) for kind in (0, 1)]
         self.largest = max(named, key=lambda op: (op.all_at_once, not op.ignores_limit, op.blocks))
         self.blocks = self.largest.blocks
+        self.units = [self.largest.block[kind] or max(op.block[kind] for op in named) for kind in (0, 1)]
 
     def of(self, blocks: int) -> Cores:
-        """The limit that leaves the largest operator this number of blocks."""
-        cube, vector = self.largest.block
-        return blocks * cube or self.most[0], blocks * vector or self.most[1]
+        """The limit that leaves the largest operator this number of blocks, and no other operator more."""
+        cube, vector = (min(blocks * unit, most) for unit, most in zip(self.units, self.most, strict=True))
+        return cube, vector
 
     def program_with(self, blocks: int) -> Program:
         """The program with this limit."""

@@ -137,11 +137,13 @@ def _made(
     built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error: BaseException
     if members:
-        error = built_in.__new__(kind, text, members)
+        error = built_in.__new__(kind, text, list(members))
     else:
         error = built_in.__new__(kind)
         error.args = arguments
     for name, value in attributes.items():
+        if getattr(error, name, attributes) is value:
+            continue  # an OSError whose file name is set, if only to None, has another text than one without
         try:
             if getattr(error, name, error) is value:
                 continue  # an OSError whose `filename` was set to None writes "[Errno None] None" for its text
