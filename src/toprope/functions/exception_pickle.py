@@ -145,8 +145,6 @@ def _made(
         if getattr(error, name, attributes) is value:
             continue  # an OSError whose file name is set, if only to None, has another text than one without
         try:
-            if getattr(error, name, error) is value:
-                continue  # an OSError whose `filename` was set to None writes "[Errno None] None" for its text
             setattr(error, name, value)
         except (AttributeError, TypeError):
             vars(error)[name] = value  # a property without a setter, whose value the object had all the same

@@ -233,9 +233,7 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
     for name in built_in_attributes(type(origin)):
         if not hasattr(YRInvokeError, name):  # `code` is ours, whatever SystemExit has under that name
             try:
-                value = getattr(origin, name)
-                if getattr(error, name, error) is not value:  # see exception_pickle: None is not the same as not set
-                    setattr(error, name, value)
+                setattr(error, name, getattr(origin, name))
             except (AttributeError, TypeError):
                 pass
     if isinstance(origin, BaseExceptionGroup):
