@@ -9,29 +9,30 @@ neither the question nor that code is changed, and the question says why.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from toprope.port.answers import is_given
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
+from toprope.port.opened import Opened, is_negative, opened_by
+from toprope.port.places import device_name
 from toprope.port.rule import Kind
-from toprope.port.scopes import with_defaults
 
-__all__ = ["hold_back"]
+__all__ = ["guards", "hold_back"]
 
 QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
-    "TR020", "TR069", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR087",
-    "TR088", "TR098", "TR098a", "TR099", "TR102", "TR102b",
+    "TR020", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088", "TR102",
+    "TR102b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-_ENDS = (ast.Return, ast.Continue, ast.Break)
+_HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
 
 
@@ -42,82 +43,252 @@ class _Question:
     Attributes:
         finding: its place.
         opened: the code that runs when the answer becomes yes, each with the condition it depends on.
+        keys: how other files and cells reach the answer.
     """
 
     finding: Finding
-    opened: list[tuple[ast.AST, ast.AST]] = field(default_factory=list)
+    opened: list[tuple[ast.AST, ast.AST]]
+    keys: set[str]
 
 
-def hold_back(file: File, findings: Sequence[Finding], deselected: Iterable[Finding] = ()) -> None:
+@dataclass(frozen=True)
+class _Stays:
+    """A place that is right on CUDA alone.
+
+    Attributes:
+        node: the place.
+        why: the reason, behind "the condition ".
+    """
+
+    node: ast.AST
+    why: str
+
+
+def hold_back(
+    file: File,
+    findings: Sequence[Finding],
+    deselected: Iterable[Finding] = (),
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
     """Hold back the questions whose answer opens code that stays CUDA's, with all of that code.
 
     Args:
         file: the file.
         findings: what is converted or reported.
         deselected: what the user asked to leave; it stays CUDA's.
+        elsewhere: keys of answers (`Opened.keys`) that must not change for the sake of another file or cell, with the
+            reason.
     """
+    _hold_behind_cuda(file, findings)
     nodes = [(finding, node) for finding, node in file.places]
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
     if not asked:
         return
-    stays = [
-        (f, n) for f, n in nodes if (id(f) in left or (id(f) in wanted and not f.converted)) and _fails(file, f, n)
-    ]
-    stays = [(f, n) for f, n in stays if not _behind_cuda(file, n)]
-    if not stays:
+    stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
+    if not stays and not elsewhere:
         return
-    questions = [_Question(finding, list(_Opened(file).by(node))) for finding, node in asked]
+    questions = []
+    for finding, node in asked:
+        followed = Opened(file)
+        questions.append(_Question(finding, list(followed.by(node, not is_negative(node))), followed.keys))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []
-    for question in questions:
-        found = _reached(file, question, stays, held)
-        if found is None:
-            continue
-        question.finding.held_back = _why(found)
-        held += question.opened
-        _hold_import(file, nodes, question.finding)
-        for part, condition in question.opened:
-            whole = condition if isinstance(condition, ast.IfExp) else part
-            for finding, node in nodes:
-                if id(finding) in wanted and finding.converted and _within(file, node, whole):
-                    finding.held_back = f"it stays with the condition in line {question.finding.line}"
-
-
-def _hold_import(file: File, nodes: list[tuple[Finding, ast.AST]], held: Finding) -> None:
-    """Of `from torch.cuda import is_available, synchronize` all names stay, or none does: it is one module."""
-    (node,) = (node for finding, node in nodes if finding is held)
-    if isinstance(node, ast.alias):
-        for finding, other in nodes:
-            if isinstance(other, ast.alias) and file.parent(other) is file.parent(node) and finding.converted:
-                finding.held_back = f"it stays with the name in line {held.line}"
-
-
-def _reached(
-    file: File, question: _Question, stays: list[tuple[Finding, ast.AST]], held: list[tuple[ast.AST, ast.AST]]
-) -> Finding | None:
-    """The first place that stays CUDA's and that the question opens, but for those behind a condition that stays."""
-    for part, condition in question.opened:
-        for finding, node in stays:
-            if not _within(file, node, part):
+    for finding, node in nodes:
+        if finding.rule.code in QUESTIONS and finding.held_back.startswith(_HELD):  # in an earlier round
+            held += opened_by(file, node)
+    changed = True
+    while changed:
+        changed = False
+        for question in [each for each in questions if each.finding.converted]:
+            why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            if not why:
                 continue
-            inner = (p for p, c in held if c is not condition and _within(file, c, part) and _within(file, node, p))
+            changed = True
+            question.finding.held_back = f"{_HELD}{why}"
+            held += question.opened
+            stays += _set_there_alone(file, question)
+            for part, condition in question.opened:
+                whole = condition if isinstance(condition, ast.IfExp) else part
+                for finding, node in nodes:
+                    if id(finding) in wanted and finding.converted and _within(file, node, whole):
+                        finding.held_back = f"it stays with the condition in line {question.finding.line}"
+
+
+def guards(
+    file: File, findings: Sequence[Finding], deselected: Iterable[Finding], keys: Collection[str]
+) -> dict[str, str]:
+    """Find what the file guards by answers of other files, where it stays CUDA's: the reason by the answer's key."""
+    wanted, left = set(map(id, findings)), set(map(id, deselected))
+    stays = list(_staying(file, [(f, n) for f, n in file.places if id(f) in wanted or id(f) in left], left))
+    found: dict[str, str] = {}
+    for key, node in _foreign(file, keys) if stays else ():
+        for part, _ in Opened(file).by(node, None):
+            why = next((each.why for each in stays if _within(file, each.node, part)), "")
+            if why:
+                found.setdefault(key, why)
+    return found
+
+
+def _foreign(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
+    """Find where answers of other files are read: by an imported name, or as an attribute of anything."""
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            around = file.parent(node)
+            called = "()" if isinstance(around, ast.Call) and around.func is node else ""
+            key = f".{node.attr}{called}"
+            if key in keys and not (file.dotted(node) or "").startswith("torch."):
+                yield key, node
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            bindings = file.bindings(node)
+            imported = {(each.imported or "").rpartition(".")[2] for each in bindings} or {node.id}
+            for key in imported & set(keys):
+                yield key, node
+
+
+def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[int]) -> Iterator[_Stays]:
+    """Find the places that stay CUDA's and may fail elsewhere, and the answers that other devices do not give."""
+    for finding, node in places:
+        converted = finding.converted and id(finding) not in left
+        if _behind_cuda(file, node):
+            continue
+        if converted:
+            if not is_given(file, finding.rule.code, node):
+                yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
+        elif _fails(file, finding, node):
+            yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
+
+
+def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:
+    """Name the first place that stays CUDA's and that the question opens; not those behind a condition that stays."""
+    for part, condition in question.opened:
+        for each in stays:
+            if not _within(file, each.node, part):
+                continue
+            inner = (
+                p for p, c in held if c is not condition and _within(file, c, part) and _within(file, each.node, p)
+            )
             if next(inner, None) is None:
-                return finding
-    return None
+                return each.why
+    return ""
 
 
-def _why(found: Finding) -> str:
+def _used_elsewhere(question: _Question, elsewhere: Mapping[str, str]) -> str:
+    return next((f"is used in {elsewhere[key]}" for key in sorted(question.keys) if key in elsewhere), "")
+
+
+def _short(found: Finding) -> str:
     text = " ".join(found.before.split())
     text = text if len(text) <= 40 else text[:37] + "..."
-    return f"the condition guards {text} in line {found.line}, which stays CUDA's ({found.rule.code})"
+    return f"{text} in line {found.line}"
+
+
+def _set_there_alone(file: File, question: _Question) -> Iterator[_Stays]:
+    """Find the reads of what is set only behind a question that stays: it is missing, or None, on other devices."""
+    parts = [part for part, _ in question.opened]
+    stores: dict[str, list[ast.Attribute]] = {}
+    loads: dict[str, list[ast.Attribute]] = {}
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Attribute):
+            kept = stores if isinstance(node.ctx, ast.Store) else loads
+            kept.setdefault(node.attr, []).append(node)
+    for name, nodes in stores.items():
+        inside = [each for each in nodes if any(_within(file, each, part) for part in parts)]
+        if not inside or not all(each in inside or _is_set_to_none(file, each) for each in nodes):
+            continue
+        for each in loads.get(name, ()):
+            around = file.parent(each)
+            if not any(_within(file, each, part) for part in parts) and not isinstance(around, ast.Compare):
+                line = question.finding.line
+                yield _Stays(each, f"guards the use of {name}, which is set behind the condition in line {line} alone")
+
+
+def _is_set_to_none(file: File, target: ast.Attribute) -> bool:
+    match file.parent(target):
+        case ast.Assign(value=ast.Constant(value=None)) | ast.AnnAssign(value=ast.Constant(value=None) | None):
+            return True
+    return False
+
+
+# Code that runs on CUDA alone, since the question in front of it stays
+
+
+def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
+    """Leave what runs only behind a question that asks for CUDA itself: a rewrite there changes nothing."""
+    wanted = set(map(id, findings))
+    regions: list[tuple[ast.AST, str]] = []
+    for finding, node in file.places:
+        if id(finding) in wanted and not finding.converted and _asks_for_cuda(file, finding, node):
+            why = f"it stays with the condition in line {finding.line}"
+            question = file.parent(node) if isinstance(node, ast.Constant) else node
+            if question is not None:
+                regions += [(part, why) for part, _ in opened_by(file, question)]
+    regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
+    if not regions:
+        return
+    regions += _called_there_alone(file, regions)
+    for finding, node in file.places:
+        if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
+            why = next((why for part, why in regions if _within(file, node, part)), "")
+            finding.held_back = why
+
+
+def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
+    """Return whether a place is a question that the rules leave: of a kernel, of one of several kinds of device."""
+    if finding.rule.code == "TR101":  # device == "cuda"
+        around = file.parent(node)
+        if (
+            not isinstance(around, ast.Compare)
+            or len(around.ops) != 1
+            or not isinstance(around.ops[0], ast.Eq | ast.NotEq)
+        ):
+            return False
+        other = around.comparators[0] if around.left is node else around.left
+        name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
+        return device_name(name)
+    return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
+
+
+def _builders(file: File) -> Iterator[tuple[ast.AST, int]]:
+    """Find the functions that build extensions when they are called."""
+    for node in file.walk.scopes:
+        call = file.parent(node)
+        if not isinstance(call, ast.Call) or call.func is not node:
+            continue
+        if file.dotted(node) in ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline"):
+            function = next((each for each in file.ancestors(call) if isinstance(each, _FUNCTIONS)), None)
+            if function is not None:
+                yield function, call.lineno
+
+
+def _called_there_alone(file: File, regions: list[tuple[ast.AST, str]]) -> list[tuple[ast.AST, str]]:
+    """Find the private functions and classes of the file that nothing outside of these parts uses."""
+    own = [
+        each for each in (*file.walk.module.node.body, *(part for part, _ in regions))  # type: ignore[attr-defined]
+        if isinstance(each, (*_FUNCTIONS, ast.ClassDef)) and each.name.startswith("_")
+    ]  # fmt: skip
+    found: list[tuple[ast.AST, str]] = []
+    changed = True
+    while changed:
+        changed = False
+        for each in own:
+            if any(each is part for part, _ in found):
+                continue
+            uses = [use for use in file.reads(each.name, each) if not _within(file, use, each)]
+            reasons = [next((why for part, why in (*regions, *found) if _within(file, use, part)), "") for use in uses]
+            if reasons and all(reasons):
+                found.append((each, reasons[0]))
+                changed = True
+    return found
 
 
 def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     """Return whether a place that stays as it is may fail on another device."""
     code = finding.rule.code
-    if not finding.is_site or code in RUNS or code in QUESTIONS:  # an unconverted question is answered with no
+    if not finding.is_site or code in QUESTIONS:  # an unconverted question is answered with no
         return False
+    if code in RUNS:
+        return _is_read(file, node) or (code == "TR076" and (file.dotted(node) or "").endswith("sdp_kernel"))
     if finding.held_back == AS_CLASS:  # nothing is an instance of CUDA's class there
         return False
     own = finding.held_back.endswith("of its own") and "not known" not in finding.held_back
@@ -128,6 +299,12 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     if code == "TR101":
         return not _is_shown(file, node)
     return True
+
+
+def _is_read(file: File, node: ast.AST) -> bool:
+    """Return whether it is a variable that must be set: `os.environ["CUDA_HOME"]`, read."""
+    around = file.parent(node)
+    return isinstance(around, ast.Subscript) and around.slice is node and isinstance(around.ctx, ast.Load)
 
 
 def _is_tried(file: File, node: ast.AST) -> bool:
@@ -196,188 +373,6 @@ def _named(file: File, node: ast.expr, below: str, name: str) -> bool:
     """Return whether a node is a name of torch.cuda, or of the runtime."""
     full = file.dotted(node)
     return full is not None and (full == f"{below}.{name}" or full == f"{file.runtime}.{name}")
-
-
-# What another answer opens
-
-
-class _Opened:
-    """Follows the answer of a question to the code that runs because of it."""
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self._seen: set[tuple[int, bool | None]] = set()
-
-    def by(self, node: ast.AST, positive: bool | None = True) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """The parts that run when this expression becomes true (`positive`), false, or another one (None).
-
-        Each comes with the condition that it depends on.
-        """
-        if (id(node), positive) in self._seen:
-            return
-        self._seen.add((id(node), positive))
-        if isinstance(node, ast.alias):
-            yield from self._imported(node, positive)
-            return
-        inner = node
-        outer = self.file.parent(inner)
-        while outer is not None:
-            match outer:
-                case ast.UnaryOp(op=ast.Not()):
-                    positive = None if positive is None else not positive
-                case ast.Compare():
-                    positive = _compared(outer, inner, positive)
-                case ast.BoolOp(op=operator, values=values):
-                    goes_on = positive if isinstance(operator, ast.And) else _opposite(positive)
-                    if goes_on is not False:
-                        for each in values[values.index(inner) + 1 :]:  # type: ignore[arg-type]
-                            yield each, outer
-                case ast.IfExp(test=test, body=body, orelse=orelse):
-                    if inner is test:
-                        if positive is not False:
-                            yield body, outer
-                        if positive is not True:
-                            yield orelse, outer
-                        answers = [each.value if isinstance(each, ast.Constant) else None for each in (body, orelse)]
-                        if answers == [False, True]:
-                            positive = _opposite(positive)
-                        elif answers != [True, False]:
-                            return
-                case ast.Call() if inner is outer.func or self._keeps_its_answer(outer):
-                    pass
-                case ast.Call() | ast.keyword():
-                    yield from self._handed_on(inner, outer, positive)
-                    return
-                case ast.NamedExpr(target=target):
-                    yield from self._kept(target, positive)
-                case ast.Tuple() | ast.List() if not isinstance(self.file.parent(outer), ast.Assign):
-                    pass
-                case ast.comprehension():
-                    around = self.file.parent(outer)
-                    if around is not None and positive is not False:
-                        for name in ("key", "value", "elt"):
-                            if getattr(around, name, None) is not None:
-                                yield getattr(around, name), outer
-                    return
-                case _:
-                    yield from self._in_statement(inner, outer, positive)
-                    return
-            inner, outer = outer, self.file.parent(outer)
-
-    def _keeps_its_answer(self, call: ast.Call) -> bool:
-        return any(self.file.is_builtin(call.func, name) for name in ("bool", "int", "any", "all"))
-
-    def _in_statement(self, inner: ast.AST, outer: ast.AST, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        match outer:
-            case ast.If(test=test) | ast.While(test=test) if inner is test:
-                if positive is not False:
-                    yield from ((each, test) for each in outer.body)
-                if positive is not True:
-                    yield from ((each, test) for each in outer.orelse)
-                    if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], _ENDS):
-                        yield from ((each, test) for each in self._behind(outer))
-                if positive is not False and outer.orelse and isinstance(outer.orelse[-1], _ENDS):
-                    yield from ((each, test) for each in self._behind(outer))
-            case ast.Assign(targets=targets):
-                for each in targets:
-                    yield from self._kept(each, positive)
-            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-                yield from self._kept(target, positive)
-            case ast.Return():
-                function = next((each for each in self.file.ancestors(outer) if isinstance(each, _FUNCTIONS)), None)
-                if function is not None:
-                    yield from self._called(function, positive)
-            case ast.arguments():
-                yield from self._default(outer, inner, positive)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if inner in outer.decorator_list:
-                yield from ((each, inner) for each in outer.body)
-
-    def _behind(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The statements behind one in its block."""
-        around = self.file.walk.parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(around, name, None)
-            if isinstance(block, list) and statement in block:
-                return block[block.index(statement) + 1 :]
-        return []
-
-    def _handed_on(self, inner: ast.AST, outer: ast.AST, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """An argument: of a decorator, or the default of an option of the command line."""
-        call = self.file.parent(outer) if isinstance(outer, ast.keyword) else outer
-        if not isinstance(call, ast.Call):
-            return
-        around = self.file.parent(call)
-        if isinstance(around, (*_FUNCTIONS, ast.ClassDef)) and call in around.decorator_list:
-            yield from ((each, call) for each in around.body)
-        elif isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
-            named = self.file.keyword(call, "dest")
-            if named is not None and isinstance(named.value, ast.Constant):
-                names = [str(named.value.value)]
-            for name in names:
-                yield from self._attribute(name.lstrip("-").replace("-", "_"), positive)
-
-    def _kept(self, target: ast.expr, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Return where what is assigned to a name, an attribute or a key is read."""
-        if isinstance(target, ast.Name):
-            yield from self._read(target.id, [each.node for each in self.file.bindings(target)], positive)
-        elif isinstance(target, ast.Attribute):
-            yield from self._attribute(target.attr, positive)
-        elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-            same = ast.dump(target.slice)
-            for node in list(self.file.walk.parents):
-                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.dump(node.slice) == same:
-                    yield from self.by(node, positive)
-
-    def _imported(self, alias: ast.alias, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Return where a name is read that an import binds."""
-        statement = self.file.parent(alias)
-        if statement is not None:
-            yield from self._read(alias.asname or alias.name, [statement], positive)
-
-    def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """What the answer opens where a name is read that one of these nodes binds."""
-        for each in self.file.reads(name, *bound_by):
-            yield from self.by(each, positive)
-
-    def _attribute(self, name: str, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        for node in list(self.file.walk.scopes):
-            if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load):
-                yield from self.by(node, positive)
-
-    def _called(
-        self, function: ast.FunctionDef | ast.AsyncFunctionDef, positive: bool | None
-    ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where the answer of a function is used: its name in this file, or the attribute where it is a method."""
-        yield from self._read(function.name, [function], positive)
-        if isinstance(self.file.parent(function), ast.ClassDef):
-            yield from self._attribute(function.name, positive)
-
-    def _default(
-        self, arguments: ast.arguments, default: ast.AST, positive: bool | None
-    ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Return where a parameter is read whose default is the answer."""
-        for parameter, value in with_defaults(arguments):
-            if value is default:
-                yield from self._read(parameter.arg, [parameter], positive)
-
-
-def _opposite(positive: bool | None) -> bool | None:
-    return None if positive is None else not positive
-
-
-def _compared(node: ast.Compare, inner: ast.AST, positive: bool | None) -> bool | None:
-    """The same for a comparison with a constant: `count > 1`, `available is False`."""
-    if len(node.ops) != 1 or inner is not node.left or not isinstance(node.comparators[0], ast.Constant):
-        return None
-    operator, value = node.ops[0], node.comparators[0].value
-    if isinstance(operator, ast.Gt | ast.GtE):
-        return positive
-    if isinstance(operator, ast.Lt | ast.LtE):
-        return _opposite(positive)
-    if value in (0, False) or value is None:
-        return positive if isinstance(operator, ast.NotEq | ast.IsNot) else _opposite(positive)
-    return positive if isinstance(operator, ast.Eq | ast.Is) else _opposite(positive)
 
 
 def _within(file: File, node: ast.AST, part: ast.AST) -> bool:

@@ -7,7 +7,7 @@ functions that are registered for it. The edits change the bytes they must and n
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from toprope.port import conditions
@@ -41,6 +41,8 @@ def port(
     assumed: dict[str, str] | None = None,
     rules: Table | None = None,
     context: Context | None = None,
+    elsewhere: Mapping[str, str] | None = None,
+    foreign: Collection[str] = (),
 ) -> Ported:
     """The port of one Python file.
 
@@ -53,6 +55,8 @@ def port(
         assumed: names that mean something although the file does not import them.
         rules: the rules; all of them where left out.
         context: what is known of the project and of the card.
+        elsewhere: answers that must not change for the sake of another file or cell, as in `conditions.hold_back`.
+        foreign: keys of answers of other files: `Ported.guards` says what they guard here.
 
     Returns:
         The file afterwards. One that cannot be read or parsed says so in `skipped` and stays as it is.
@@ -75,8 +79,9 @@ def port(
         ported.ignored = len(file.findings) - len(wanted)
         ported.operators = file.operators
         _settle(file, wanted)
-        conditions.hold_back(file, wanted, deselected)
-        text = _written(file, wanted, deselected)
+        text = _written(file, wanted, deselected, elsewhere)
+        if foreign:
+            ported.guards = conditions.guards(file, wanted, deselected, foreign)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
@@ -189,10 +194,32 @@ def _fits(file: File, edits: list[Edit]) -> bool:
     return True
 
 
-def _written(file: File, findings: list[Finding], deselected: list[Finding]) -> str:
+def _hold_back(
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+) -> None:
+    """Hold back what must not be done alone: conditions with what they guard, and parts of one edit."""
+    wanted = set(map(id, findings))
+    changed = True
+    while changed:
+        before = [finding.converted for finding in findings]
+        conditions.hold_back(file, findings, deselected, elsewhere)
+        left = [finding for finding in file.findings if id(finding) not in wanted or not finding.converted]
+        stays = {id(edit): finding for finding in left for edit in finding.edits}
+        for finding in findings:
+            other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
+            if finding.converted and other is not None:
+                finding.held_back = f"it stays with the name in line {other.line}"
+        changed = before != [finding.converted for finding in findings]
+
+
+def _written(
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+) -> str:
     """The text after the edits of the findings, which are given the text of their place afterwards."""
     text = file.source.text
-    for hold_back in (_in_fstrings, _all):
+    _hold_back(file, findings, deselected, elsewhere)
+    steps = iter((_in_fstrings, _all))
+    while True:
         edits = [edit for finding in findings if finding.converted for edit in finding.edits]
         if not edits:
             return text
@@ -201,10 +228,16 @@ def _written(file: File, findings: list[Finding], deselected: list[Finding]) -> 
             edits.append(runtime_import(file, min(used)))
         result = render(text, edits)
         try:
-            parse(result)
+            lost = _lost(file, parse(result))
         except UnreadableError:
-            hold_back(findings)
-            conditions.hold_back(file, findings, deselected)
+            next(steps)(findings)
+            _hold_back(file, findings, deselected, elsewhere)
+            continue
+        taken = [finding for finding in findings if finding.converted and finding.rule.code == "TR102"]
+        if lost and taken:
+            for finding in taken:
+                finding.held_back = "what stays needs it"
+            _hold_back(file, findings, deselected, elsewhere)
             continue
         for finding in findings:
             if finding.converted:
@@ -213,7 +246,16 @@ def _written(file: File, findings: list[Finding], deselected: list[Finding]) -> 
                 inside = [edit for edit in edits if start <= edit.start and edit.end <= end]
                 finding.after = render(text, inside, start, end)
         return result
-    return text
+
+
+def _lost(file: File, tree: ast.Module) -> set[str]:
+    """The names that the file imported, and that are used afterwards although nothing binds them any more."""
+    nodes = list(ast.walk(tree))
+    bound = {each.asname or each.name.partition(".")[0] for each in nodes if isinstance(each, ast.alias)}
+    bound |= {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+    used = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    imported = {name for name, bindings in file.walk.module.bindings.items() if any(each.imported for each in bindings)}
+    return (imported - bound) & used
 
 
 def _in_fstrings(findings: list[Finding]) -> None:

@@ -87,6 +87,7 @@ class Ported:
         ignored: how many places a comment or an option left out.
         operators: number of calls of torch's operators: under KNOWN, under DEPENDS, or under a name that no table has.
         companion: name and bytes of a file that is put next to it when it is written, and must not be there yet.
+        guards: what answers of other files guard in it and stays CUDA's, where the port was asked for it.
     """
 
     path: str
@@ -98,6 +99,7 @@ class Ported:
     ignored: int = 0
     operators: Counter[str] = field(default_factory=Counter)
     companion: tuple[str, bytes] | None = None
+    guards: dict[str, str] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from toprope.port.across import keys_in
 from toprope.port.context import Context
 from toprope.port.engine import concerns, port
 from toprope.port.file import RUNTIME, is_vendored_runtime
@@ -32,6 +33,7 @@ MOST_NOTEBOOK_BYTES = 100_000_000
 _SAID = re.compile(r"cuda|nccl|nvidia", re.I)
 _SHELL_CELLS = ("bash", "sh", "script", "shell", "system", "sx")
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun", "memit", "debug", "python", "python3")
+_OTHER_LANGUAGE = re.compile(rf"%%(?:{'|'.join(_SHELL_CELLS)}|html|HTML|javascript|js|latex|markdown|svg|SVG)\b")
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w., ]+=\s*[!%]\S|[\w.%*]+\?\??\s*$)")
 _SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?!")
 _PARTS = re.compile(r"#.*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|[\[({]|[\])}]|\\$")
@@ -112,6 +114,7 @@ def port_notebook(
     project: Project | None = None,
     leave: Callable[[Finding], bool] | None = None,
     context: Context | None = None,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> Ported:
     """The port of one notebook.
 
@@ -122,6 +125,7 @@ def port_notebook(
         project: what is known of all the files that are ported; left out, what this one says.
         leave: says of a finding that it is not wanted.
         context: what is known of the project and of the card.
+        elsewhere: answers that must not change for the sake of another file, as `engine.port` takes them.
 
     Returns:
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
@@ -145,11 +149,12 @@ def port_notebook(
     codes = [_code(book, cell) for cell in cells]
     parts = [code for code in codes if code.python is not None]
     program = _program(book, parts)
-    done = port(program, path, runtime=runtime, project=project, leave=leave, context=context)
+    unread = _unread(book, codes) | dict(elsewhere or {})
+    look = partial(port, program, path, runtime=runtime, project=project, context=context, elsewhere=unread)
+    done = look(leave=leave)
     if not done.skipped and _unlooked(book, codes) & (_imported(program) - _imported(done.after)):
         # what was not looked at may use a name whose import would go
-        stay = partial(_goes, leave)
-        done = port(program, path, runtime=runtime, project=project, leave=stay, context=context)
+        done = look(leave=partial(_goes, leave))
     if done.skipped:  # each cell is Python, and all of them together are too long
         ported.skipped = done.skipped
         return ported
@@ -188,6 +193,21 @@ def _imported(program: bytes) -> set[str]:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
+
+
+def _unread(book: _Notebook, codes: list[_Code]) -> dict[str, str]:
+    """Keys of answers that are used where no rule looks: in commands of IPython, and in cells that are no Python."""
+    commands = [*book.aside, *(code.head for code in codes)]
+    found = {key: "a command of IPython" for line in commands for key in keys_in(_expanded(line))}
+    for code in codes:
+        if code.python is None and not _OTHER_LANGUAGE.match(code.cell.text):
+            found |= dict.fromkeys(keys_in(code.cell.text), f"cell {code.cell.number}, which is no Python")
+    return found
+
+
+def _expanded(line: str) -> str:
+    """The parts of a command that are Python: in a command of the shell what is in braces or behind a dollar."""
+    return " ".join(re.findall(r"\{[^}]*\}|\$\w+", line)) if _SHELL.match(line) else line
 
 
 def _unlooked(book: _Notebook, codes: list[_Code]) -> set[str]:

@@ -9,11 +9,12 @@ from enum import Enum, auto
 from string import Formatter
 
 from toprope.port.file import File
+from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of", "is_card",
-    "is_constant_cuda", "is_index", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
-    "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of",
+    "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text", "names_default",
+    "names_kind", "resolver_for", "said", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -191,6 +192,26 @@ def is_text(node: ast.expr, text: str) -> bool:
     return isinstance(node, ast.Constant) and node.value == text
 
 
+def is_asked_about(file: File, node: ast.expr) -> bool:
+    """Return whether a class is only compared with: in isinstance, in `type(x) is C`, or in an annotation."""
+    inner: ast.AST = node
+    around = file.parent(node)
+    while isinstance(around, ast.Tuple | ast.List | ast.Set) or (
+        isinstance(around, ast.BinOp) and isinstance(around.op, ast.BitOr)
+    ):
+        inner, around = around, file.parent(around)
+    match around:
+        case ast.Call(func=function, args=[_, asked]) if asked is inner:
+            return file.is_builtin(function, "isinstance") or file.is_builtin(function, "issubclass")
+        case ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn()]):
+            return True
+        case ast.arg():
+            return True
+        case ast.FunctionDef(returns=annotation) | ast.AnnAssign(annotation=annotation):
+            return annotation is inner
+    return False
+
+
 def names_default(name: str, value: ast.expr) -> bool:
     """Return whether something of this name is a device by all likelihood, or a backend where its value is "nccl"."""
     return name.lower().endswith("backend") if is_text(value, "nccl") else device_name(name)
@@ -332,7 +353,8 @@ def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
 def _is_compared(file: File, call: ast.Call, argument: str | int) -> bool:
     """Return whether a function of the project compares this argument with "cuda": another name changes its branch."""
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    return not (file.dotted(call.func) or "").startswith("torch.") and (called, argument) in file.project.compared
+    outside = is_outside(file.dotted(call.func) or "", file.project.modules)
+    return not outside and (called, argument) in file.project.compared
 
 
 def _default_use(arguments: ast.arguments, default: ast.AST) -> Use:

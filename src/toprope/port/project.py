@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from toprope.port.reexports import Exports, exports_of, together
-from toprope.port.scripted import Scripts, reached, scripts_of
+from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
 __all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of"]
 
@@ -39,7 +39,7 @@ class Class:
     """A class of the project; classes of the same name are taken together.
 
     Attributes:
-        bases: the last names of what it inherits from.
+        bases: the last names of what it inherits from, layers of torch in full.
         members: the methods and properties that it defines, and `is_cuda` where it sets it.
         attributes: what it assigns to `self`.
     """
@@ -157,15 +157,16 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Itera
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
-    return replace(project, scripted=reached(scripts, classes, modules_of_torch))
+    return replace(project, scripted=reached(scripts, classes, modules_of_torch, project.modules))
 
 
 def facts_of(tree: ast.Module) -> Facts:
     """Return what a file says."""
     classes: dict[str, Class] = {}
+    imports = imports_of(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            found = _class(node)
+            found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
     options = frozenset(filter(None, map(_defaulted, ast.walk(tree))))
     read = frozenset(
@@ -233,7 +234,7 @@ def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
                 yield name
 
 
-def _class(node: ast.ClassDef) -> Class:
+def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
     members, attributes = set(), set()
     for each in node.body:
         match each:
@@ -252,7 +253,15 @@ def _class(node: ast.ClassDef) -> Class:
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 attributes.add(name)
-    return Class(frozenset(filter(None, map(last_name, node.bases))), frozenset(members), frozenset(attributes))
+    bases = frozenset(_base(each, imports) for each in node.bases)
+    return Class(bases, frozenset(members), frozenset(attributes))
+
+
+def _base(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """The last name of what a class inherits from; a layer of torch in full, since projects reuse these names."""
+    last, full = last_name(node), full_name(node, imports)
+    kept = last in _PLAIN or last in ("Module", "Parameter", "ScriptModule") or last.endswith("Tensor")
+    return full if full.startswith("torch.") and not kept else last
 
 
 def last_name(node: ast.AST) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from toprope.port.file import File
 from toprope.port.project import last_name
 from toprope.port.scopes import Binding
+from toprope.port.scripted import is_outside
 
 __all__ = ["is_for_own_to", "why_left"]
 
@@ -278,7 +279,8 @@ class _Inference:
             return frozenset({_SOME_TENSOR})
         if dotted == "torch.nn.Module":
             return frozenset({_SOME_MODULE})
-        if isinstance(node, ast.Name | ast.Attribute) and last_name(node) in self._project.classes:
+        outside = dotted is not None and is_outside(dotted, self._project.modules)
+        if isinstance(node, ast.Name | ast.Attribute) and last_name(node) in self._project.classes and not outside:
             return frozenset({last_name(node) + _OR_BELOW})
         return None
 
@@ -371,11 +373,12 @@ class _Inference:
         if dotted.startswith("torch.nn.") and dotted.rpartition(".")[2][:1].isupper():
             return frozenset({_LAYER})
         root, _, last = dotted.partition(".")[0], "", dotted.rpartition(".")[2]
-        if last in self._project.classes:
-            return frozenset({last})
         outer = dotted.rpartition(".")[0].rpartition(".")[2]
-        if outer in self._project.classes and _ALTERNATIVE.fullmatch(last):
-            return frozenset({outer + _OR_BELOW})
+        if not is_outside(dotted, self._project.modules):
+            if last in self._project.classes:
+                return frozenset({last})
+            if outer in self._project.classes and _ALTERNATIVE.fullmatch(last):
+                return frozenset({outer + _OR_BELOW})
         if not root or root in self._project.modules:
             return None
         if _ALTERNATIVE.fullmatch(last) and outer[:1].isupper() and not outer.startswith("Auto"):

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
+from toprope.port.across import answers_elsewhere
 from toprope.port.context import Context, Target
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
@@ -164,10 +165,15 @@ def _kind(path: Path) -> FileKind | None:
     return FileKind.SHELL if first.rstrip().endswith(b"sh") else None
 
 
-def project_in(files: Sequence[Path]) -> Project:
-    """Collect the facts of these files. They are parsed only if one of them concerns the others."""
+def project_in(files: Sequence[Path], programs: Iterable[bytes] | None = None) -> Project:
+    """Collect the facts of these files. They are parsed only if one of them concerns the others.
+
+    Args:
+        files: the files.
+        programs: their code, where it was read already.
+    """
     modules = _modules(files)
-    programs = [_program(path) for path in files]
+    programs = list(map(_program, files) if programs is None else programs)
     if not any(map(WORDS.search, programs)):
         return Project(modules=modules)
     return project_of(map(_facts, programs), modules, [_module(path) for path in files])
@@ -235,9 +241,13 @@ def port_files(
         progress: is told how many files are done.
     """
     modules = {} if runtime is None else {path: runtime(path) for path in files}
-    one = partial(
-        _one, choice=choice or Choice(), modules=modules, project=project_in(files), context=Context.of(files, card)
-    )
+    choice, context = choice or Choice(), Context.of(files, card)
+    programs = {path: _program(path) for path in files}
+    project = project_in(files, programs.values())
+    look = partial(_look, choice=choice, project=project, context=context)
+    elsewhere = answers_elsewhere(programs, look)
+    one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)
+    del programs
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
             yield one(path)
@@ -251,7 +261,18 @@ def port_files(
                 progress(number)
 
 
-def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Project, context: Context) -> Ported:
+def _look(data: bytes, foreign: frozenset[str], choice: Choice, project: Project, context: Context) -> Ported:
+    return port(data, project=project, leave=choice.leaves, context=context, foreign=foreign)
+
+
+def _one(
+    path: Path,
+    choice: Choice,
+    modules: Mapping[Path, str],
+    project: Project,
+    context: Context,
+    elsewhere: Mapping[str, str],
+) -> Ported:
     name = str(path)
     try:
         kind = _kind(path) or FileKind.PYTHON
@@ -275,7 +296,9 @@ def _one(path: Path, choice: Choice, modules: Mapping[Path, str], project: Proje
     try:
         one = port_notebook if kind is FileKind.NOTEBOOK else port
         module = modules.get(path, RUNTIME)
-        return one(data, name, runtime=module, project=project, leave=choice.leaves, context=context)
+        return one(
+            data, name, runtime=module, project=project, leave=choice.leaves, context=context, elsewhere=elsewhere
+        )
     finally:
         if collects:
             gc.enable()

@@ -7,11 +7,13 @@ traced, exported or compiled by torch.compile runs as Python and is none of this
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["ANY_MODULE", "Scripts", "reached", "scripted_functions", "scripts_of"]
+__all__ = [
+    "ANY_MODULE", "Scripts", "full_name", "imports_of", "is_outside", "reached", "scripted_functions", "scripts_of",
+]  # fmt: skip
 
 ANY_MODULE = "*"
 """In place of a class: a module that is not known is compiled, so that each one of the project may be."""
@@ -36,7 +38,7 @@ class Scripts:
 
     Attributes:
         compiles: names of functions and classes, methods as "Net.forward", and ANY_MODULE.
-        calls: for each function and method the last names of what it calls, methods of itself as "self.name".
+        calls: for each function and method what it calls: imported names in full, methods of itself as "self.name".
     """
 
     compiles: frozenset[str] = frozenset()
@@ -52,6 +54,8 @@ class Scripts:
 def scripts_of(tree: ast.Module) -> Scripts:
     """Return what a file has compiled, and what calls what in it."""
     names = _jit_names(tree)
+    own = {each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef | _Function)}
+    imports = {name: full for name, full in imports_of(tree).items() if name not in own}
     compiles: set[str] = set()
     calls: dict[str, frozenset[str]] = {}
     values: dict[str, list[ast.expr]] = {}
@@ -75,7 +79,9 @@ def scripts_of(tree: ast.Module) -> Scripts:
             if "export" in does and owner:
                 compiles.add(owner)
         found = calls.get(name, frozenset())
-        calls[name] = found | {_called(each) for each in ast.walk(function) if isinstance(each, ast.Call)} - {""}
+        calls[name] = found | {_called(each, imports) for each in ast.walk(function) if isinstance(each, ast.Call)} - {
+            ""
+        }
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
@@ -142,11 +148,44 @@ def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _called(call: ast.Call) -> str:
+def imports_of(tree: ast.AST) -> dict[str, str]:
+    """The full names of what a file imports, by its own names for them."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{base}{'' if base.endswith('.') else '.'}{alias.name}"
+    return found
+
+
+def full_name(node: ast.AST, imports: Mapping[str, str]) -> str:
+    """The full name of what is imported, such as "torch.gather"; "" for what is not."""
+    root, _, rest = _dotted(node).partition(".")
+    base = imports.get(root, "")
+    return f"{base}.{rest}" if base and rest else base
+
+
+def is_outside(name: str, modules: Collection[str]) -> bool:
+    """Return whether a full name is of another project: "torch.gather", where no file here is called torch."""
+    root, dot, _ = name.partition(".")
+    return bool(root and dot) and root != "self" and root not in modules
+
+
+def _called(call: ast.Call, imports: Mapping[str, str]) -> str:
+    """The name of what is called: in full where it is imported; "" for a method of some object."""
     function = call.func
-    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
+    if isinstance(function, ast.Name):
+        return imports.get(function.id, function.id)
+    if not isinstance(function, ast.Attribute):
+        return ""
+    if isinstance(function.value, ast.Name) and function.value.id == "self":
         return f"self.{function.attr}"
-    return _last(function)
+    return full_name(function, imports)
 
 
 def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], depth: int) -> set[str]:
@@ -170,14 +209,22 @@ def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], depth: int) 
     return {ANY_MODULE}
 
 
-def reached(scripts: Scripts, classes: Mapping[str, _Class], modules: frozenset[str]) -> frozenset[str]:
+def reached(
+    scripts: Scripts, classes: Mapping[str, _Class], modules: frozenset[str], files: Collection[str] = ()
+) -> frozenset[str]:
     """Functions and methods that are compiled, with all that these call.
 
     Args:
         scripts: of all files.
         classes: the project's classes.
         modules: names of the classes that may be torch modules.
+        files: the names under which the project's files may be imported.
     """
+    own = {
+        name: frozenset(_last_part(each) for each in called if not is_outside(each, files))
+        for name, called in scripts.calls.items()
+    }
+    scripts = Scripts(scripts.compiles, own)
     found: set[str] = set()
     ahead = list(scripts.compiles)
     while ahead:
@@ -197,6 +244,10 @@ def reached(scripts: Scripts, classes: Mapping[str, _Class], modules: frozenset[
             for each in scripts.calls.get(name, ()):
                 ahead += _targets(each, owner, scripts, classes)
     return frozenset(found - {ANY_MODULE})
+
+
+def _last_part(name: str) -> str:
+    return name if name.startswith("self.") else name.rpartition(".")[2]
 
 
 def _lineage(name: str, classes: Mapping[str, _Class]) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.tensor_facts import dtype_of, on_host
 
 __all__ = ["FAMILY"]
 
@@ -208,7 +210,8 @@ DTYPE = FAMILY.rule(
     "float64, complex64, torch.polar, view_as_complex: dtypes that not every card computes in",
     hint=True,
     why="""Many kernels of NPUs have no float64 and no complex numbers (EZ1001); rotary embeddings that multiply complex
-    numbers are the usual place. float32, or pairs of real numbers, work everywhere, with other rounding.""",
+    numbers are the usual place. float32, or pairs of real numbers, work everywhere, with other rounding. A tensor that
+    is made on the host and is not seen to be moved is not reported, nor is a comparison with such a dtype.""",
     source="the vendor's tables of operators: toprope explain refusals",
     examples=[
         Example(
@@ -223,8 +226,16 @@ DTYPE = FAMILY.rule(
             import torch
 
             angles = torch.arange(8, dtype=torch.float64)
+            angles = angles.to(device)
             """
         ),
+        Example("import torch\n\nx = x.to(torch.float64)"),
+        Example(
+            "import torch\n\ndef rates(steps):\n    return torch.linspace(0, 1, steps, dtype=torch.float64)",
+            reported=False,
+        ),
+        Example("import torch\n\nx = y.cpu().to(dtype=torch.float64)", reported=False),
+        Example("import torch\n\nif x.dtype == torch.float64:\n    x = x.float()", reported=False),
         Example(
             """
             import numpy as np
@@ -242,10 +253,60 @@ DTYPE = FAMILY.rule(
     "torch.polar", "torch.view_as_complex", "torch.complex",
 )  # fmt: skip
 def _dtype(file: File, node: ast.expr) -> bool:
-    if not file.calls_runtime(file.parent(node), "reduced_dtype"):
-        file.report(DTYPE, node)
+    around = file.parent(node)
+    if not isinstance(around, ast.Compare) and not file.calls_runtime(around, "reduced_dtype"):
+        made = file.parent(around) if isinstance(around, ast.keyword) else around
+        if not (isinstance(made, ast.Call) and node is not made.func and _stays_on_host(file, made)):
+            file.report(DTYPE, node)
     return True
 
+
+_KEEPS = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.IfExp, ast.Starred)
+
+
+def _stays_on_host(file: File, made: ast.Call) -> bool:
+    """Return whether the text says that a tensor is made on the host, and does not say that it leaves it."""
+    if _is_script_for_host(file):
+        return True
+    if not on_host(file, made) or {"set_default_device", "set_default_tensor_type"} & _attributes(file):
+        return False
+    return not _leaves(file, made, set())
+
+
+def _leaves(file: File, node: ast.expr, seen: set[ast.AST]) -> bool:
+    """Return whether a value, or what is computed of it, is moved or becomes a buffer or parameter of a module."""
+    inner, around = node, file.parent(node)
+    while isinstance(around, (*_KEEPS, ast.Attribute, ast.Call, ast.keyword)):
+        if isinstance(around, ast.Call):
+            name = getattr(around.func, "attr", "") or getattr(around.func, "id", "")
+            if name in ("cuda", "npu", "to") and around.func is inner:
+                return dtype_of(file, around) in ("float64", "complex64", "complex128", None)
+            if name in ("register_buffer", "Parameter"):
+                return True
+        inner, around = around, file.parent(around)  # type: ignore[assignment]
+    if not isinstance(around, ast.Assign) or around in seen:
+        return False
+    seen.add(around)
+    reads: list[ast.expr] = []
+    for target in around.targets:
+        if isinstance(target, ast.Name):
+            reads += [read for read in file.reads(target.id, around) if read.lineno > around.lineno]
+        elif isinstance(target, ast.Attribute):
+            same = (each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr == target.attr)
+            reads += [each for each in same if isinstance(each.ctx, ast.Load)]
+    return any(_leaves(file, read, seen) for read in reads)
+
+
+def _attributes(file: File) -> set[str]:
+    return {each.attr for each in file.walk.scopes if isinstance(each, ast.Attribute)}
+
+
+def _is_script_for_host(file: File) -> bool:
+    """Return whether a file is a program of its own that names no device but the CPU: to convert checkpoints, say."""
+    return "__main__" in file.source.text and not _CARD.search(file.source.text)
+
+
+_CARD = re.compile(r"cuda|npu\b|device|gpu|accelerat|distributed", re.IGNORECASE)
 
 LAYOUT = FAMILY.rule(
     "TR099",

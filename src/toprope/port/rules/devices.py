@@ -341,6 +341,8 @@ def _format(file: File, node: ast.Call) -> bool | None:
 
 @FAMILY.string("cuda", "cuda:*")
 def _text(file: File, node: ast.expr) -> bool:
+    if _is_for_runtime(file, node):
+        return True
     named = said(file, node)
     if named is None:
         if is_template(file, node):
@@ -360,6 +362,13 @@ def _text(file: File, node: ast.expr) -> bool:
     function = file.portable("device" if named.is_device else function_for(how))
     file.report(rule, node, edits=file.replace(node, *named.pieces(function)))
     return _but_for(file, node, named)
+
+
+def _is_for_runtime(file: File, node: ast.expr) -> bool:
+    """Return whether a function of the runtime is given the text, and makes of it the device in use."""
+    around = file.parent(node)
+    call = file.parent(around) if isinstance(around, ast.keyword) else around
+    return isinstance(call, ast.Call) and node is not call.func and file.of_runtime(call.func) is not None
 
 
 def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:

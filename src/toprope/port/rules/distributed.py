@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name, names_default
+from toprope.port.places import device_name, index_name, is_asked_about, names_default
 from toprope.port.project import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.scopes import Binding, with_defaults
@@ -369,21 +369,18 @@ PARALLEL = FAMILY.rule(
     Kind.NOT_CONVERTIBLE,
     "nn.DataParallel: one process for several GPUs",
     why="""It is for CUDA (torch_npu does not support it), and passes through on the CPU. DistributedDataParallel, one
-    process a device, works everywhere and is faster.""",
+    process a device, works everywhere and is faster. A condition on CUDA in front of it stays. The class may be asked
+    about: no model is of it elsewhere.""",
     source="PyTorch's own advice; torch_npu's documentation",
     examples=[
-        Example(
-            """
-            from torch import nn
-
-            model = nn.DataParallel(model)
-            """
-        ),
+        Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
+        Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),
     ],
 )
 
 
 @FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
 def _parallel(file: File, node: ast.expr) -> bool:
-    file.report(PARALLEL, node)
+    if not is_asked_about(file, node):
+        file.report(PARALLEL, node)
     return True

@@ -155,11 +155,10 @@ def _import_from(file: File, node: ast.ImportFrom) -> bool:
             file.report(rule, alias, held_back="what TorchScript compiles, or may, uses the name")
     gone = [alias for alias in node.names if _is_module(module, alias.name) and _only_converted(file, node, alias)]
     if swapped and len(swapped) == len(node.names):
-        for number, alias in enumerate(swapped):
+        whole = _whole_swap(file, node)
+        for alias in swapped:
             rule, _ = drop_ins[f"{module}.{alias.name}"]
-            file.report(rule, alias, edits=_whole_swap(file, node) if number == 0 else _renamed(file, module, alias))
-        if _renamed(file, module, swapped[0]):
-            file.findings[-len(swapped)].edits += _renamed(file, module, swapped[0])
+            file.report(rule, alias, edits=(whole, *_renamed(file, module, alias)))
         return True
     if swapped or gone:
         _split(file, node, swapped, gone)
@@ -185,11 +184,11 @@ def _fits(file: File, node: ast.ImportFrom, alias: ast.alias) -> bool:
     return not any(refused(table().drop_ins[full][1], each) for each in called)
 
 
-def _whole_swap(file: File, node: ast.ImportFrom) -> tuple[Edit, ...]:
-    """The module of `from torch.cuda.amp import ...` becomes the runtime's."""
+def _whole_swap(file: File, node: ast.ImportFrom) -> Edit:
+    """The module of `from torch.cuda.amp import ...` becomes the runtime's: one edit, of all names together."""
     start, _ = file.source.span(node)
     begin = file.source.text.index(node.module or "", start)
-    return (Edit(begin, begin + len(node.module or ""), (file.runtime,)),)
+    return Edit(begin, begin + len(node.module or ""), (file.runtime,))
 
 
 def _renamed(file: File, module: str, alias: ast.alias) -> tuple[Edit, ...]:

@@ -167,6 +167,8 @@ def _activities(file: File, node: ast.keyword) -> bool:
     if not all(name.rpartition(".")[0] in _ACTIVITY for name in names) or not any(n.endswith(".CUDA") for n in names):
         return False
     file.report(ACTIVITIES, value, edits=file.replace(value, f"{file.portable('profiler_activities')}()"))
+    for each in value.elts:
+        file.done(each)
     return True
 
 
