@@ -35,7 +35,7 @@ CALLS, PIPELINED, CREATED, GROWTH = 2000, 10_000, 5, 1000
 KB, MB = 1000, 10**6
 CREATION_MS = 20.0
 GROWTH_BYTES = 8 * 2**20
-"""Memory that driver and zygote may have more after a thousand instances: what is remembered of the last 500."""
+"""Memory that driver and forkserver may have more after a thousand instances: what is remembered of the last 500."""
 
 
 class Probe:
@@ -348,7 +348,7 @@ def show(rows: list[Row], grown: Growth, with_ray: bool) -> None:
         print(f"| {row.name} | {time_of(ours)} | {time_of(ray)} | {ratio} | {row.target} | {words[row.met]} |")
     before, after = grown.before, grown.after
     print(f"\n{grown.count} instances made and ended, {grown.seconds / grown.count * 1000:.1f} ms each\n")
-    print("| driver and zygote | before | after |\n|---|---:|---:|")
+    print("| driver and forkserver | before | after |\n|---|---:|---:|")
     print(f"| memory, MB | {before.memory / MB:.1f} | {after.memory / MB:.1f} |")
     print(f"| descriptors | {before.descriptors} | {after.descriptors} |")
     print(f"| processes started | {before.processes} | {after.processes} |")

@@ -85,8 +85,10 @@ if __name__ == "__main__":
 """
 
 _RAY = """
-import sys
+import os
 import time
+
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # two cores need more than 5 s to start it
 
 from model import make
 import ray

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vendor_tests.blocks import run_blocks
 from vendor_tests.functions import started
+from vendor_tests.programs import run_program
 from vendor_tests.suites import ROOT, Suite, chosen, run_limited, say, without_folders
 from vendor_tests.tests import Results, cards_wanted, disabled_tests, static_tests
 
@@ -53,7 +55,8 @@ def _drawn(suite: Suite, clone: Path) -> dict[str, list[str]]:
     """The tests of a suite that are run, by file: all of them, or a sample."""
     by_file = {path: suite.source(clone, path) for path in suite.paths(clone)}
     if not suite.sample:
-        return {path: [] if suite.blocks else static_tests(source) for path, source in by_file.items()}
+        is_tests = not suite.blocks and not suite.prints
+        return {path: static_tests(source) if is_tests else [] for path, source in by_file.items()}
     every = [
         (path, test)
         for path, source in by_file.items()
@@ -111,6 +114,9 @@ def _results(
         each = arguments.each or limit / 2
         variables |= suite.environment
         suite.unpack(clone, folder)
+        if suite.before:
+            where = folder / suite.files[0].rpartition("/")[0]
+            subprocess.run([sys.executable, "-c", suite.before], cwd=where, check=True)
         for path, tests in _drawn(suite, clone).items():
             if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
                 continue
@@ -123,6 +129,10 @@ def _results(
             else:
                 if suite.blocks:
                     results = run_blocks(source.decode(), suite.run, variables, limit)
+                elif suite.prints:
+                    name = Path(path).name
+                    edits = [(old, new) for old, new in suite.edits.get(name, ())]
+                    results = run_program(folder / path, suite.prints[name], edits, suite.run, variables, limit)
                 else:
                     every = static_tests(source.decode())  # also those that -k runs besides: no result is theirs
                     ran = _run(suite, folder, path, only, limit, each, variables) if every else ("", "")

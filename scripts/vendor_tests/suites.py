@@ -34,6 +34,9 @@ class Suite:
         together: whether one process runs all files.
         sample: how many tests are drawn, where not all are run.
         blocks: whether the files are pages, whose Python programs are run.
+        prints: for files that are programs what each prints where all went well, by name; empty for tests.
+        edits: what is put in the place of texts of a program, by name: pairs of old and new.
+        before: Python that is run in the programs' folder first; "" for none.
         start: options of `toprope start`, which runs before; none for no start.
         run: options of `toprope run` that say on what device.
         environment: variables of the tests.
@@ -51,6 +54,9 @@ class Suite:
     together: bool = False
     sample: int = 0
     blocks: bool = False
+    prints: Mapping[str, str] = field(default_factory=dict)
+    edits: Mapping[str, list[list[str]]] = field(default_factory=dict)
+    before: str = ""
     start: Sequence[str] = ()
     run: Sequence[str] = ("--chip", "910B3", "--count", "2")
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -382,7 +382,8 @@ def test_26_back_pressure_and_timeouts():
         assert graph.fetch(timeout=100) == ([], 545601)
         assert graph.fetch(timeout=0) == ([], 207013)
     node = stages.slow.fnode()
-    node.set_attr("_flow_attr_depth", 2).set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
+    node.set_attr("_flow_attr_depth", 2)
+    node.set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
     data, graph = through(node)
     with graph:
         began = time.monotonic()

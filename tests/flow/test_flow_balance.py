@@ -115,9 +115,9 @@ def test_what_a_node_may_not_use_is_refused(folder):
         ("", free, 164000), ("scatter", row, 164000), ("gather", free, 164000),
         ("scatter", free, 0), ("gather", row, 0),
     ]:  # fmt: skip
-        assert MetaRunContext(Call(), 1, {}, balance).set_multi_outputs(0, values, config) == code
+        assert MetaRunContext(Call(), (0,), {}, balance).set_multi_outputs(0, values, config) == code
     assert sent == [(0, 3, 3, 3), (0, 3, 4, 4), (0, 3, 3, 2), (0, 3, 4, 2)]
-    assert MetaRunContext(Call(), 1, {}, "scatter").set_output(0, values[0], free) == 164000  # two positions
+    assert MetaRunContext(Call(), (0,), {}, "scatter").set_output(0, values[0], free) == 164000  # two positions
     node = func(stages.Split)
     node.set_balance_gather()
     node.set_balance_scatter()

@@ -1,6 +1,9 @@
 """The interface of functions that see messages: what they are given, and closures that they run."""
 
+import importlib
+import json
 import sys
+import threading
 import types
 
 import numpy as np
@@ -13,11 +16,11 @@ import flow_closures as closures
 from functions_session import session
 from toprope import flow as df
 from toprope.flow import flow_func as ff
-from toprope.flow import models
+from toprope.flow import models, running
 from toprope.flow.exceptions import DfException
 from toprope.flow.meta import MetaRunContext, PyMetaParams
 from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
-from toprope.flow.template import main, source
+from toprope.flow.template import command, main, source
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -48,19 +51,20 @@ class Call:
 
 def test_outputs_of_all_kinds():
     call = Call()
-    context = MetaRunContext(call, 2, {})
+    context = MetaRunContext(call, (4, 3), {})
     message = context.alloc_tensor_msg([2], df.DT_FLOAT)
     message.get_tensor().numpy()[:] = 3
     message.set_start_time(9)
     for data in (message, np.ones((2, 2)).T, context.to_flow_msg(df.Tensor(1)), context.alloc_empty_data_msg()):
-        assert context.set_output(1, data) == 0
-    assert context.set_multi_outputs(0, [np.ones(1), np.ones(2)]) == 0
+        assert context.set_output(3, data) == 0
+    assert context.set_multi_outputs(4, [np.ones(1), np.ones(2)]) == 0
+    assert context.set_output(3, None) == 0  # nothing is sent
     assert [(index, each.kind) for index, each in call.sent] == [
         (1, TENSOR), (1, TENSOR), (1, TENSOR), (1, EMPTY), (0, TENSOR), (0, TENSOR),
     ]  # fmt: skip
     assert call.sent[0][1].payload.tolist() == [3, 3]
     assert call.sent[0][1].head.start_time == 9
-    assert context.set_output(2, message) == context.set_output(-1, message) == 164000
+    assert [context.set_output(number, message) for number in (0, 1, 2, 5, -1)] == [164000] * 5
     assert context.get_user_data(5) == b"hello"
     with pytest.raises(DfException):
         context.get_user_data(65)
@@ -100,7 +104,8 @@ def test_a_message_tells_of_itself():
 def test_parameters_of_all_types(name, value):
     params = PyMetaParams(StageContext("n", 1, 2, 3, 1, 2, "/w"), {"p": value, "other": object()})
     get = getattr(params, f"get_attr_{name}")
-    assert get("p") == (0, value)
+    numpys = {"tensor_dtype": np.float32, "tensor_dtype_list": [np.float32]}
+    assert get("p") == (0, numpys.get(name, value))
     assert get("no such")[0] == 164001
     assert get("other")[0] == 164002
     assert (params.get_name(), params.get_work_path()) == ("n", "/w")
@@ -131,11 +136,18 @@ def test_what_cannot_be_a_function_is_refused():
     with pytest.raises(DfException) as error:
         df.FuncProcessPoint(py_func=object())
     assert error.value.error_code == 564000
-    with pytest.raises(DfException, match="C\\+\\+"):
-        df.FuncProcessPoint("x.json")
+    native = df.FlowNode(1, 1)
+    native.add_process_point(df.FuncProcessPoint("x.json"))
+    with pytest.raises(DfException, match=r"CANN builds in C\+\+ \(x\.json\)"):
+        df.FlowGraph([native(df.FlowData())])
+    with pytest.raises(DfException, match="needs py_func"):
+        df.FuncProcessPoint()
+    for wrong in ((0,), ("x.json", 0)):
+        with pytest.raises(TypeError):
+            df.FuncProcessPoint(*wrong)
     point = df.FuncProcessPoint(py_func=closures.Scale)
     for value in (object(), [1, "a"], [[1], ["a"]]):
-        with pytest.raises(DfException):
+        with pytest.raises(df.DfTypeError):
             point.set_init_param("k", value)
     with pytest.raises(DfException):
         point.add_invoked_closure("k", object())
@@ -202,15 +214,33 @@ def test_the_template_is_a_class_of_functions(tmp_path, monkeypatch, capsys):
     exec(text, space)
     (function,) = ff.functions_of(space["Mine"])
     assert (function.name, function.inputs, function.outputs) == ("sub", (0, 1), (0,))
-    for answer, status in (("n\n", 1), ("yes\n", 0)):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(readline=lambda answer=answer: answer))
-        assert main(["-f", "sub:i0:i1:o0", "-w", str(tmp_path / "p"), "-c", "MyFunc"]) == status
-        assert (tmp_path / "p" / "my_func.py").exists() is (status == 0)
-    for arguments in (["-f", "sub"], ["-f", "sub:x0"], ["-f", "a:i0:o0", "-c", "1x"]):
-        with pytest.raises(SystemExit) as end:
+    for answer, status in (("n", 1), ("yes", 0)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert main(["-f", "sub:i0:i1:o0,Add:i2:o1:o0", "-w", str(tmp_path / "p"), "-c", "MyFunc"]) == status
+        assert (tmp_path / "p" / "src_python" / "func_my_func.py").exists() is (status == 0)
+    described = json.loads((tmp_path / "p" / "func_my_func.json").read_text())
+    assert (described["input_num"], described["output_num"]) == (3, 2)
+    assert main(["-f", "sub:i0:o0,Add:i1:o0"]) == 0
+    assert (tmp_path / "src_python" / "func_sub_add.py").exists()
+    for arguments in (
+        ["-f", "sub"], ["-f", "sub:x0:o0"], ["-f", "a:i0:o0", "-c", "1x"], ["-f", "a:i0:i1:o0,b:i1:i3:o1"],
+        ["-f", "a:i0:i4:o0"], ["-f", "a:i0:o3"],
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must be|NAME|no name|takes"):
             main(arguments)
-        assert end.value.code == 2
-    capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["create_func_ws", *arguments])
+        assert command() == 2
+        assert capsys.readouterr().err.startswith("create_func_ws: error: ")
+
+
+PRIVATE = {
+    "data_wrapper": "DataType", "dflow_wrapper": "PARAM_INVALID", "flow_func.flowfunc_wrapper": "FLOW_FUNC_SUCCESS",
+    "flow_func.func_register": "FlowFuncRegister", "flow_func.func_wrapper": "proc_wrapper",
+    "plugin.torch.torch_plugin": "npu_model", "pyflow": "PyActorProcessPoint", "tools.create_func_ws": "main",
+    "tools.func_ws_creator": "FuncWsCreator", "utils.deploy_template": "generate_deploy_template",
+    "utils.log": "set_log_level", "utils.msg_type_register": "msg_type_register", "utils.utils": "DfException",
+}  # fmt: skip
+"""Modules of DataFlow that its own tests import, each with a name of it."""
 
 
 def test_the_facade_has_the_names(monkeypatch):
@@ -229,6 +259,28 @@ def test_the_facade_has_the_names(monkeypatch):
     assert dataflow.data_type.DT_BF16 is df.DT_BF16
     assert callable(dataflow.utils.generate_deploy_template)
     assert callable(dataflow.pyflow)
+    for module, name in PRIVATE.items():
+        found = importlib.import_module(f"dataflow.{module}")
+        assert [each for each in found.__all__ if not hasattr(found, each)] == []
+        assert hasattr(found, name)
+    wrapper = sys.modules["dataflow.flow_func.flowfunc_wrapper"]
+    assert wrapper.MsgType.MSG_TYPE_RAW_MSG == ff.MSG_TYPE_RAW_MSG
+    assert wrapper.FlowFlag.FLOW_FLAG_SEG == ff.FLOW_FLAG_SEG
+    with pytest.raises(AttributeError, match="compiled part of the real dataflow"):
+        wrapper.MetaRunContext  # noqa: B018 - only a stage makes such objects
+    with pytest.raises(TypeError, match=r"Please use the @df\.pyflow decorator instead"):
+        sys.modules["dataflow.pyflow"].PyActorProcessPoint()
+    utils, log = sys.modules["dataflow.utils.utils"], sys.modules["dataflow.utils.log"]
+    monkeypatch.setattr(running, "_process", None)
+    monkeypatch.setattr(running, "_thread", threading.local())
+    assert not utils.get_running_in_udf()
+    utils.set_running_instance_num(3)
+    assert utils.get_running_in_udf()
+    assert utils.get_running_instance_num() == df.get_running_instance_num() == 3
+    level = log.get_log_level()
+    log.set_log_level(log.DEBUG)
+    assert (log.get_logger().name, log.get_log_level()) == ("DATAFLOW", log.DEBUG)
+    log.set_log_level(level)
     for name in [each for each in sys.modules if each.partition(".")[0] == "dataflow"]:
         del sys.modules[name]
 
@@ -243,8 +295,14 @@ def test_the_log_writes_from_its_level_on(caplog, monkeypatch):
     monkeypatch.setenv("ASCEND_GLOBAL_LOG_LEVEL", "2")
     for name in ("debug", "info", "warn", "error", "run_info", "run_error", "event"):
         getattr(log, name)("%s said", name)
+        getattr(log, name)("%s %d said", name)  # a line that cannot be formatted failed the input
     log._logger.removeHandler(caplog.handler)
     written = [each.getMessage().split()[1] for each in caplog.records]
-    assert list(dict.fromkeys(written)) == ["warn", "error", "run_info", "run_error", "event"]
-    assert log.is_log_enable("warn")
-    assert not log.is_log_enable("info")
+    assert [each for each in dict.fromkeys(written) if each != "%s"] == [
+        "warn", "error", "run_info", "run_error", "event",
+    ]  # fmt: skip
+    assert 2 * written.count("%s") == len(written)
+    assert log.is_log_enable(ff.DEBUG_LOG, ff.WARN)
+    assert not log.is_log_enable(ff.DEBUG_LOG, ff.INFO)
+    assert log.is_log_enable(ff.RUN_LOG, ff.DEBUG)
+    assert not log.is_log_enable(0, 0)

@@ -203,7 +203,7 @@ def test_indexes_of_what_is_fetched(strict):
         assert graph.fetch(indexes) == ([], 145000)
         values, info, code_ = graph.fetch_data(indexes)
         assert (values, info.transaction_id, code_) == ([], 0, 145000)
-    assert graph.fetch()[1] == 4294967295  # before any feed
+    assert graph.fetch(timeout=0)[1] == (4294967295 if strict else 207013)  # before any feed
     if strict:  # the reference's quirks
         assert graph._places([-1, -7]) == [2, 4]
         assert graph._places([]) == list(range(7))

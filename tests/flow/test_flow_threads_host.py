@@ -37,6 +37,12 @@ def notes(tmp_path_factory):
             os.chdir(before)
 
 
+def shallow(stage):
+    node = stage.fnode()
+    node.set_attr("_flow_attr_depth", 2)
+    return node
+
+
 def through(*nodes, **options):
     data = out = df.FlowData()
     for each in nodes:
@@ -147,7 +153,7 @@ def test_ray_50381_and_vllm_12747_and_triton_8597_who_is_too_fast_waits():
     """https://github.com/ray-project/ray/issues/50381 and https://github.com/vllm-project/vllm/issues/12747: more than
     N under way raise "capacity exceeded"; https://github.com/triton-inference-server/server/issues/8597: a fast decoder
     floods a slow model."""
-    node = stages.slow.fnode().set_attr("_flow_attr_depth", 2)
+    node = shallow(stages.slow)
     data, graph = through(node)
     with graph:
         fed = [graph.feed({data: number}) for number in range(20)]  # waits for room, for ever
@@ -161,7 +167,7 @@ def test_ray_50381_and_vllm_12747_and_triton_8597_who_is_too_fast_waits():
 def test_triton_8597_a_generator_waits_too(notes):
     """https://github.com/triton-inference-server/server/issues/8597: one input becomes many, and all of them wait in
     memory."""
-    data, graph = through(stages.flood.fnode(), stages.slow.fnode().set_attr("_flow_attr_depth", 2))
+    data, graph = through(stages.flood.fnode(), shallow(stages.slow))
     flood = Path(f"{notes}.flood")
     with graph:
         assert graph.feed({data: 100}) == 0
@@ -177,7 +183,8 @@ def test_triton_8597_a_generator_waits_too(notes):
 def test_holoscan_sdk_43_and_18_a_slow_consumer_may_lose_messages_and_threads_do_not_freeze():
     """https://github.com/nvidia-holoscan/holoscan-sdk/issues/43: drop messages when the consumer is slow;
     https://github.com/nvidia-holoscan/holoscan-sdk/issues/18: with several threads everything freezes."""
-    node = stages.slow.fnode().set_attr("_flow_attr_depth", 2).set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
+    node = shallow(stages.slow)
+    node.set_attr("_flow_attr_enqueue_policy", "OVERWRITE")
     data, graph = through(node)
     with graph:
 
@@ -234,3 +241,87 @@ def test_triton_3459_and_3483_and_dali_4590_branches_that_the_data_choose():
         assert sorted((each.info.transaction_id, *each.get()) for each in found) == [
             (1, 1), (2, 1000), (3, 2), (4, 2000), (5, 3),
         ]  # fmt: skip
+
+
+def test_ray_46336_a_class_with_one_method_has_the_thread_of_its_constructor():
+    """https://github.com/ray-project/ray/issues/46336: state of the constructor's thread is not there in the method."""
+    data = df.FlowData()
+    with df.FlowGraph([stages.Bound.fnode().seeded(data)]) as graph:
+        assert graph.feed({data: 1}) == 0
+        assert graph.fetch(timeout=30_000) == ([43], 0)
+
+
+def test_ray_47041_47156_and_triton_7366_an_output_may_be_read_by_anyone_and_twice():
+    """https://github.com/ray-project/ray/issues/47041, https://github.com/ray-project/ray/issues/47156 and
+    https://github.com/triton-inference-server/server/issues/7366: a node's output is read twice by one node, by the
+    driver and a node, or by two models."""
+    data = df.FlowData()
+    out = stages.plus_one.fnode()(data)
+    heads = [stages.plus_one.fnode()(out), stages.join.fnode()(out, out)]
+    with df.FlowGraph([out, *heads, out]) as graph:
+        for number in range(3):
+            assert graph.feed({data: number}) == 0
+        for number in range(1, 4):
+            assert graph.fetch(timeout=30_000) == ([number, number + 1, (number, number), number], 0)
+
+
+def test_ray_47408_two_graphs_of_one_node_do_not_share_it():
+    """https://github.com/ray-project/ray/issues/47408: a graph that was compiled before breaks the second one."""
+    data = df.FlowData()
+    out = stages.plus_one.fnode()(data)
+    with df.FlowGraph([out]) as first, df.FlowGraph([stages.plus_one.fnode()(out)]) as second:
+        assert first.feed({data: 1}) == second.feed({data: 1}) == 0
+        assert (first.fetch(timeout=30_000), second.fetch(timeout=30_000)) == (([2], 0), ([3], 0))
+
+
+def test_ray_47687_and_langflow_9119_slow_branches_overlap_and_an_end_in_the_middle_is_an_error_of_ours():
+    """https://github.com/ray-project/ray/issues/47687: a result after the end raises something strange;
+    https://github.com/ray-project/ray/issues/47097 and https://github.com/langflow-ai/langflow/issues/9119: branches
+    run one after the other, and several inputs at once time out."""
+    data = df.FlowData()
+    graph = df.FlowGraph([stages.join.fnode()(stages.waits.fnode()(data), stages.waits.fnode()(data))])
+    with graph:
+        assert [graph.feed({data: number}) for number in range(6)] == [0] * 6
+        assert [graph.fetch(timeout=60_000) for _ in range(6)] == [([(number, number)], 0) for number in range(6)]
+        left, right = (each for each in graph.metrics() if each.target.startswith("join_fnode"))
+        assert left.messages == right.messages == 6
+        future = graph.submit({data: 7})
+    with pytest.raises(df.DfAbortException, match="the graph has ended"):
+        future.result(30)
+
+
+def test_triton_7275_what_a_generator_makes_is_joined_with_its_own_input():
+    """https://github.com/triton-inference-server/server/issues/7275: inputs come from streams of different length."""
+    data = df.FlowData()
+    graph = df.FlowGraph([stages.join.fnode()(stages.three.fnode()(data), stages.plus_one.fnode()(data))])
+    graph.set_contains_n_mapping_node(True)
+    graph.set_inputs_align_attrs(16, 2000, True)  # what has no counterpart is dropped
+    with graph:
+        for number in (10, 20):
+            assert graph.feed({data: number}) == 0
+        assert [graph.fetch(timeout=30_000) for _ in range(2)] == [([((10, 0), 11)], 0), ([((20, 0), 21)], 0)]
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_tensor_that_one_stage_wrote_to_was_changed_for_another(size):
+    """A large one lay in memory that all receivers could write to; a small one was read-only."""
+    data = df.FlowData()
+    nodes = [stages.adds_in_place.fnode(), stages.adds_in_place_on_the_device.fnode(), stages.reads_late.fnode()]
+    with df.FlowGraph([each(data) for each in nodes]) as graph:
+        assert graph.feed({data: df.Tensor(np.zeros(size))}) == 0
+        (first, second, third), code = graph.fetch(timeout=60_000)
+    assert (first, second[0].item(), third, code) == ("read-only", 1.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_ray_47599_an_array_was_read_only_in_a_stage(size):
+    """https://github.com/ray-project/ray/issues/47599: arrays are not writable, which torch warns of."""
+    data = df.FlowData()
+    once = stages.adds_to_an_array.fnode()(data)
+    nodes = [once, stages.adds_to_an_array.fnode()(once), stages.reads_an_array_late.fnode()(data)]
+    fed = np.zeros(size)
+    with df.FlowGraph(nodes) as graph:
+        assert graph.feed({data: fed}) == 0
+        (first, second, third), code = graph.fetch(timeout=60_000)
+        first += 1  # what is fetched is the program's own, too
+    assert (first.sum(), second.sum(), third, fed.sum(), code) == (2 * size, 2 * size, 0, 0, 0)

@@ -30,7 +30,7 @@ HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = range(200 if SOAK else 10)
 AT_ONCE = len(FAULTS) if SOAK else 3
-IN_A_PROGRAM = ("interrupted", "zygote_killed", "full", "forked")
+IN_A_PROGRAM = ("interrupted", "forkserver_killed", "full", "forked")
 ENDS = ("finalized", "ended", "killed", "ctrl_c", "killed at any moment")
 SMALL = 12 * 2**20
 MARK = "TOPROPE_TEST_MARK"
@@ -49,12 +49,12 @@ def settled(after):
     backend = yr.current.backend()
 
     def strangers():
-        alive = {f"w{number}" for number in backend.processes._all}
+        alive = {f"w{number}" for number in backend.reactor._all}
         return {path.name for path in backend.folder.glob("w*") if path.name.partition("-")[0] not in alive}
 
     within(60, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()), f"held after {after}")
     assert free() == 2
-    within(60, lambda: backend.values.used == 0, f"a block of the driver is held after {after}")
+    within(60, lambda: backend.store.used == 0, f"a block of the driver is held after {after}")
     within(60, lambda: not strangers(), f"memory of a dead worker is held after {after}")
 
 
@@ -85,7 +85,7 @@ class Up:
 @pytest.mark.usefixtures("_session")
 def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     """On a loaded machine the one message by which a worker says so was lost, and its instance never there."""
-    processes = yr.current.backend().processes
+    processes = yr.current.backend().reactor
     with monkeypatch.context() as patch:  # without the session's lock, which keeps the listening thread waiting
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
         processes._warm.append(processes._new())
@@ -157,7 +157,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
             time.sleep(numbers.random() * 1.5)
             program.kill()
             program.wait(10)
-            if (quick_workers / "without a zygote").exists():
+            if (quick_workers / "without a forkserver").exists():
                 kill(of(mark))
         elif end == "killed":
             said = [program.stdout.readline() for _ in range(3)]
@@ -176,7 +176,7 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
 
         def is_empty():
             if end == "killed at any moment":
-                # between the making of the folder and the start of the zygote nobody is there who could remove it
+                # between the making of the folder and the start of the forkserver nobody is there who could remove it
                 folders._sweep(store)
             return not list(store.iterdir())
 
@@ -189,10 +189,10 @@ def test_faults_of_programs(round, small_store, quick_workers, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["no_more_processes", "refused_at_once"])
 def test_a_worker_that_the_system_refuses(small_store, quick_workers, part):
-    """And what the zygote has made while it imported is not taken down by each worker that ends."""
+    """And what the forkserver has made while it imported is not taken down by each worker that ends."""
     (quick_workers / "torch.py").write_text("""
 import errno, os, sys, weakref
-if "zygote" in sys.argv[0]:
+if "forkserver" in sys.argv[0]:
     weakref.finalize(sys, open, os.environ["FINALIZED"], "w")
     fork, left = os.fork, [1, 2, 3]
     def some():

@@ -142,6 +142,19 @@ def test_a_member_that_makes_no_sense_is_said_where_the_group_starts():
     assert error.value.code == 1010
 
 
+def test_the_end_of_a_group_whose_member_made_no_sense_was_waited_for_as_long_as_a_hook_may_take():
+    """Nobody was left who could tell that all members were gone."""
+    members("nonsense and gone", 1, custom_resources={"NPU/.+/count": 1.5})
+    over = yr.current.backend().groups.terminate("nonsense and gone")
+    assert yr.get(over, 20) is True
+    (again,) = members("nonsense and gone", 1)  # the name is free
+    group = yr.Group("nonsense and gone")
+    group.invoke()
+    group.wait(60)
+    assert yr.get(again.cards.invoke(), 60) == "0"
+    group.terminate()
+
+
 @pytest.mark.parametrize("how", ["killed", "left"])
 def test_the_end_of_one_ends_all(how):
     first, second = members(how, 2)

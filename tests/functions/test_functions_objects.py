@@ -35,7 +35,7 @@ def store() -> tuple[int, int]:
     """Bytes of the driver's memory, and blocks of workers, that hold values."""
     gc.collect()
     backend = current.backend()
-    return backend.values.used, sum(backend.processes._owned.values())
+    return backend.store.used, sum(backend.reactor._owned.values())
 
 
 def empty() -> bool:
@@ -756,7 +756,7 @@ def test_many_calls_leave_neither_memory_nor_descriptors(count):
             assert descriptors(pid) <= files + 4
             assert resident(pid) < memory + 16 * 2**20
         backend = current.backend()
-        assert len(backend.processes._timers) < 1000
+        assert len(backend.reactor._timers) < 1000
         assert not backend.streams
 
 
@@ -777,11 +777,11 @@ def test_instances_that_come_and_go_leave_nothing(count):
     gc.collect()
     assert until(empty)
     backend = current.backend()
-    before = descriptors(os.getpid()), resident(os.getpid()), threading.active_count(), len(backend.processes._all)
+    before = descriptors(os.getpid()), resident(os.getpid()), threading.active_count(), len(backend.reactor._all)
     work(count)
     gc.collect()
     assert until(empty)
-    assert until(lambda: len(backend.processes._all) <= before[3] + 1)
+    assert until(lambda: len(backend.reactor._all) <= before[3] + 1)
     assert descriptors(os.getpid()) <= before[0] + 4
     assert resident(os.getpid()) < before[1] + 8 * 2**20
     assert threading.active_count() <= before[2] + 1

@@ -279,6 +279,53 @@ def test_a_group_that_does_not_fit_starts_none_of_its_members(backend):
     assert free_cards() == 4
 
 
+@pytest.mark.slow
+def test_a_group_started_without_a_member_that_made_no_sense(backend):
+    """It was never among the members, so that the others ran without it; its name could not be used again either."""
+    for _ in range(2):
+        good = Thing.options(opt(0, group_name="nonsense")).invoke()
+        Thing.options(yr.InvokeOptions(group_name="nonsense", custom_resources={ANY: 1.5})).invoke()
+        group = yr.Group("nonsense")
+        group.invoke()
+        with pytest.raises(yr.YRequestError, match="quantity >1 must be whole numbers") as caught:
+            group.wait(30)
+        assert caught.value.code == 1010
+        with pytest.raises(yr.YRequestError, match="group nonsense failed to start"):
+            yr.get(good.pid.invoke(), 30)
+
+
+@pytest.mark.slow
+def test_a_call_of_a_member_before_its_group_started_was_an_attribute_error(backend):
+    member = Thing.options(opt(0, group_name="early")).invoke()
+    with pytest.raises(yr.YRRuntimeError, match=r"its group early waits until Group\.invoke starts it"):
+        member.pid.invoke()
+    group = yr.Group("early")
+    group.invoke()
+    group.wait(60)
+    assert yr.get(member.pid.invoke(), 30) > 0
+    group.terminate()
+
+
+@yr.instance
+class Unmade:
+    def __init__(self):
+        raise ValueError("no")
+
+
+@pytest.mark.slow
+def test_who_waited_for_a_group_whose_member_raised_was_told_of_a_dead_actor(backend):
+    """The reason is found within a quarter of a second, and who waited was told before."""
+    good = Thing.options(opt(0, group_name="unmade")).invoke()
+    Unmade.options(opt(0, group_name="unmade")).invoke()
+    group = yr.Group("unmade")
+    group.invoke()
+    with pytest.raises(yr.YRequestError, match=r"group unmade failed to start: instance .*no") as caught:
+        group.wait(100)
+    assert caught.value.code == 1010
+    with pytest.raises(yr.YRequestError, match="group unmade failed to start"):
+        yr.get(good.pid.invoke(), 30)
+
+
 @yr.instance
 class Parent:
     def __init__(self, other=None):

@@ -17,9 +17,9 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
     yr.init(yr.Config(num_cpus=4))
     try:
         yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().processes
+        processes = yr.current.backend().reactor
         worker = next(each for each in processes._all.values() if each.pid)
-        monkeypatch.setattr("toprope.functions.local.processes.EXIT_NEWS", 60)
+        monkeypatch.setattr("toprope.functions.local.reactor.EXIT_NEWS", 60)
         monkeypatch.setattr(processes, "_ended", lambda process: None)
         os.kill(worker.pid, signal.SIGKILL)
         within(60, lambda: worker.closed, "the end of the socket was not seen")
@@ -30,11 +30,11 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
 
 
 def test_the_socket_of_a_worker_whose_end_could_not_be_dealt_with_was_left_open(monkeypatch):
-    """The zygote removes the session's folder while the listening thread looks for files of an ended worker in it."""
+    """The forkserver removes the folder while the listening thread looks for files of an ended worker in it."""
     yr.init(yr.Config(num_cpus=4))
     try:
         yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().processes
+        processes = yr.current.backend().reactor
         workers = list(processes._all.values())
 
         def removed(number):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.functions import wire
-from toprope.functions.local.timers import Timers
+from toprope.functions.timers import Timers
 from toprope.functions.wire import Channel, Closed, Message
 
 CHANNELS: list[Channel] = []
@@ -239,7 +239,7 @@ def test_a_message_that_is_cut_off_is_the_last_one():
 
 def test_what_is_due_happens_in_its_order_and_once(monkeypatch):
     now, woken, done = [100.0], [], []
-    monkeypatch.setattr("toprope.functions.local.timers.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("toprope.functions.timers.time", SimpleNamespace(monotonic=lambda: now[0]))
     timers = Timers(lambda: woken.append(1))
     timers.after(0.02, lambda: done.append("later"))
     timers.after(0, lambda: done.append("now"))

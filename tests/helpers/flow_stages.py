@@ -4,6 +4,7 @@ import os
 import queue
 import time
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -266,3 +267,36 @@ class Raises(Relay):
         if messages and int(messages[0].get_tensor().numpy()) == 3:
             return run_context.raise_exception(9900001, 7)
         return run_context.set_output(0, messages[0])
+
+
+class Ports:
+    """Two functions of one node: numbers of outputs are the node's, in both of them."""
+
+    @ff.proc_wrapper("i0,o0")
+    def first(self, run_context, messages):
+        codes = [run_context.set_output(each, np.array([each])) for each in (1, 2, 3)]
+        return run_context.set_output(0, np.array(codes))
+
+    @ff.proc_wrapper("i1,o1,o2")
+    def second(self, run_context, messages):
+        code = run_context.set_output(0, np.array([0]))
+        assert run_context.set_output(1, None) == ff.FLOW_FUNC_SUCCESS  # nothing is sent
+        run_context.set_output(1, np.array([code]))
+        config = ff.BalanceConfig(1, 1)
+        assert run_context.set_multi_outputs(0, [np.array([9])], config) == ff.FLOW_FUNC_ERR_PARAM_INVALID
+        return run_context.set_output(2, np.array([2]))
+
+
+class Bare:
+    """Its function is named by `FlowFuncRegister` alone."""
+
+    def run(self, run_context, messages):
+        return run_context.set_output(0, messages[0])
+
+
+def plain(x):
+    return x
+
+
+def copies(x):
+    return x, x

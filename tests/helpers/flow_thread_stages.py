@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -183,3 +184,71 @@ class Either:
     @ff.proc_wrapper("i1,o0")
     def deep(self, run_context, messages):
         return run_context.set_output(0, messages[0])
+
+
+@df.pyflow
+def plus_one(x):
+    return x + 1
+
+
+@df.pyflow
+def join(a, b):
+    return a, b
+
+
+@df.pyflow
+def three(x):
+    for number in range(3):
+        yield x, number
+
+
+@df.pyflow
+class Bound:
+    """Its state belongs to the thread of its constructor."""
+
+    def __init__(self):
+        self._local = threading.local()
+        self._local.seed = 42
+
+    @df.method()
+    def seeded(self, x):
+        return x + self._local.seed
+
+
+@df.pyflow
+def waits(x):
+    time.sleep(0.3)
+    return x
+
+
+@df.pyflow
+def adds_in_place(tensor):
+    array = tensor.numpy()
+    try:
+        array += 1
+    except ValueError:
+        return "read-only"
+    return array[0]
+
+
+@df.npu_model
+def adds_in_place_on_the_device(tensor):
+    return tensor.add_(1)
+
+
+@df.pyflow
+def reads_late(tensor):
+    time.sleep(0.5)
+    return tensor.numpy()[0]
+
+
+@df.pyflow
+def adds_to_an_array(array):
+    array += 1
+    return array
+
+
+@df.pyflow
+def reads_an_array_late(array):
+    time.sleep(0.5)
+    return array.sum()

@@ -17,7 +17,7 @@ import pytest
 
 from functions_faults import Victim, dies, lives, options, slow, within
 from toprope import functions as yr
-from toprope.functions.local.starter import Starter
+from toprope.functions.local.forkserver_client import Forkserver
 
 NUMBERS = random.Random(sys.argv[1])
 MB = 2**20
@@ -33,8 +33,8 @@ def new_victim():
     return victim
 
 
-def zygote():
-    return yr.current.backend().processes._starter._process.pid
+def forkserver():
+    return yr.current.backend().reactor._forkserver._process.pid
 
 
 # In the session
@@ -65,16 +65,16 @@ def interrupted():
     victim.terminate()
 
 
-def zygote_killed():
+def forkserver_killed():
     """All workers are gone with it, and others come."""
     victim = new_victim()
     children = yr.get(victim.leave_children.invoke(), timeout=30)
     waiting = [victim.sleep.invoke(60), slow.invoke(60)]
     within(60, slow_runs, "the function does not begin")
     # who is killed before all of them are gone leaves processes: nobody is there who could end them
-    at_it = Path(os.environ["XDG_RUNTIME_DIR"], "without a zygote")
+    at_it = Path(os.environ["XDG_RUNTIME_DIR"], "without a forkserver")
     at_it.touch()
-    os.kill(zygote(), signal.SIGKILL)
+    os.kill(forkserver(), signal.SIGKILL)
     for ref in waiting:
         dies(ref)
     # a fork of a fork without a program of its own cannot be told from others
@@ -111,7 +111,7 @@ def full():
             codes.add(error.code)
     del held
     assert codes == {4202}
-    within(60, lambda: yr.current.backend().values.used == 0, "the store does not get empty")
+    within(60, lambda: yr.current.backend().store.used == 0, "the store does not get empty")
     assert yr.get(victim.sleep.invoke(0), timeout=30) == 0
     victim.terminate()
 
@@ -149,13 +149,13 @@ def no_more_processes():
 
 def refused_at_once():
     """The news of a refusal was lost if it came before the thread that asked went on."""
-    ask = Starter.ask
+    ask = Forkserver.ask
 
     def ask_and_rest(*arguments):
         ask(*arguments)
         time.sleep(0.5)
 
-    Starter.ask = ask_and_rest
+    Forkserver.ask = ask_and_rest
     no_more_processes()
 
 

@@ -61,9 +61,11 @@ def children(pid: int) -> list[int]:
 
 
 def workers() -> list[int]:
-    """Zygotes of this process, and their workers."""
-    zygotes = [pid for pid in children(os.getpid()) if b"local.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [*zygotes, *(worker for pid in zygotes for worker in children(pid))]
+    """Forkservers of this process, and their workers."""
+    forkservers = [
+        pid for pid in children(os.getpid()) if b"local.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return [*forkservers, *(worker for pid in forkservers for worker in children(pid))]
 
 
 def opt(cards: float = 0, **values: object) -> yr.InvokeOptions:

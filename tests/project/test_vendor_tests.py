@@ -6,6 +6,7 @@ import sys
 
 from vendor_tests.__main__ import RUN_FILE, _drawn, _merged, _page, _summary
 from vendor_tests.blocks import programs
+from vendor_tests.programs import run_program
 from vendor_tests.suites import Suite, run_limited
 from vendor_tests.tests import Results, cards_wanted, disabled_tests, static_tests
 
@@ -164,3 +165,16 @@ def test_a_drawn_test_was_given_the_failures_of_tests_whose_names_begin_as_its_o
 </testsuite></testsuites>"""
     found = Results.read(static_tests(source), report, "not run").only(["test_dist"])
     assert (found.ended, found.errors) == ({"test_dist": "passed"}, {})
+
+
+def test_a_sample_that_ends_well_and_prints_a_failure_has_failed(tmp_path):
+    def run(text, prints="code 0", edits=(), limit=60):
+        (tmp_path / "sample.py").write_text(text)
+        return run_program(tmp_path / "sample.py", prints, edits, ["--device", "cpu"], {}, limit)
+
+    assert run("print('result:', 'code 0')").ended == {"program": "passed"}
+    failed = run("print('ValueError: code 5')")
+    assert (failed.ended, failed.errors) == ({"program": "failed"}, {"program": "status 0: ValueError: code 5"})
+    assert run("print('code 1')", edits=[("code 1", "code 0")]).ended == {"program": "passed"}
+    assert "status 1: " in run("print('code 0'); 1 / 0").errors["program"]
+    assert run("import time; time.sleep(600)", limit=2).errors["program"] == "it did not end within 2 s"

@@ -15,6 +15,9 @@ from toprope.support.npu_operators import npu_operators
 
 __all__ = ["missing_from", "not_simulated", "note_missing", "of_the_real_one", "vendor_names"]
 
+_COMPILED = ("dataflow.data_wrapper", "dataflow.dflow_wrapper", "dataflow.flow_func.flowfunc_wrapper")
+"""Modules of facades that stand for the compiled part of the real package."""
+
 
 @functools.cache
 def vendor_names() -> dict[str, Any]:
@@ -46,7 +49,7 @@ def of_the_real_one(name: str) -> str:
     if name in vendor["modules"] or last in vendor["modules"].get(module, ()):
         about = _operator(last) if module == "torch_npu" else ""
         return f"the real {top} has it ({about or vendor['source']}), toprope does not simulate it"
-    if "._C." in name:
+    if "._C." in name or module in _COMPILED:
         return f"the names of the compiled part of the real {top} are in no list, so that it may have it"
     return f"it is not one of the documented names of the real {top} ({vendor['source']})"
 

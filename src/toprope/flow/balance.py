@@ -57,6 +57,10 @@ class BalanceConfig:
                 raise DfException(f"({row}, {col}) is outside {self.row_num} x {self.col_num}", UDF_PARAM_INVALID)
         self._positions = list(positions)
 
+    def get_inner_config(self) -> BalanceConfig:
+        """The config itself, which the reference keeps in C++."""
+        return self
+
     def refusal(self, balance: str) -> str:
         """Why a node cannot use it; empty where it can.
 

@@ -28,6 +28,7 @@ def check(attrs: tuple[CountBatch | TimeBatch, ...]) -> None:
     if len(attrs) > 1:
         raise DfException("an input can have one of CountBatch and TimeBatch, not both")
     for each in attrs:
+        each.__post_init__()  # they may have been set since
         if isinstance(each, CountBatch):
             if each.batch_size <= 0 or not 0 <= each.slide_stride <= each.batch_size:
                 raise DfException(f"{each}: batch_size must be more than 0, slide_stride from 0 to batch_size")

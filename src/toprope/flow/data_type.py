@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from toprope.flow.exceptions import DATATYPE_INVALID, SHAPE_INVALID, DfException
 
@@ -25,6 +26,7 @@ __all__ = [
     "DT_UINT64",
     "DType",
     "TensorDesc",
+    "numpy_type",
     "of_numpy",
     "of_torch",
 ]
@@ -73,6 +75,15 @@ DTYPES = (
 
 _OF_NUMPY = {each.numpy: each for each in DTYPES if each.numpy}
 _OF_TORCH = {each.torch: each for each in DTYPES if each.torch}
+
+
+def numpy_type(dtype: DType) -> Any:
+    """numpy's type of a dtype, as functions in stages see it: `numpy.int32`; None where numpy has none."""
+    import numpy
+
+    if dtype == DT_STRING:
+        return numpy.bytes_
+    return numpy.dtype(dtype.numpy).type if dtype.numpy else None
 
 
 def of_numpy(name: str) -> DType:

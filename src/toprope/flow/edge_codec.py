@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toprope.flow.edge_host import Borrower, Lender
+from toprope.flow.edge_host import Borrower, Lender, Own
 from toprope.flow.stage_spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
 from toprope.functions.arena import Block
 from toprope.functions.exceptions import describe
@@ -118,13 +118,13 @@ class Codec:
         """
         sealed = Sealed((), [])
         sealed.soon = soon
+        sealed.windows = sealed.receivers = receivers
         form = self._form(message, sealed, on_host)
         head = message.head
         sealed.meta = (
             head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size,
             head.data_label, message.ret_code, message.kind, message.replayed, form,
         )  # fmt: skip
-        sealed.windows = sealed.receivers = receivers
         return sealed
 
     def _form(self, message: Message, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
@@ -139,8 +139,9 @@ class Codec:
             if not payload.flags.c_contiguous:
                 payload = payload.copy()
             place = self._borrowed(payload, payload.__array_interface__["data"][0], payload.nbytes, sealed)
+            is_shared = sealed.receivers > 1 or place is not None
             place = place or self._bytes(memoryview(payload.reshape(-1)), sealed)
-            return (_ARRAY, payload.dtype.str, payload.shape, *place)
+            return (_ARRAY, payload.dtype.str, payload.shape, is_shared, *place)
         elif kind not in (TENSOR, PICKLED):
             return (_BYTES, *self._bytes(memoryview(payload), sealed))
         packed = pack(payload, self._lender)
@@ -149,7 +150,7 @@ class Codec:
             sealed.parts.append(packed.data)
         sealed.parts += packed.parts
         sealed.size += sum(map(len, sealed.parts)) + sum(each.size for each in sealed.blocks)
-        return (_PICKLE, packed.data is not None, packed.spec)
+        return (_PICKLE, packed.data is not None, packed.spec, sealed.receivers > 1)
 
     def _tensor(self, tensor: Any, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
         if tensor.requires_grad:
@@ -225,7 +226,7 @@ class Codec:
             inline = iter(sealed.parts)
             first = [next(inline)] if form[1] else []
             parts = [next(inline) if key is None else self._bytes_at(key) for key in form[2]]
-            return (*head, (_PICKLE, form[1], (None,) * len(parts))), first + parts
+            return (*head, (_PICKLE, form[1], (None,) * len(parts), form[3])), first + parts
         if form[0] == _NONE or form[-2] is None:
             return sealed.meta, sealed.parts
         return (*head, (*form[:-2], None, None)), [self._bytes_at(form[-2])]
@@ -272,16 +273,22 @@ class Codec:
         if what == _PICKLE:
             parts = list(sealed.parts)
             data = parts.pop(0) if form[1] else None
-            return unpack(data, form[2], parts, self._borrower, self._giver(sealed.place))
+            # what is unpickled is the receiver's own, and may be written to
+            own = Own(self._borrower, copies=form[3])
+            return unpack(data, form[2], [bytearray(each) for each in parts], own, self._giver(sealed.place), own=True)
         key = form[-2]
         if what == _BYTES:
-            return memoryview(sealed.parts[0] if key is None else self._array(form, sealed))
+            return memoryview(sealed.parts[0] if key is None else self._array(form, sealed)).toreadonly()
         if what == _ARRAY:
             import numpy
 
             if key is not None:
-                return self._array(form, sealed, form[1], form[2]).view(numpy.ndarray)
-            return numpy.frombuffer(sealed.parts[0], dtype=form[1]).reshape(form[2])
+                found = self._array(form, sealed, form[1], form[2]).view(numpy.ndarray)
+            else:
+                found = numpy.frombuffer(bytearray(sealed.parts[0]), dtype=form[1]).reshape(form[2])
+            # others may read the same memory; a stage may hold what it passes on
+            found.flags.writeable = not form[3] and not self._passes_on
+            return found
         import torch
 
         dtype = getattr(torch, form[1])

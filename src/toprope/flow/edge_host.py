@@ -1,8 +1,8 @@
 """Host memory between the processes of a graph: blocks that the sender fills and receivers read where they lie.
 
 In front of a block lie flags, one for each receiver, which it sets when nothing there uses the block any more: giving a
-block back costs no message. Segments are mapped once and stay mapped. What is passed is not to be written to; arrays
-are read-only, as a sign.
+block back costs no message. Segments are mapped once and stay mapped. What others may read too
+is not to be written to: such arrays are read-only, as a sign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.serial import BlockKey
 
-__all__ = ["RECEIVERS", "Borrower", "Lender"]
+__all__ = ["RECEIVERS", "Borrower", "Lender", "Own"]
 
 RECEIVERS = 64
 """Most receivers of one block, and the bytes in front of it."""
@@ -156,9 +156,13 @@ class Borrower(Reader):
 
     def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
         """The bytes of a block; `unused` is called when nothing here lies in them any more."""
+        return self.writable(block, unused).toreadonly()
+
+    def writable(self, block: Block, unused: Callable[[], None]) -> memoryview:
+        """The bytes of a block that nobody else reads. As `view`."""
         piece = _lent_type()((block.size,), "u1", self._segment(block.segment).bytes, block.offset)
         piece.unused = unused
-        return memoryview(piece).toreadonly()
+        return memoryview(piece)
 
     def array(self, key: BlockKey, flags: BlockKey, place: int, dtype: str = "u1", shape: Sequence[int] = ()) -> Any:
         """The bytes of a block as an array of numpy, which is given back with its last view.
@@ -198,3 +202,22 @@ class Borrower(Reader):
             else:
                 self._segments.move_to_end(name)
             return found
+
+
+class Own(Reader):
+    """Blocks of others for values that may be written to.
+
+    Args:
+        borrower: the blocks.
+        copies: whether others read them too, so that what is written to must be a copy.
+    """
+
+    def __init__(self, borrower: Borrower, *, copies: bool) -> None:
+        self._borrower = borrower
+        self._copies = copies
+
+    def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
+        """The bytes of a block, or a copy of them; `unused` is called when nothing here lies in the block any more."""
+        if self._copies:
+            return memoryview(bytearray(self._borrower.view(block, unused)))
+        return self._borrower.writable(block, unused)

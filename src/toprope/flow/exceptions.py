@@ -1,7 +1,8 @@
 """Errors of the dataflow API, and the codes that its calls return.
 
-Building a graph raises; feeding and fetching return codes. What a decorator refuses is a `DfException`, as the manual
-says, and at the same time the TypeError or AssertionError that the reference raises.
+Building a graph raises; feeding and fetching return codes. What a decorator or an argument's type refuses is a
+`DfException`, as the manual says, and at the same time the TypeError, ValueError or AssertionError that the reference
+raises.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = [
     "DfAssertionError",
     "DfException",
     "DfTypeError",
+    "DfValueError",
 ]
 
 SUCCESS = 0
@@ -61,7 +63,11 @@ class DfAbortException(DfException):
 
 
 class DfTypeError(DfException, TypeError):
-    """A decorator was given what it does not take."""
+    """An argument is of a type that is not taken."""
+
+
+class DfValueError(DfException, ValueError):
+    """The inputs and outputs of a class's functions do not fit each other."""
 
 
 class DfAssertionError(DfException, AssertionError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
@@ -21,7 +23,7 @@ from toprope.flow.exceptions import (
     SUCCESS,
     DfException,
 )
-from toprope.flow.graph import FlowData, FlowOutput, plan
+from toprope.flow.graph import FlowData, FlowOutput, plan, unique_name
 from toprope.flow.graph_options import is_compile_only
 from toprope.flow.graph_settings import GraphSettings
 from toprope.flow.info import FlowFlag, FlowInfo
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
     from toprope.flow.run import Fetched, Runner
 
 __all__ = ["FlowGraph"]
+
+_log = logging.getLogger("toprope")
+
+_PATIENCE = 60.0
+"""Seconds of waiting for the first input after which the log says so."""
 
 
 class FlowGraph(GraphSettings):
@@ -67,8 +74,9 @@ class FlowGraph(GraphSettings):
         options = {**session.options(), **(graph_options or {})}
         run = RunOptions(colocate=colocate, restarts=restarts, deadline_ms=deadline_ms, trace=trace)
         super().__init__(plan(outputs), options, run, session.is_strict(options))
-        self.name = name or "FlowGraph"
+        self.name = unique_name(name, "FlowGraph")
         self._lock = threading.Lock()
+        self._settled = threading.Event()  # it runs, cannot run, or is closed
         self._runner: Runner | None = None
         self._futures: Futures | None = None
         self._closed = False
@@ -92,9 +100,11 @@ class FlowGraph(GraphSettings):
                     runner.start()
                 except Exception as error:
                     self._last_error = error
+                    self._settled.set()
                     logger.error("%s cannot run: %s", self.name, error)
                     return None
                 self._runner = runner
+                self._settled.set()
                 weakref.finalize(self, runner.close)
         return self._runner if not self._closed else None
 
@@ -155,6 +165,7 @@ class FlowGraph(GraphSettings):
             return error.error_code
         self._fed = True
         if is_compile_only(self._options):
+            self._settled.set()
             return SUCCESS
         runner = self._started()
         return FAILED if runner is None else runner.feed(messages, timeout, partial=partial)
@@ -166,7 +177,7 @@ class FlowGraph(GraphSettings):
 
         Args:
             indexes: which outputs; None for all.
-            timeout: milliseconds to wait; -1 for ever, 0 not at all.
+            timeout: milliseconds to wait, also for the first input; -1 for ever, 0 not at all.
 
         Returns:
             The tensors, what travels with them, and a code: 0; 545601 where the time is over, 207013 where it was 0,
@@ -231,18 +242,38 @@ class FlowGraph(GraphSettings):
         except DfException as error:
             logger.error("fetching from %s: %s", self.name, error.message)
             return error.error_code
-        if self._runner is None and self._fed:  # another thread is starting it, or nothing can
-            if not self._lock.acquire(timeout=-1 if timeout < 0 else timeout / 1000):
-                return MODEL_EXECUTE_TIMEOUT if timeout else QUEUE_EMPTY
-            self._lock.release()
+        if timeout < -1:
+            return FAILED
+        until = None if timeout < 0 else time.monotonic() + timeout / 1000
+        if not self._settled.is_set() and not self._wait_for_start(until):
+            return MODEL_EXECUTE_TIMEOUT if timeout else QUEUE_EMPTY
         runner = self._runner
         if runner is None or self._closed:
             return FAILED
         unique = sorted(set(places))
-        fetched = runner.fetch(unique, timeout, aligned=aligned)
+        left = timeout if until is None or not timeout else max(1, round((until - time.monotonic()) * 1000))
+        fetched = runner.fetch(unique, left, aligned=aligned)
         if not fetched.messages:
             return [], fetched
         return [fetched.messages[unique.index(place)] for place in places], fetched
+
+    def _wait_for_start(self, until: float | None) -> bool:
+        """Wait for the first input, which starts the graph; whether it has started, or never will.
+
+        Under strict nothing is waited for before the first input, as in the reference.
+        """
+        if self._strict and not self._fed:
+            return True
+        began = time.monotonic()
+        left = None if until is None else until - began
+        if self._settled.wait(_PATIENCE if left is None else min(_PATIENCE, left)):
+            return True
+        if time.monotonic() - began >= _PATIENCE and not self._fed:
+            _log.warning(
+                "fetch from %s has waited for %.0f s, and nothing was fed. do: feed before, or in another thread",
+                self.name, _PATIENCE,
+            )  # fmt: skip
+        return self._settled.wait(None if until is None else until - time.monotonic())
 
     def _places(self, indexes: Any) -> list[int]:
         order = list(self._plan.order)
@@ -370,6 +401,7 @@ class FlowGraph(GraphSettings):
         with self._lock:
             self._closed = True
             runner, self._runner = self._runner, None
+        self._settled.set()
         if self._futures is not None:
             self._futures.close()
         if runner is not None:

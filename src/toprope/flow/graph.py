@@ -14,7 +14,17 @@ from toprope.flow.data_type import TensorDesc
 from toprope.flow.exceptions import DfException, DfTypeError
 from toprope.flow.stage_spec import CountBatch, StageFunction, StageSpec, TimeBatch
 
-__all__ = ["Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "check_instances", "forget_names", "plan"]
+__all__ = [
+    "Edge",
+    "FlowData",
+    "FlowNode",
+    "FlowOutput",
+    "Plan",
+    "check_instances",
+    "forget_names",
+    "plan",
+    "unique_name",
+]
 
 DEPTH = 128
 """Messages that an edge holds, where the node does not say otherwise."""
@@ -22,9 +32,10 @@ DEPTH = 128
 _DEPTH, _POLICY, _FLOW = "_flow_attr_depth", "_flow_attr_enqueue_policy", "_flow_attr"
 _POLICIES = ("FIFO", "OVERWRITE")
 _MOST_INSTANCES = 256
+_NODE = "node"
 
 _lock = threading.Lock()
-_names: set[str] = set()
+_names: dict[str, set[str]] = {}
 _aliases: set[str] = set()
 
 
@@ -49,14 +60,28 @@ def forget_names() -> None:
         _aliases.clear()
 
 
-def _name(wanted: str) -> str:
+def unique_name(name: str | None, default: str, space: str = "") -> str:
+    """A name that nothing else has: that which was given or the class's, else with `_1`, `_2`, ... behind it.
+
+    Args:
+        name: given by the user; None for none.
+        default: name of the class.
+        space: "node" for nodes, whose names and aliases are apart from those of everything else.
+
+    Raises:
+        DfTypeError: the name is no text.
+    """
+    if name is not None and not isinstance(name, str):
+        raise DfTypeError(f"the name of a {default} must be a str, got {name!r}")
+    wanted = name or default
     with _lock:
-        name, number = wanted, 0
-        while name in _names or name in _aliases:
+        taken = _names.setdefault(space, set())
+        found, number = wanted, 0
+        while found in taken or (space == _NODE and found in _aliases):
             number += 1
-            name = f"{wanted}_{number}"
-        _names.add(name)
-    return name
+            found = f"{wanted}_{number}"
+        taken.add(found)
+    return found
 
 
 class FlowData:
@@ -79,7 +104,7 @@ class FlowData:
         if schema is not None and not isinstance(schema, TensorDesc):
             raise DfException(f"schema must be a TensorDesc, got {type(schema).__name__}")
         self.schema = schema
-        self.name = _name(name or "FlowData")
+        self.name = unique_name(name, "FlowData")
 
     def __repr__(self) -> str:
         return f"<FlowData {self.name}>"
@@ -113,12 +138,20 @@ class FlowNode:
         input_num: number of inputs.
         output_num: number of outputs.
         name: its name.
+
+    Raises:
+        DfTypeError: a number is no int, or the name no text.
+        DfException: a number is negative.
     """
 
     def __init__(self, input_num: int, output_num: int, name: str | None = None) -> None:
+        if type(input_num) is not int or type(output_num) is not int:
+            raise DfTypeError(f"input_num and output_num must be int, got {input_num!r} and {output_num!r}")
+        if input_num < 0 or output_num < 0:
+            raise DfException(f"input_num and output_num must be at least 0, got {input_num} and {output_num}")
         self.input_num = input_num
         self.output_num = output_num
-        self.name = _name(name or "FlowNode")
+        self.name = unique_name(name, "FlowNode", _NODE)
         self.alias = ""
         self.attrs: dict[str, Any] = {_FLOW: True}
         self.point: Any = None
@@ -156,7 +189,8 @@ class FlowNode:
         """Say what the node runs.
 
         Raises:
-            DfException: it runs something already, or a FlowGraphProcessPoint, which is for invoked closures.
+            DfException: it runs something already, what is added is no process point, or a FlowGraphProcessPoint, which
+                is for invoked closures.
         """
         if self.point is not None:
             raise DfException(f"{self.name} has a process point")
@@ -164,6 +198,8 @@ class FlowNode:
             raise DfException(
                 "a FlowGraphProcessPoint cannot be a node's own: use FuncProcessPoint.add_invoked_closure"
             )
+        if not callable(getattr(pp, "stage_spec", None)):
+            raise DfException(f"{self.name} takes a GraphProcessPoint or FuncProcessPoint, got {type(pp).__name__}")
         self.point = pp
 
     def map_input(self, node_input_index: int, pp: Any, pp_input_index: int, input_attrs: Sequence[Any] = ()) -> None:
@@ -193,21 +229,22 @@ class FlowNode:
         if any(each.index == pp_index for place, each in maps.items() if place != index):
             raise DfException(f"{what} {pp_index} of the process point of {self.name} is mapped twice")
 
-    def set_attr(self, attr_name: str, attr_value: bool | str | int) -> FlowNode:
+    def set_attr(self, attr_name: str, attr_value: bool | str | int) -> None:
         """Set an attribute: `_flow_attr_depth` (messages that an edge holds), `_flow_attr_enqueue_policy`.
 
         Raises:
-            TypeError: the value is of another type.
+            DfTypeError: the name is no text, or the value of another type.
             DfException: a value that cannot be.
         """
-        if not isinstance(attr_value, bool | str | int):
-            raise TypeError(f"attr value must be bool, str or int, got {type(attr_value).__name__}")
+        if not isinstance(attr_name, str) or not isinstance(attr_value, bool | str | int):
+            raise DfTypeError(
+                f"an attribute is a str with a bool, str or int, got {attr_name!r} with {type(attr_value).__name__}"
+            )
         if attr_name == _DEPTH and (not isinstance(attr_value, int) or isinstance(attr_value, bool) or attr_value < 1):
             raise DfException(f"{_DEPTH} must be an int of at least 1, got {attr_value!r}")
         if attr_name == _POLICY and attr_value not in _POLICIES:
             raise DfException(f"{_POLICY} must be one of {', '.join(_POLICIES)}, got {attr_value!r}")
         self.attrs[attr_name] = attr_value
-        return self
 
     @property
     def depth(self) -> int:
@@ -244,7 +281,7 @@ class FlowNode:
             ValueError: another node has this alias or name.
         """
         with _lock:
-            if name in _aliases or (name in _names and name != self.name):
+            if name in _aliases or (name in _names.get(_NODE, ()) and name != self.name):
                 raise ValueError(f"the alias {name} is taken")
             _aliases.discard(self.alias)
             _aliases.add(name)
@@ -368,6 +405,11 @@ def plan(outputs: Sequence[FlowOutput]) -> Plan:
     for node in nodes:
         if node.point is None:
             raise DfException(f"{node.name} has no process point")
+        if getattr(node.point, "is_native", False):
+            raise DfException(
+                f"{node.name} runs functions that CANN builds in C++ ({node.point.compile_config_path}), which is not "
+                "possible here: write them in Python and pass the class as py_func"
+            )
     places = {id(node): place for place, node in enumerate(nodes)}
     fed = tuple(inputs[name] for name in sorted(inputs))
     fed_places = {each.name: place for place, each in enumerate(fed)}

@@ -6,9 +6,10 @@ from enum import IntEnum
 
 from toprope.flow.exceptions import DfException
 
-__all__ = ["FlowFlag", "FlowInfo"]
+__all__ = ["MAX_USER_DATA_SIZE", "FlowFlag", "FlowInfo"]
 
-_USER_BYTES = 64
+MAX_USER_DATA_SIZE = 64
+"""Bytes of the user's that travel with a message."""
 
 
 class FlowFlag(IntEnum):
@@ -35,7 +36,7 @@ class FlowInfo:
         self.end_time = end_time
         self.flow_flags = int(flow_flags)
         self.transaction_id = transaction_id
-        self._user = bytearray(_USER_BYTES)
+        self._user = bytearray(MAX_USER_DATA_SIZE)
         self._size = 0
 
     @property
@@ -67,8 +68,10 @@ class FlowInfo:
         return self._user[offset : offset + self._checked(size, offset)]
 
     def _checked(self, size: int, offset: int) -> int:
-        if size <= 0 or not 0 <= offset < _USER_BYTES or size + offset > _USER_BYTES:
-            raise DfException(f"size {size} at offset {offset} is not within the {_USER_BYTES} bytes of user data")
+        if size <= 0 or not 0 <= offset < MAX_USER_DATA_SIZE or size + offset > MAX_USER_DATA_SIZE:
+            raise DfException(
+                f"size {size} at offset {offset} is not within the {MAX_USER_DATA_SIZE} bytes of user data"
+            )
         return size
 
     def __repr__(self) -> str:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.flow.balance import BalanceConfig
-from toprope.flow.data_type import DType
+from toprope.flow.data_type import DType, numpy_type
 from toprope.flow.exceptions import SUCCESS, UDF_PARAM_INVALID, DfException
 from toprope.flow.func_log import logger
+from toprope.flow.info import MAX_USER_DATA_SIZE
 from toprope.flow.messages import FlowMsg
 from toprope.flow.registry import is_torch_tensor, wrap
 from toprope.flow.stage_spec import EMPTY, RAW, TENSOR, TORCH, Head, Message, StageContext
@@ -18,7 +19,6 @@ from toprope.flow.tensor import Tensor, alloc_tensor
 __all__ = ["MetaRunContext", "PyMetaParams"]
 
 _NO_SUCH, _OTHER_TYPE = 164001, 164002
-_USER_BYTES = 64
 
 
 class PyMetaParams:
@@ -103,13 +103,15 @@ class PyMetaParams:
         """As `get_attr_int`."""
         return self._get(name, str, 1, [])
 
-    def get_attr_tensor_dtype(self, name: str) -> tuple[int, DType | None]:
-        """As `get_attr_int`."""
-        return self._get(name, DType, 0, None)
+    def get_attr_tensor_dtype(self, name: str) -> tuple[int, Any]:
+        """As `get_attr_int`; a dtype is numpy's type, such as `numpy.int32`."""
+        code, dtype = self._get(name, DType, 0, None)
+        return code, None if dtype is None else numpy_type(dtype)
 
-    def get_attr_tensor_dtype_list(self, name: str) -> tuple[int, list[DType]]:
-        """As `get_attr_int`."""
-        return self._get(name, DType, 1, [])
+    def get_attr_tensor_dtype_list(self, name: str) -> tuple[int, list[Any]]:
+        """As `get_attr_tensor_dtype`."""
+        code, dtypes = self._get(name, DType, 1, [])
+        return code, [numpy_type(each) for each in dtypes]
 
 
 def _is(value: Any, kind: type, depth: int) -> bool:
@@ -123,15 +125,15 @@ class MetaRunContext:
 
     Args:
         activation: the call (`toprope.flow.stage_calls.Activation`).
-        output_num: how many outputs the function has.
+        outputs: numbers of the function's outputs, of those of its process point.
         closures: models and graphs that it may run, by their keys.
         balance: "scatter" or "gather" where its node may use BalanceConfig.
     """
 
-    def __init__(self, activation: Any, output_num: int, closures: Mapping[str, Any], balance: str = "") -> None:
+    def __init__(self, activation: Any, outputs: Sequence[int], closures: Mapping[str, Any], balance: str = "") -> None:
         self._balance = balance
         self._activation = activation
-        self._output_num = output_num
+        self._places = {number: place for place, number in enumerate(outputs)}
         self._closures = closures
 
     def alloc_tensor_msg(self, shape: list[int] | tuple[int, ...], dtype: Any, align: int = 64) -> FlowMsg:
@@ -160,22 +162,25 @@ class MetaRunContext:
         """Send an output.
 
         Args:
-            index: which of the function's outputs.
-            data: a FlowMsg, an array, or another value.
+            index: which output of the process point: 1 is the o1 of `proc_wrapper`, in each of its functions.
+            data: a FlowMsg, an array, or another value; None sends nothing.
             balance_config: which element of a matrix it is, and so which instance of what follows it goes to.
 
         Returns:
-            0; 164000 where there is no such output, the element was not said, or the node may not use this policy:
-            NO_AFFINITY after `FlowNode.set_balance_scatter`, rows and columns after `set_balance_gather`.
+            0; 164000 where the function has no such output, the element was not said, or the node may not use this
+            policy: NO_AFFINITY after `FlowNode.set_balance_scatter`, rows and columns after `set_balance_gather`.
         """
-        return self.set_multi_outputs(index, [data], balance_config)
+        return self.set_multi_outputs(index, [] if data is None else [data], balance_config)
 
     def set_multi_outputs(self, index: int, data: Sequence[Any], balance_config: BalanceConfig | None = None) -> int:
         """Send several outputs by one port. As `set_output`."""
-        if not 0 <= index < self._output_num:
+        place = self._places.get(index)
+        if place is None:
+            listed = ", ".join(f"o{each}" for each in self._places) or "none"
+            logger.error("output %s is not one of the function's outputs (%s)", index, listed)
             return UDF_PARAM_INVALID
         messages = [_message(each) for each in data]
-        if balance_config is not None:
+        if messages and balance_config is not None:
             labels = balance_config.labels()
             why = balance_config.refusal(self._balance)
             if not why and len(labels) != len(data):
@@ -188,7 +193,7 @@ class MetaRunContext:
                 message.head = replace(head, data_label=data_label)
                 message.route_label = route_label
         for message in messages:
-            self._activation.set_output(index, message)
+            self._activation.set_output(place, message)
         return SUCCESS
 
     def run_flow_model(self, key: str, input_flow_msgs: Sequence[FlowMsg], timeout: int) -> tuple[int, list[FlowMsg]]:
@@ -209,15 +214,17 @@ class MetaRunContext:
         code, messages = closure.run([_message(each) for each in input_flow_msgs], timeout)
         return code, [FlowMsg(each) for each in messages]
 
-    def get_user_data(self, size: int = _USER_BYTES, offset: int = 0) -> bytearray:
+    def get_user_data(self, size: int = MAX_USER_DATA_SIZE, offset: int = 0) -> bytearray:
         """The user's bytes that came with the input.
 
         Raises:
             DfException: there are not so many (164000).
         """
-        if size <= 0 or offset < 0 or size + offset > _USER_BYTES:
-            raise DfException(f"size {size} at offset {offset} is not within {_USER_BYTES} bytes", UDF_PARAM_INVALID)
-        return bytearray(self._activation.head.user_data.ljust(_USER_BYTES, b"\0"))[offset : offset + size]
+        if size <= 0 or offset < 0 or size + offset > MAX_USER_DATA_SIZE:
+            raise DfException(
+                f"size {size} at offset {offset} is not within {MAX_USER_DATA_SIZE} bytes", UDF_PARAM_INVALID
+            )
+        return bytearray(self._activation.head.user_data.ljust(MAX_USER_DATA_SIZE, b"\0"))[offset : offset + size]
 
     def raise_exception(self, exception_code: int, user_context_id: int) -> int:
         """Give this input up: all stages and `fetch_data` are told (needs `FlowGraph.set_exception_catch`)."""

@@ -19,7 +19,7 @@ from toprope.flow.data_type import (
     TensorDesc,
 )
 from toprope.flow.decorators import method, pyflow
-from toprope.flow.exceptions import DfAbortException, DfAssertionError, DfException, DfTypeError
+from toprope.flow.exceptions import DfAbortException, DfAssertionError, DfException, DfTypeError, DfValueError
 from toprope.flow.flow_graph import FlowGraph
 from toprope.flow.graph import FlowData, FlowNode, FlowOutput
 from toprope.flow.info import FlowFlag, FlowInfo
@@ -53,6 +53,7 @@ __all__ = [
     "DfAssertionError",
     "DfException",
     "DfTypeError",
+    "DfValueError",
     "FlowData",
     "FlowFlag",
     "FlowGraph",

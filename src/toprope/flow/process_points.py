@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.flow.data_type import DType
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfException
-from toprope.flow.graph import FlowNode, Plan
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfException, DfTypeError
+from toprope.flow.func_register import FlowFuncInfos, FlowFuncRegister
+from toprope.flow.graph import FlowNode, Plan, unique_name
 from toprope.flow.python_points import Options
 from toprope.flow.registry import msg_type_register
 from toprope.flow.stage_spec import StageFunction, StageSpec
-from toprope.flow.workspace import snake, write
+from toprope.flow.workspace import check_ports, snake, write
 
 if TYPE_CHECKING:
     from toprope.flow.closures import GraphClosure, ModelClosure
@@ -93,9 +94,11 @@ class GraphProcessPoint:
         if load_params is not None and not isinstance(load_params, Mapping):
             raise DfException(f"load_params must be a dict, got {type(load_params).__name__}")
         self.framework = framework
+        self.graph_file = graph_file
         self.path = Path(graph_file).absolute()
+        self.load_params = dict(load_params or {})
         self.compile_config_path = compile_config_path
-        self.name = name or "GraphProcessPoint"
+        self.name = unique_name(name, "GraphProcessPoint")
 
     def fnode(self, input_num: int, output_num: int, name: str | None = None) -> FlowNode:
         """A node that runs it."""
@@ -154,64 +157,75 @@ class FlowGraphProcessPoint:
             raise DfException(f"flow_graph must be a FlowGraph, got {type(flow_graph).__name__}")
         if flow_graph.is_running:
             raise DfException(f"the graph {flow_graph.name} was fed: a graph that a stage runs is made beforehand")
-        self.graph = flow_graph
-        self.name = name or "FlowGraphProcessPoint"
+        self.flow_graph = flow_graph
+        self.compile_config_path = compile_config_path
+        self.name = unique_name(name, "FlowGraphProcessPoint")
 
     @property
     def plan(self) -> Plan:
         """What the graph runs."""
-        return self.graph.plan
+        return self.flow_graph.plan
 
 
 class FuncProcessPoint:
     """An object with functions that `flow_func.proc_wrapper` decorates.
 
     Args:
-        compile_config_path: a JSON file; "running_resources_info" and "visible_device_enable" of it are heeded.
+        compile_config_path: a JSON file, of which "running_resources_info" and "visible_device_enable" are used.
+            Without py_func it describes functions in C++, which a graph refuses: they cannot be run here.
         name: its name.
         py_func: the object, or its class.
         workspace_dir: the stage's folder; left out ./<Class>_ws.
 
+    Attributes:
+        compile_config_path: the JSON file; with py_func the one in the stage's folder.
+        is_native: whether the functions are in C++.
+
     Raises:
-        DfException: there is no py_func, or it has no such functions (564000).
+        DfTypeError: the path is no text.
+        DfException: py_func has no such functions (564000).
+        DfValueError: the inputs or the outputs of the functions are not 0, 1, 2, ...
     """
 
     def __init__(
         self, compile_config_path: str | None = None, name: str | None = None, py_func: Any = None,
         workspace_dir: str | None = None,
     ) -> None:  # fmt: skip
+        if compile_config_path is not None and not isinstance(compile_config_path, str | Path):
+            raise DfTypeError(f"compile_config_path must be a str, got {compile_config_path!r}")
+        if py_func is None and compile_config_path is None:
+            raise DfException(
+                "a FuncProcessPoint needs py_func, an object or class with functions of dataflow.flow_func"
+            )
+        self.name = unique_name(name, "FuncProcessPoint")
+        self.is_native = py_func is None
+        self.compile_config_path = str(compile_config_path) if compile_config_path else ""
+        self._params: dict[str, Any] = {}
+        self._closures: dict[str, GraphProcessPoint | FlowGraphProcessPoint] = {}
+        if py_func is not None:
+            self._set_object(py_func, workspace_dir)
+
+    def _set_object(self, py_func: Any, workspace_dir: str | None) -> None:
         from toprope.flow.flow_func import functions_of
 
-        if py_func is None:
-            raise DfException("py_func is missing: functions in C++ cannot be run here, only Python's")
-        self._object = py_func
         cls = py_func if isinstance(py_func, type) else type(py_func)
+        infos = FlowFuncRegister.get_flow_func_infos(cls.__module__, cls.__name__) or FlowFuncInfos()
+        made = infos.get_func_object()
+        self._object = py_func if made is None else made
         self._functions = functions_of(cls)
         if not self._functions:
             raise DfException(f"{cls.__name__} has no function that proc_wrapper decorates", FLOW_FUNC_FAILED)
-        self.name = name or cls.__name__
-        self._config = read_config(compile_config_path) if compile_config_path else {}
+        config = read_config(self.compile_config_path) if self.compile_config_path else {}
+        self._resources = _resources([*config.get("running_resources_info", []), *infos.get_running_resources_info()])
+        self._hook = infos.get_env_hook_func()
+        visible = infos.get_visible_device_enable()
+        self._is_visible = bool(config.get("visible_device_enable", False) if visible is None else visible)
         self._workspace = Path(workspace_dir or f"{cls.__name__}_ws").absolute()
-        self._params: dict[str, Any] = {}
-        self._closures: dict[str, GraphProcessPoint | FlowGraphProcessPoint] = {}
-        inputs = {index for each in self._functions for index in each.inputs}
-        outputs = {index for each in self._functions for index in each.outputs}
-        listed = [index for each in self._functions for index in each.inputs]
-        if inputs != set(range(len(listed))):
-            raise DfException(f"the inputs of {cls.__name__}'s functions must be 0 to {len(listed) - 1}, each once")
-        write(
-            self._workspace, snake(cls.__name__), (len(inputs), len(outputs)), self._functions, self._resources(),
-            self._is_visible(),
-        )  # fmt: skip
-
-    def _resources(self) -> dict[str, float]:
-        names = {"cpu": "num_cpus", "memory": "memory", "num_npus": "num_npus"}
-        rows = self._config.get("running_resources_info", [])
-        found = {names.get(row["type"], row["type"]): row["num"] for row in rows}
-        return {name: value for name, value in found.items() if name in ("num_cpus", "memory", "num_npus")}
-
-    def _is_visible(self) -> bool:
-        return bool(self._config.get("visible_device_enable", False))
+        ports = check_ports(cls.__name__, self._functions)
+        name = snake(cls.__name__)
+        self.compile_config_path = str(
+            write(self._workspace, name, ports, self._functions, self._resources, self._is_visible)
+        )
 
     def set_init_param(self, attr_name: str, value: Any) -> None:
         """Give a value to the stage's `init_wrapper` function, which reads it by `get_attr_...`.
@@ -221,7 +235,7 @@ class FuncProcessPoint:
             value: a text, number, bool or DType, a list of one of them, or a list of lists of ints.
 
         Raises:
-            DfException: it is something else.
+            DfTypeError: it is something else.
         """
         flat = value if isinstance(value, list) else [value]
         if flat and all(isinstance(each, list) for each in flat):
@@ -229,7 +243,7 @@ class FuncProcessPoint:
         else:
             is_valid = all(isinstance(each, _SCALARS) for each in flat) and len({type(each) for each in flat}) <= 1
         if not isinstance(attr_name, str) or not is_valid:
-            raise DfException(f"{attr_name!r} cannot be set to {value!r}")
+            raise DfTypeError(f"{attr_name!r} cannot be set to {value!r}")
         self._params[attr_name] = value
 
     def add_invoked_closure(self, graph_key: str, pp: GraphProcessPoint | FlowGraphProcessPoint) -> None:
@@ -249,11 +263,18 @@ class FuncProcessPoint:
         from toprope.flow.flow_func import make_stage
 
         closures = {key: _closure(each) for key, each in self._closures.items()}
-        code = functools.partial(make_stage, self._object, dict(self._params), closures)
+        code = functools.partial(make_stage, self._object, self._functions, dict(self._params), closures)
+        hook = None if self._hook is None else _pickled(self._hook)
         return StageSpec(
-            self.name, "messages", _pickled(code), self._functions, self._resources(), None, self._is_visible(),
+            self.name, "messages", _pickled(code), self._functions, self._resources, hook, self._is_visible,
             str(self._workspace), msg_type_register.pickled(),
         )  # fmt: skip
+
+
+def _resources(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The resources of a stage, of what the reference's files have: "cpu" is "num_cpus" here, others are left out."""
+    found = {"num_cpus" if row["type"] == "cpu" else row["type"]: row["num"] for row in rows}
+    return {name: value for name, value in found.items() if name in ("num_cpus", "memory", "num_npus")}
 
 
 def _closure(point: GraphProcessPoint | FlowGraphProcessPoint) -> GraphClosure | ModelClosure:
@@ -268,7 +289,7 @@ def _closure(point: GraphProcessPoint | FlowGraphProcessPoint) -> GraphClosure |
         kind, *_ = point.maker()
         is_onnx = kind == "python" and point.framework is Framework.ONNX
         return ModelClosure(str(point.path), is_onnx)
-    return GraphClosure(portable(point.plan), point.graph.run_options())
+    return GraphClosure(portable(point.plan), point.flow_graph.run_options())
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 import pickle
 import shutil
@@ -35,10 +36,16 @@ from toprope.flow.stage_plan import DRIVER, HostPlan, Route
 from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
 from toprope.flow.trace import chrome
 from toprope.functions import current, interrupts, wire
+from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
 
 interrupts.protect(__file__)
+
+_log = logging.getLogger("toprope")
+
+_UNFETCHED = 10.0
+"""Seconds that `feed` waits while results lie at an output and nobody fetches them, after which the log says so."""
 
 _FIGURES = 1.0
 """Seconds that processes on other machines are given to tell how far they are."""
@@ -82,7 +89,7 @@ class Runner:
         ensure_session()
         self._folder, self._hold, self._is_local = _folder()
         try:
-            placed = place(self._plan, self._options, self._folder)
+            placed = place(self._plan, self._options, self._folder, _cards if self._is_local else lambda: None)
             self._codec = Codec(self._folder, DRIVER)
             reached = reach(self._is_local, functions.resources)
             self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._break)
@@ -93,7 +100,7 @@ class Runner:
                 hub.book = self._hosts.book
                 hub.book[DRIVER] = hub.address
             queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
-            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._hosts.explain)
+            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._explain)
             hub.check = self._hosts.check_deadlines
             hub.arrived = self._results.arrived
             self._hub = hub
@@ -166,9 +173,40 @@ class Runner:
         cells, began = link.page.cells, time.monotonic_ns()
         cells[2] = 1
         assert self._hub is not None
-        self._hub.wait(lambda: link.is_free() or self._broken is not None or self._closed, until)
+
+        def is_over() -> bool:
+            return link.is_free() or self._broken is not None or self._closed
+
+        soon = time.monotonic() + _UNFETCHED
+        if not self._hub.wait(is_over, soon if until is None else min(soon, until)) and time.monotonic() >= soon:
+            self._warn_unfetched(link)
+            self._hub.wait(is_over, until)
         link.page.cells[5] += time.monotonic_ns() - began
         return link.is_free() and self._broken is None
+
+    def _unfetched(self) -> str:
+        """Results that nobody fetches, in words; empty where there are none."""
+        outputs = self._plan.fetched
+        return ", ".join(
+            f"{count} of output {outputs[place].index} of {outputs[place].node.name}"
+            for place, count in self._results.unfetched(_UNFETCHED).items()
+        )
+
+    def _warn_unfetched(self, link: OutLink) -> None:
+        """Say what keeps `feed` waiting, where that is results that nobody fetches; stages may just be slow."""
+        listed = self._unfetched()
+        if listed:
+            _log.warning(
+                "feed has waited for %.0f s for room in the edge to %s (%d messages). results that nobody fetches: %s. "
+                "do: fetch in another thread, or after every few inputs, and fetch every output of the graph",
+                _UNFETCHED, link.name, link.depth, listed,
+            )  # fmt: skip
+
+    def _explain(self) -> str:
+        """Describe the stages at work, and results of outputs that are not fetched."""
+        listed = self._unfetched()
+        at_work = self._hosts.explain()
+        return f"{at_work}; results of outputs that were not asked for: {listed}" if listed else at_work
 
     def _next_id(self, input: int, message: Message) -> int | None:
         wanted, last = message.head.transaction_id, self._ids[input]
@@ -371,6 +409,15 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _cards() -> int | None:
+    """Count the cards of the session; None where stages run on the CPU, and any number will do."""
+    if Settings.load().device == "cpu":
+        return None
+    capacities = [node["capacity"] for node in functions.resources()]  # {"NPU/910B4": 2, "CPU": 4000}
+    cards = [amount for each in capacities for key, amount in each.items() if key.startswith(("NPU/", "GPU/"))]
+    return int(sum(cards)) or None
 
 
 def _folder() -> tuple[Path, int | None, bool]:

@@ -77,6 +77,7 @@ class Fetcher:
         self._gathers: dict[tuple[tuple[int, ...], bool], Gather] = {}
         self._gone: Failure | None = None
         self._news = 0.0
+        self._taken = [time.monotonic()] * len(queues)  # when a result of each output was last taken
         self.closed = False
 
     def fetch(self, places: Sequence[int] | None, timeout_ms: int, *, aligned: bool) -> Fetched:
@@ -107,6 +108,8 @@ class Fetcher:
                     return Fetched([], Head(), FAILED, [] if self._gone is None else [self._gone])
                 group = gather.take()
                 self.finish()
+                for place in range(len(self.queues)) if places is None else places:
+                    self._taken[place] = time.monotonic()
                 if not self._given_up or group.messages[0].head.transaction_id not in self._given_up:
                     return _fetched(group.messages, is_complete=group.is_complete)
             return Fetched([], Head(), late, [])
@@ -117,6 +120,15 @@ class Fetcher:
         if self.lock.acquire(blocking=False):
             return True
         return self._hub.wait(lambda: self.lock.acquire(blocking=False), until)
+
+    def unfetched(self, seconds: float) -> dict[int, int]:
+        """Outputs of which results lie here and none was taken for so long, each with how many lie here."""
+        now = time.monotonic()
+        return {
+            place: len(queue)
+            for place, queue in enumerate(self.queues)
+            if len(queue) and now - self._taken[place] >= seconds
+        }
 
     def finish(self) -> None:
         """What was taken is done with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,13 +44,19 @@ class Placed:
     is_scattered: bool
 
 
-def place(plan: Plan, options: RunOptions, folder: Path) -> Placed:
+def place(plan: Plan, options: RunOptions, folder: Path, cards: Callable[[], int | None] = lambda: None) -> Placed:
     """Place the stages of a graph.
+
+    Args:
+        plan, options, folder: of the graph.
+        cards: counts the cards of this machine, asked where a stage has another one than 0; None for any number.
 
     Raises:
         DfException: something about it cannot be.
     """
-    return _Placer(plan, options, folder).place()
+    placer = _Placer(plan, options, folder)
+    placer.check_cards(cards)
+    return placer.place()
 
 
 class _Placer:
@@ -79,6 +85,22 @@ class _Placer:
             f"{node.deploy_name} has instances={spec.instances}, and the deploy file {len(found.devices)} addresses: "
             "give one address, or one for each instance"
         )
+
+    def check_cards(self, cards: Callable[[], int | None]) -> None:
+        """Refuse cards that are not there, also for stages that compute on the host.
+
+        Raises:
+            DfException: which stage, which card, and how many there are.
+        """
+        highest = max((max(each.devices) for each in self._deploys), default=0)
+        count = cards() if highest else None
+        if count is None or highest < count:
+            return
+        for node, deploy in zip(self._plan.nodes, self._deploys, strict=True):
+            if max(deploy.devices) >= count:
+                where = "the deploy file" if node.deploy_name in self._options.deploy else "ge.exec.deviceId"
+                there = "there is one card, 0" if count == 1 else f"there are {count} cards, 0 to {count - 1}"
+                raise DfException(f"{where} puts {node.deploy_name} on card {max(deploy.devices)}: {there}")
 
     def place(self) -> Placed:
         """Place them."""

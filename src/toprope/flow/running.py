@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from toprope.flow.session import logger
 from toprope.flow.stage_spec import StageContext
 
-__all__ = ["get_running_device_id", "get_running_instance_id", "get_running_instance_num"]
+__all__ = [
+    "get_running_device_id",
+    "get_running_instance_id",
+    "get_running_instance_num",
+    "is_stage",
+    "set_running",
+]
 
 _process: StageContext | None = None  # for threads that the user's code has started
 _thread = threading.local()
@@ -20,6 +27,20 @@ def enter(context: StageContext) -> None:
     """This thread belongs to a stage."""
     global _process
     _process = _thread.context = context
+
+
+def set_running(**numbers: int) -> None:
+    """Set what this process answers where no stage runs in it, for functions that are tried out without a graph.
+
+    Args:
+        numbers: device_id, instance_id or instance_num.
+    """
+    enter(replace(_process or StageContext("", 0, 0), **numbers))  # type: ignore[arg-type]
+
+
+def is_stage() -> bool:
+    """Ask whether a stage runs in this process."""
+    return _process is not None
 
 
 def inside(context: StageContext, function: Callable[..., Any]) -> Callable[..., Any]:

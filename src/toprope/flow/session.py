@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from toprope.flow.exceptions import NOT_INIT, DfException
 from toprope.flow.graph import forget_names
 
-__all__ = ["finalize", "init", "is_strict", "logger", "options"]
+__all__ = ["finalize", "given", "init", "is_strict", "logger", "options"]
 
 logger = logging.getLogger("DATAFLOW")
 """Says what is wrong where a call returns a code. Level: ASCEND_GLOBAL_LOG_LEVEL, 0 debug to 3 errors (default)."""
@@ -96,6 +96,11 @@ def options() -> Mapping[str, str]:
     """
     if _options is None:
         raise DfException("init was not called", NOT_INIT)
+    return _options
+
+
+def given() -> Mapping[str, str] | None:
+    """Return the options that `init` was given; None before it, and after `finalize`."""
     return _options
 
 

@@ -309,7 +309,7 @@ class Python:
         if kind == TENSOR:
             import torch
 
-            kind, payload = TORCH, torch.from_numpy(payload if payload.flags.writeable else payload.copy())
+            kind, payload = TORCH, torch.from_numpy(_writable(payload, copies=self._device.type == "cpu"))
         if kind != TORCH:
             raise DfException(f"an input of an npu_model must be a tensor, got {type(payload).__name__}")
         return payload.to(self._device)
@@ -353,6 +353,25 @@ class Python:
         if value.device != self._device:
             raise DfException(f"an output of an npu_model must be on {self._device}, it is on {value.device}")
         return value.detach().contiguous()
+
+
+def _writable(array: Any, *, copies: bool) -> Any:
+    """An array that torch takes without a warning.
+
+    Args:
+        array: of an input; where it is read-only, others may read the same memory.
+        copies: whether it may be written to, and so must be the stage's own; else it is only read.
+    """
+    if array.flags.writeable:
+        return array
+    if not copies:
+        found = array.view()
+        try:
+            found.flags.writeable = True
+        except ValueError:  # it lies in bytes
+            return array.copy()
+        return found
+    return array.copy()
 
 
 def _plain(device: Any) -> Any:

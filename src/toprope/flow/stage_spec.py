@@ -8,10 +8,10 @@ messages. So the running half needs to know nothing of decorators, tensors and r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from toprope.flow.exceptions import FLOW_FUNC_FAILED
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfException
 
 __all__ = [
     "EMPTY",
@@ -62,15 +62,18 @@ OWN_FLAGS = MORE | END
 """Flags that no user sees."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CountBatch:
-    """Stack a fixed number of messages of an input into one, on a new first axis.
+    """Stack a fixed number of messages of an input into one, on a new first axis. Attributes may be set afterwards.
 
     Attributes:
         batch_size: messages; more than 0.
         slide_stride: messages that are dropped after each batch; 0 for all of them.
         timeout: milliseconds after which a batch goes out as it is; 0 for never.
         padding: whether such a batch is filled up with zeros.
+
+    Raises:
+        DfException: one is of another type.
     """
 
     batch_size: int = 0
@@ -78,20 +81,44 @@ class CountBatch:
     timeout: int = 0
     padding: bool = False
 
+    def __post_init__(self) -> None:
+        """Check the types."""
+        _check_types(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class TimeBatch:
-    """Gather the messages of a window of time into one.
+    """Gather the messages of a window of time into one. Attributes may be set afterwards.
 
     Attributes:
         time_window: milliseconds of the messages' own times; -1 for a segment, which SEG or EOS ends.
         batch_dim: the axis along which they are joined; -1 for a new first one.
         drop_remainder: whether a batch that ends early is dropped.
+
+    Raises:
+        DfException: one is of another type.
     """
 
     time_window: int = 0
     batch_dim: int = -1
     drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the types."""
+        _check_types(self)
+
+
+def _check_types(batch: CountBatch | TimeBatch) -> None:
+    """Refuse attributes of other types than their defaults.
+
+    Raises:
+        DfException: which.
+    """
+    for each in fields(batch):
+        value = getattr(batch, each.name)
+        if type(value) is not type(each.default):
+            wanted = type(each.default).__name__
+            raise DfException(f"{each.name} of a {type(batch).__name__} must be {wanted}, got {value!r}")
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.data_type import DT_STRING, DTYPES, DType, TensorDesc, of_numpy
-from toprope.flow.exceptions import DATATYPE_INVALID, SHAPE_INVALID, DfException
+from toprope.flow.data_type import DT_STRING, DTYPES, DType, TensorDesc, numpy_type, of_numpy
+from toprope.flow.exceptions import DATATYPE_INVALID, SHAPE_INVALID, SUCCESS, UDF_PARAM_INVALID, DfException
+from toprope.flow.func_log import logger
 
 if TYPE_CHECKING:
     import numpy
@@ -47,7 +48,7 @@ class Tensor:
     @property
     def tensor_desc(self) -> TensorDesc:
         """Dtype and shape."""
-        return TensorDesc(self.get_data_type(), self.get_shape())
+        return TensorDesc(of_numpy(self._array.dtype.name), self.get_shape())
 
     def numpy(self, copy: bool = False) -> numpy.ndarray[Any, Any]:
         """Its elements.
@@ -69,9 +70,9 @@ class Tensor:
         """Its shape."""
         return list(self._array.shape)
 
-    def get_data_type(self) -> DType:
-        """Its dtype."""
-        return of_numpy(self._array.dtype.name)
+    def get_data_type(self) -> Any:
+        """Its dtype as numpy's type, such as `numpy.int32`; `tensor_desc.dtype` is the DT_... of it."""
+        return numpy_type(of_numpy(self._array.dtype.name))
 
     def get_data_size(self) -> int:
         """Its size in bytes."""
@@ -81,17 +82,18 @@ class Tensor:
         """How many elements it has."""
         return int(self._array.size)
 
-    def reshape(self, shape: list[int] | tuple[int, ...]) -> Tensor:
+    def reshape(self, shape: list[int] | tuple[int, ...]) -> int:
         """Give it another shape of as many elements.
 
-        Raises:
-            DfException: the shape has another number of elements (145021).
+        Returns:
+            0; 164000 where the shape has another number of elements, which the log says.
         """
         try:
             self._array = self._array.reshape(shape)
         except (TypeError, ValueError) as error:
-            raise DfException(f"{self.get_shape()} cannot become {shape!r}: {error}", SHAPE_INVALID) from error
-        return self
+            logger.error("a tensor of shape %s cannot have the shape %r: %s", self.get_shape(), shape, error)
+            return UDF_PARAM_INVALID
+        return SUCCESS
 
     def __repr__(self) -> str:
         return f"Tensor({self._array!r}, tensor_desc={self.tensor_desc!r})"

@@ -11,6 +11,7 @@ from typing import Any
 
 import toprope.functions.resources  # noqa: F401  before yr.resources, the function, which it would replace later
 from toprope.functions import current, deployed
+from toprope.functions.backend import Backend
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import Config
@@ -194,8 +195,7 @@ def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allo
 
 def resources() -> list[dict[str, Any]]:
     """Each node with its capacity and what is free of it: `{"id", "status", "capacity", "allocatable", "labels"}`."""
-    nodes: list[dict[str, Any]] = current.backend().request("resources")
-    return nodes
+    return current.backend().resources()
 
 
 def list_instances() -> list[dict[str, Any]]:
@@ -205,14 +205,12 @@ def list_instances() -> list[dict[str, Any]]:
         For each `id`, `class`, `state`, `node`, `pid`, `resources`, `cards`, `name`, `namespace` and `handles`: the
         handles to it in this program, None where another process may have one, too.
     """
-    found: list[dict[str, Any]] = current.backend().request("instances")
-    return found
+    return current.backend().list_instances()
 
 
 def list_named_instances(all_namespaces: bool = False) -> list[Any]:
     """Names of the living instances that have one; with their namespaces where all are asked for."""
-    names: list[Any] = current.backend().request("list_named_instances", all_namespaces)
-    return names
+    return current.backend().list_named_instances(all_namespaces)
 
 
 def save_state(timeout: float = 30) -> None:
@@ -222,8 +220,7 @@ def save_state(timeout: float = 30) -> None:
         RuntimeError: this is not a function of an instance.
     """
     _check_seconds(timeout)
-    backend = _in_instance("save_state")
-    backend.request("save_state", backend.state())
+    _in_instance("save_state").save_state()
 
 
 def load_state(timeout: float = 30) -> None:
@@ -233,11 +230,7 @@ def load_state(timeout: float = 30) -> None:
         RuntimeError: this is not a function of an instance, or nothing was saved.
     """
     _check_seconds(timeout)
-    backend = _in_instance("load_state")
-    saved = backend.request("load_state")
-    if saved is None:
-        raise YRRuntimeError("Failed to load state", CODES["get failed"])
-    backend.restore(saved)
+    _in_instance("load_state").load_state()
 
 
 def _check_seconds(timeout: Any) -> None:
@@ -245,11 +238,10 @@ def _check_seconds(timeout: Any) -> None:
         raise TypeError(f"an integer is required, got type {type(timeout).__name__}: invalid timeout {timeout!r}")
 
 
-def _in_instance(what: str) -> Any:
-    backend = current.backend() if current.is_set() else None
-    if backend is None or not hasattr(backend, "state"):
+def _in_instance(what: str) -> Backend:
+    if not current.is_set():
         raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
-    return backend
+    return current.backend()
 
 
 def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:

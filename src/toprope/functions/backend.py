@@ -1,16 +1,29 @@
-"""What the API asks of whatever runs functions and instances: local processes, Ray, or, in a worker, its driver."""
+"""Typed interface of the backends: local processes, Ray, and in a worker the way to its driver."""
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from toprope.functions.exceptions import CODES, YRRuntimeError
 
 if TYPE_CHECKING:
     from toprope.functions.objects import ObjectRef
-    from toprope.functions.options import InvokeOptions
+    from toprope.functions.options import GroupOptions, InvokeOptions
 
-__all__ = ["Backend", "Code"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "Backend",
+    "Code",
+    "Forwarded",
+    "InstanceGroups",
+    "KeyValuePairs",
+    "ResourceGroups",
+    "listed_names",
+    "restore",
+]
 
 
 class Code:
@@ -58,11 +71,130 @@ class Code:
         return self.key
 
 
+DEFAULT_NAMESPACE = "yr_defalut_namespace"
+"""The vendor's own spelling."""
+
+
+def listed_names(named: Iterable[tuple[str, str]], namespace: str, all_namespaces: bool) -> list[Any]:
+    """Named instances as `yr.list_named_instances` returns them.
+
+    Args:
+        named: namespace and name of each.
+        namespace: the one that is listed unless all are.
+        all_namespaces: whether all are.
+    """
+    if all_namespaces:
+        return [{"namespace": each, "name": name} for each, name in named]
+    return [name for each, name in named if each == namespace]
+
+
+def restore(instance: Any, state: bytes | None) -> None:
+    """Give an instance the attributes that it had when its state was kept.
+
+    Raises:
+        YRRuntimeError: nothing was kept.
+    """
+    if state is None:
+        raise YRRuntimeError("Failed to load state", CODES["get failed"])
+    vars(instance).clear()
+    vars(instance).update(vars(pickle.loads(state)))
+
+
+class KeyValuePairs(Protocol):
+    """Key-value pairs of a session; see `toprope.functions.pairs.Pairs`."""
+
+    def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
+        """Keep pairs, all or none: the first key that was refused, "" for none."""
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The bytes of keys, None for one that is not there."""
+
+    def delete(self, keys: Sequence[str]) -> list[str]:
+        """Forget keys; those that were not there are returned."""
+
+
+class ResourceGroups(Protocol):
+    """Bundles of resources that are there all at once."""
+
+    def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
+        """Ask for the bundles of a group: an object that is there when it has them.
+
+        Raises:
+            TypeError, ValueError, YRequestError: the group cannot be, or there is one of this name (1001).
+        """
+
+    def remove(self, name: str) -> None:
+        """Give back what a group has; instances and functions that use it end.
+
+        Raises:
+            YRRuntimeError: there is no such group.
+        """
+
+    def table(self, name: str | None = None) -> dict[str, Any]:
+        """State, strategy and bundles of each group by name, or of one.
+
+        Raises:
+            YRRuntimeError: there is no such group.
+        """
+
+
+class InstanceGroups(Protocol):
+    """Groups of instances that start all or none."""
+
+    def start(self, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
+        """Start all members of a group or none: an object that is there when they run.
+
+        Args:
+            name: of the group.
+            options: how its members live together.
+            bundle_size: number of members, one after the other, that go to one node.
+
+        Raises:
+            ValueError: a timeout or strategy that cannot be.
+            YRequestError: nobody has joined the group, or it has started before (1010).
+        """
+
+    def terminate(self, name: str) -> ObjectRef | None:
+        """End all members of a group: an object that is there when they are gone; None without such a group."""
+
+    def waited(self, name: str) -> ObjectRef:
+        """The object that is there when all members of a group run.
+
+        Raises:
+            YRRuntimeError: there is no such group.
+        """
+
+
+class Forwarded:
+    """A part of a backend that another process has: every call is sent there, to `Backend.perform`.
+
+    Args:
+        part: the attribute of the other process's backend.
+        send: is given the arguments of `Backend.perform`, and returns the result.
+    """
+
+    def __init__(self, part: str, send: Callable[[str, str, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._part = part
+        self._send = send
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *arguments, **keywords: self._send(self._part, method, arguments, keywords)
+
+
 class Backend(ABC):
-    """Runs functions and instances. Every wait has a limit, and says what it waited for when it is over."""
+    """Runs functions and instances. Every wait has a limit, and says what it waited for when it is over.
+
+    Attributes:
+        job_id: names the session.
+        pairs: its key-value pairs.
+        resource_groups: its resource groups.
+        groups: its groups of instances.
+    """
 
     job_id: str
-    """Names the session."""
+    pairs: KeyValuePairs
+    resource_groups: ResourceGroups
+    groups: InstanceGroups
 
     # Objects
 
@@ -151,10 +283,69 @@ class Backend(ABC):
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
         """The id and class of a named instance."""
 
+    # The session
+
     @abstractmethod
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom, by name: key-value calls, resources, groups, saved state. See the backend."""
+    def resources(self) -> list[dict[str, Any]]:
+        """Each node with its capacity and what is free of it; see `yr.resources`."""
+
+    @abstractmethod
+    def list_instances(self) -> list[dict[str, Any]]:
+        """The living instances; see `yr.list_instances`."""
+
+    @abstractmethod
+    def list_named_instances(self, all_namespaces: bool) -> list[Any]:
+        """Names of the living instances that have one; see `yr.list_named_instances`."""
+
+    @abstractmethod
+    def this_node(self) -> dict[str, str]:
+        """The "id" and "ip" of this node, and the "namespace" of named instances that name none."""
+
+    def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Do what another process asks for.
+
+        Args:
+            part: attribute whose method it is; "" for the backend's own.
+            method: its name.
+            arguments, keywords: as of the method.
+        """
+        found = _PARTS.get(part)
+        if found is None or method.startswith("_") or method not in vars(found):
+            raise YRRuntimeError(f"{part}.{method} is not part of a backend", CODES["incorrect usage"])
+        return getattr(getattr(self, part) if part else self, method)(*arguments, **keywords)
+
+    # For the instance of this process
+
+    def save_state(self) -> None:
+        """Keep the state of the instance of this process.
+
+        Raises:
+            YRRuntimeError: there is none.
+        """
+        self._refuse("save_state")
+
+    def load_state(self) -> None:
+        """Give the instance of this process the state that was kept last.
+
+        Raises:
+            YRRuntimeError: there is none, or nothing was kept.
+        """
+        self._refuse("load_state")
+
+    @staticmethod
+    def _refuse(what: str) -> NoReturn:
+        raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
+
+    def function_group_context(self) -> tuple[int, int, list[tuple[str, str, tuple[int, ...]]]] | None:
+        """Rank of the instance of this process in its function group, its size, and of each member host, card type
+        and numbers of its cards; None outside of one."""
+        return None
 
     @abstractmethod
     def finalize(self) -> None:
         """End every instance and free every object of the session."""
+
+
+_PARTS: dict[str, type] = {
+    "": Backend, "pairs": KeyValuePairs, "resource_groups": ResourceGroups, "groups": InstanceGroups,
+}  # fmt: skip

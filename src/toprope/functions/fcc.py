@@ -113,7 +113,7 @@ def create_function_group(
         creator, arguments = wrapper, tuple(args)
     handler = FunctionGroupHandler(name, [creator.options(chosen).invoke(*arguments) for _ in range(group_size)])
     timeout = -1 if options.timeout is None else options.timeout
-    current.backend().request("start_group", name, GroupOptions(timeout=timeout), bundle_size)
+    current.backend().groups.start(name, GroupOptions(timeout=timeout), bundle_size or 1)
     if isinstance(wrapper, FunctionProxy):
         return _results(handler, wrapper._returns or 0, args)
     return handler
@@ -121,7 +121,7 @@ def create_function_group(
 
 def get_function_group_context() -> FunctionGroupContext:
     """What the function that calls it can know of its group: its rank, and the cards of all members."""
-    told = current.backend().request("function_group_context")
+    told = current.backend().function_group_context()
     return FunctionGroupContext() if told is None else context_of(*told)
 
 

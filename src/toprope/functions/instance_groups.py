@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toprope.functions import current
-from toprope.functions.local.instance import GRACE
+from toprope.functions.lifecycle import GRACE
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
 
@@ -33,7 +33,7 @@ class Group:
             YRequestError: nobody has joined the group, or it has been started before (1010).
         """
         options = self.group_opts or GroupOptions()
-        self._ready = current.backend().request("start_group", self.group_name, options)
+        self._ready = current.backend().groups.start(self.group_name, options)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all members run.
@@ -47,13 +47,13 @@ class Group:
             YRRuntimeError: there is no such group.
         """
         backend = current.backend()
-        ready = self._ready or backend.request("wait_group", self.group_name)
+        ready = self._ready or backend.groups.waited(self.group_name)
         backend.get([ready], -1 if timeout is None else timeout, False)
 
     def terminate(self) -> None:
         """End all members, and wait until they are gone, at most for their time of grace. Without a group: nothing."""
         backend = current.backend()
-        over = backend.request("terminate_group", self.group_name)
+        over = backend.groups.terminate(self.group_name)
         if over is not None:
             backend.wait([over], 1, GRACE)
 

@@ -148,7 +148,7 @@ def kv_get(key: str | list[str], timeout: float = 300) -> Any:
     until = None if timeout == -1 else time.monotonic() + timeout
     pause = _SHORTEST
     while True:
-        found: list[bytes | None] = current.backend().request("kv_get", keys)
+        found = current.backend().pairs.get(keys)
         left = None if until is None else until - time.monotonic()
         if all(each is not None for each in found) or (left is not None and left <= 0):
             break
@@ -170,8 +170,7 @@ def kv_read(key: str | list[str], timeout: float = 300) -> Any:
 
 def kv_del(key: str | list[str]) -> list[str]:
     """Forget keys; those that were not there are returned."""
-    missing: list[str] = current.backend().request("kv_del", [key] if isinstance(key, str) else key)
-    return missing
+    return current.backend().pairs.delete([key] if isinstance(key, str) else key)
 
 
 def kv_write_with_param(key: str, value: bytes, set_param: SetParam) -> None:
@@ -236,7 +235,7 @@ def _write(keys: Sequence[str], values: Sequence[bytes], param: SetParam | MSetP
         raise YRValueError(f"invalid ttl_second: {ttl!r}, expect: seconds, 0 for no limit", CODES["invalid parameter"])
     pairs = {key: bytes(value) for key, value in zip(keys, values, strict=True)}
     only_new = getattr(param.existence, "value", param.existence) == ExistenceOpt.NX.value
-    there = current.backend().request("kv_set_all", pairs, only_new, ttl)
+    there = current.backend().pairs.set_all(pairs, only_new=only_new, ttl=ttl)
     if there:
         raise YRRuntimeError(f"the key {there} exists", 4206, 30)
 

@@ -34,6 +34,15 @@ class Node:
     scalars: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Amounts of all its resources by the names that `yr.resources` has for them."""
+        amounts: dict[str, float] = {"CPU": self.cpu, "Memory": self.memory, **self.scalars}
+        for card in self.cards:
+            key = f"{card.vendor}/{card.model}"
+            amounts[key] = amounts.get(key, 0) + 1
+        return amounts
+
 
 @dataclass(frozen=True)
 class Grant:

@@ -53,7 +53,7 @@ class ResourceGroup:
         try:
             backend.get([self._ready], -1 if timeout is None else timeout, False)
         except YRTimeoutError:
-            told = backend.request("resource_group_table", self.resource_group_name)[self.resource_group_name]
+            told = backend.resource_groups.table(self.resource_group_name)[self.resource_group_name]
             raise YRTimeoutError(
                 f"resource group {self.resource_group_name} is not there within {timeout} s: {told.get('reason', '')}",
                 1002,
@@ -90,7 +90,7 @@ def create_resource_group(
         name = f"resource-group-{uuid.uuid4().hex[:12]}"
     check_name(name)
     specs = [dict(each) for each in bundles]
-    return ResourceGroup(name, specs, current.backend().request("create_resource_group", name, specs, strategy))
+    return ResourceGroup(name, specs, current.backend().resource_groups.create(name, specs, strategy))
 
 
 def remove_resource_group(resource_group: str | ResourceGroup) -> None:
@@ -108,7 +108,7 @@ def remove_resource_group(resource_group: str | ResourceGroup) -> None:
     if not isinstance(resource_group, str):
         raise TypeError(f"invalid resource group type, actual: {type(resource_group)}, expect: str or ResourceGroup")
     check_name(resource_group)
-    current.backend().request("remove_resource_group", resource_group)
+    current.backend().resource_groups.remove(resource_group)
 
 
 def resource_group_table(resource_group_id: str | None = None) -> dict[str, Any]:
@@ -117,5 +117,4 @@ def resource_group_table(resource_group_id: str | None = None) -> dict[str, Any]
     Raises:
         YRRuntimeError: there is no such group.
     """
-    told: dict[str, Any] = current.backend().request("resource_group_table", resource_group_id or None)
-    return told
+    return current.backend().resource_groups.table(resource_group_id or None)

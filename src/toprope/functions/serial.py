@@ -71,6 +71,7 @@ class Packed:
 class _Local(threading.local):
     refs: list[ObjectRef] | None = None  # where references note themselves while they are pickled
     values: Sequence[Any] | None = None  # what they become while they are unpickled
+    own = False  # whether arrays that are unpickled may be written to
 
 
 local = _Local()
@@ -147,10 +148,12 @@ def _are_numbers(value: tuple[Any, ...]) -> bool:
 def unpack(
     data: bytes | None,
     spec: Sequence[BlockKey | None],
-    parts: Sequence[bytes],
+    parts: Sequence[bytes | bytearray],
     reader: Reader,
     let_go: Callable[[BlockKey], None],
     values: Sequence[Any] = (),
+    *,
+    own: bool = False,
 ) -> Any:
     """The value of a message.
 
@@ -159,6 +162,7 @@ def unpack(
         reader: maps blocks.
         let_go: told of each block once nothing here uses it any more.
         values: what the references in it become.
+        own: whether arrays may be written to, where their memory can be; else they are read-only.
     """
     if not spec and not values and data is not None:
         return pickle.loads(data)
@@ -168,11 +172,12 @@ def unpack(
         for key in spec
     ]
     pickled = data if data is not None else buffers.pop(0)
-    outer, local.values = local.values, values
+    outer = local.values, local.own
+    local.values, local.own = values, own
     try:
         return pickle.loads(pickled, buffers=buffers)
     finally:
-        local.values = outer
+        local.values, local.own = outer
 
 
 def _dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
@@ -252,7 +257,7 @@ def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
     import numpy
 
     array = numpy.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
-    array.flags.writeable = False
+    array.flags.writeable = local.own and array.flags.writeable
     return array
 
 

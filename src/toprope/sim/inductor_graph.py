@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.utils._pytree import tree_map
 
 from toprope.sim.composites import Kernel, is_recorded
+from toprope.sim.inductor_recording import Recording
+from toprope.sim.npu.graph_capture import current
 from toprope.sim.records import GENERATED
 
 __all__ = ["register"]
@@ -46,7 +48,7 @@ def register() -> None:
         graph = _Graph.of(gm)
         if graph is None:
             return compile_inner(gm, example_inputs, *args, **kwargs)
-        return graph.compiled(functools.partial(compile_inner, *args, **kwargs), example_inputs)
+        return graph.compiled(functools.partial(compile_inner, *args), kwargs, example_inputs)
 
     compile_fx._compile_fx_inner = compile_for_card
     _use_products_of_card()
@@ -103,21 +105,46 @@ class _Graph:
         card = next(cards, None) if computes else None
         return None if card is None else cls(gm, card)
 
-    def compiled(self, compile_inner: Callable[..., Any], example_inputs: Sequence[Any]) -> Any:
-        """The function that Inductor made of the graph, for tensors of the card."""
+    def compiled(self, compile_inner: Callable[..., Any], kwargs: dict[str, Any], example_inputs: Sequence[Any]) -> Any:
+        """The function that Inductor made of the graph, for tensors of the card.
+
+        Args:
+            compile_inner: compiles a graph of the host.
+            kwargs: for it. Where they ask for graphs of the card, the function is recorded into one.
+            example_inputs: of the graph.
+        """
+        import torch._inductor.config
+        from torch._inductor.utils import BoxedBool
+
+        wanted = kwargs.get("cudagraphs")
+        wanted = BoxedBool(torch._inductor.config.triton.cudagraphs) if wanted is None else wanted
+        recording = Recording.of(self.gm, self.card, example_inputs, kwargs) if wanted else None
         self._convert(self.gm)
         extra = self._seeds_as_inputs()
         self.gm.recompile()
-        function = compile_inner(self.gm, [*map(self._host, example_inputs), *extra])
+        with torch._inductor.config.patch({"triton.cudagraphs": False}):
+            function = compile_inner(
+                self.gm, [*map(self._host, example_inputs), *extra], **{**kwargs, "cudagraphs": BoxedBool(False)}
+            )
         self._known.clear()  # the examples can be tensors of the program
+        written = set(getattr(function, "mutated_input_idxs", ()))
 
-        def call(inputs: list[Any]) -> list[Any]:
+        def run(inputs: list[Any]) -> list[Any]:
             mine = [*inputs, *(self._draw(count) for count in self.seeds)]
             inputs.clear()
             return self._call(function, mine)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        def call(inputs: list[Any]) -> list[Any]:
+            capture = current()
+            if capture is None:
+                return run(inputs)
+            mine = [*inputs]
+            inputs.clear()
+            return capture.add_compiled(run, mine, written)
+
+        made: Any = call if recording is None else recording.wrapped(call, wanted, sorted(written))
+        made._boxed_call = True
+        return made
 
     def _call(self, function: Any, inputs: list[Any]) -> list[Any]:
         ops = torch.ops.toprope_sim

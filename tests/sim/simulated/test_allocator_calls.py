@@ -109,9 +109,23 @@ def test_the_table_of_memory() -> None:
     assert len({len(line) for line in text.splitlines()}) == 1
     assert len(npu.memory_summary(abbreviated=True).splitlines()) < len(text.splitlines())
     assert "device ID 1 " in npu.memory_summary("npu:1")
-    with pytest.raises(AssertionError, match="Invalid device id"):
-        npu.memory_summary(2)
     del kept
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        npu.memory_stats, npu.memory_allocated, npu.max_memory_allocated, npu.memory_reserved, npu.max_memory_reserved,
+        npu.reset_peak_memory_stats, npu.reset_accumulated_memory_stats,
+        npu.memory_summary,
+    ],
+    ids=lambda query: query.__name__,
+)  # fmt: skip
+def test_figures_of_a_card_that_is_not_there_raise_what_torch_npus_allocator_raises(query) -> None:
+    """They raised an AssertionError about a device id, as queries of devices do."""
+    torch.ones(1, device="npu")
+    with pytest.raises(RuntimeError, match=r"^Invalid device argument 7: did you call init\?"):
+        query("npu:7")
 
 
 def test_former_names_say_so() -> None:

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 
+import toprope.compat.torch_npu as torch_npu
 from card_memory import empty
 from core_library import MIB, soak
 from queued import SECONDS, SYNCHRONISATIONS, Gate, queue, settle, wait_until
@@ -32,6 +33,45 @@ def test_a_recorded_block_is_not_used_again_until_the_stream_is_done():
     side.synchronize()
     taken = [empty(size), empty(size)]
     assert address in [tensor.data_ptr() for tensor in taken]
+
+
+def test_erase_stream_takes_back_what_record_stream_noted():
+    """torch_npu.erase_stream was not there."""
+    size = 20 * MIB - 32
+    side, third = torch.npu.Stream(), torch.npu.Stream()
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    with Gate(side), Gate(third):
+        tensor.record_stream(side)
+        torch_npu.erase_stream(tensor, side)
+        del tensor
+        tensor = empty(size)
+        assert tensor.data_ptr() == address
+        for stream in (side, third):
+            tensor.record_stream(stream)
+        torch_npu.erase_stream(tensor, side)  # the third one still uses it
+        del tensor
+        assert empty(size).data_ptr() != address
+
+
+def test_erase_stream_on_another_stream_than_the_tensors_own_changes_nothing():
+    size = 20 * MIB - 32
+    side = torch.npu.Stream()
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    with Gate(side):
+        tensor.record_stream(side)
+        with torch.npu.stream(torch.npu.Stream()):
+            torch_npu.erase_stream(tensor, side)
+        del tensor
+        assert empty(size).data_ptr() != address
+
+
+def test_erase_stream_of_something_else():
+    with pytest.raises(TypeError, match=r"tensor should be torch.Tensor, could not be <class 'int'>"):
+        torch_npu.erase_stream(1, torch.npu.current_stream())
+    with pytest.raises(TypeError, match=r"stream should be torch_npu.npu.Stream, could not be <class 'int'>"):
+        torch_npu.erase_stream(empty(512), 0)
 
 
 def test_a_block_recorded_before_the_work_is_queued():

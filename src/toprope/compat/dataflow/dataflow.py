@@ -1,5 +1,7 @@
 """Graph building under its own module's name, as in `dataflow.dataflow.FlowOutput`."""
 
+from typing import Any
+
 from toprope.compat.missing import missing_from
 from toprope.flow import (
     CountBatch,
@@ -22,6 +24,7 @@ from toprope.flow import (
     finalize,
     init,
     msg_type_register,
+    session,
 )
 
 __all__ = [
@@ -47,4 +50,10 @@ __all__ = [
     "msg_type_register",
 ]
 
-__getattr__ = missing_from(__name__)
+_missing = missing_from(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_global_options":  # the vendor's tests look at it
+        return session.given()
+    return _missing(name)

@@ -17,6 +17,7 @@ from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, described, register
 from .operators.checksum import matmul_checksum
 from .operators.formats import Format, named_format
+from .operators.storage import erase_stream
 from .version import __version__
 
 _autoload()
@@ -41,6 +42,7 @@ __all__ = [
     "contrib",
     "distributed",
     "dynamo",
+    "erase_stream",
     "matmul_checksum",
     "npu",
     "optim",

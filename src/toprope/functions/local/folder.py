@@ -22,7 +22,7 @@ _FRESH = 60.0
 def shared_folder() -> Path:
     """A new folder for the shared memory of a session, that only this user may enter.
 
-    What sessions that were killed together with their zygote have left is removed.
+    What sessions that were killed together with their forkserver have left is removed.
 
     Raises:
         YRRuntimeError: there can be none, or others could put theirs in its place.

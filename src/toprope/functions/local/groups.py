@@ -2,85 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError, said
-from toprope.functions.groups import check_strategy
+from toprope.functions.exceptions import CODES, YRRuntimeError, said
 from toprope.functions.ledger import Grant
+from toprope.functions.lifecycle import Command, Do, End, GroupLife, Stage
+from toprope.functions.local.instance import Instance
+from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import GroupOptions
 
 if TYPE_CHECKING:
-    from toprope.functions.local.instance import Instance
-    from toprope.functions.local.process import Process
     from toprope.functions.local.session import Session
 
 __all__ = ["Group", "Groups"]
 
 
-class Stage(StrEnum):
-    """Where a group is in its life."""
-
-    GATHERING = "waits until Group.invoke starts it"
-    WAITING = "waits for the resources of all its members"
-    STARTING = "starts"
-    RUNNING = "runs"
-    ENDED = "has ended"
-
-
 @dataclass(eq=False)
-class Group:
+class Group(GroupLife[Instance]):
     """A group of instances.
 
     Attributes:
-        name: what users call it.
-        groups: the groups of the session.
-        options: how the members live together; set when the group starts.
-        members: in the order in which they were created; their ranks.
+        bundle_size: number of members, one after the other, that go to one node.
         grants: what each member was given, in this order; empty until all have something.
-        stage: where the group is in its life.
         ready: done when all members run, or when the group has failed.
         over: done when all members are gone.
-        error: why it failed.
     """
 
-    name: str
-    groups: Groups
-    options: GroupOptions = field(default_factory=GroupOptions)
-    members: list[Instance] = field(default_factory=list)
+    bundle_size: int = 1
     grants: dict[int, Grant] = field(default_factory=dict)
-    stage: Stage = Stage.GATHERING
     ready: Entry = field(default_factory=Entry)
     over: Entry = field(default_factory=Entry)
-    error: BaseException | None = None
-    running: set[str] = field(default_factory=set)
-
-    def started(self, instance: Instance) -> None:
-        """A member is up."""
-        self.running.add(instance.id)
-        if self.stage is Stage.STARTING and len(self.running) == len(self.members):
-            self.stage = Stage.RUNNING
-            self.groups.finish(self.ready)
-
-    def gone(self, instance: Instance, error: BaseException, *, crashed: bool) -> None:
-        """A member has ended, by itself or because it was told to."""
-        self.running.discard(instance.id)
-        if crashed and self.stage in (Stage.WAITING, Stage.STARTING):
-            self.groups.fail(self, f"instance {instance.id}: {said(error)}")
-        elif crashed and self.stage is Stage.GATHERING:
-            self.error = self.error or error
-        elif crashed and self.stage is Stage.RUNNING and self.options.same_lifecycle:
-            self.stage = Stage.ENDED
-            text = f"instance {instance.id} of group {self.name} has exited, and the members of the group end together"
-            self.groups.end(self, YRequestError(text, CODES["group exit together"], 22))
-
-    def freed(self) -> None:
-        """What a member held is free."""
-        waits = self.stage is Stage.GATHERING and self.error is not None  # to say why where it is started
-        if not waits and all(each.gone.is_set() for each in self.members):
-            self.groups.dissolve(self)
 
 
 class Groups:
@@ -97,73 +51,30 @@ class Groups:
             YRequestError: the group has started (1010).
         """
         name = instance.options.group_name
-        group = self._groups.get(name)
-        if group is None:
-            group = self._groups[name] = Group(name, self)
-        if group.stage is not Stage.GATHERING:
-            raise YRequestError(f"group {name} {group.stage}, nobody can join it", CODES["group schedule failed"])
+        group = self._groups.setdefault(name, Group(name))
+        group.join(instance)
         instance.group = group
-        group.members.append(instance)
 
-    def start(self, process: Process | None, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
-        """Start all members of a group or none: an object that is there when they run.
+    @locked
+    def start(self, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
+        """Start all members of a group or none; see `InstanceGroups.start`."""
+        group = self._groups.get(name) or Group(name)
+        group.bundle_size = bundle_size
+        self.do(group, group.start(options))
+        return ObjectRef(self._session, group.ready)
 
-        Args:
-            process: who asks.
-            name: of the group.
-            options: how they live together.
-            bundle_size: so many members that follow each other go to one node.
-
-        Raises:
-            ValueError: a timeout or strategy that cannot be.
-            YRequestError: nobody has joined the group, it has started before, or a member cannot be (1010).
-        """
-        if options.timeout != -1 and options.timeout < 0:
-            raise ValueError(f"invalid timeout {options.timeout} in GroupOptions, expect: -1, or >= 0")
-        strategy = check_strategy(options.strategy)
-        group = self._groups.get(name)
-        if group is None or group.stage is not Stage.GATHERING:
-            why = "it has no members" if group is None else f"it {group.stage}"
-            raise YRequestError(f"group {name} cannot be started: {why}", CODES["group schedule failed"])
-        group.options, group.stage = options, Stage.WAITING
-        if group.error is not None:
-            self.fail(group, said(group.error))
-            return ObjectRef(self._session, group.ready)
-        session, services = self._session, self._session.services
-        try:
-            ledgers = {services.ledger_name(each.options) for each in group.members}
-            if len(ledgers) > 1:
-                raise YRRuntimeError("its members take their resources from different resource groups")
-        except YRRuntimeError as error:
-            self.fail(group, said(error))
-            return ObjectRef(session, group.ready)
-        (ledger,) = ledgers
-        numbers = services.ledger(ledger).ask_together(
-            [each.request for each in group.members],
-            strategy,
-            [services.filter(each.options) for each in group.members],
-            each=bundle_size,
-        )
-        for member, number in zip(group.members, numbers, strict=True):
-            member.ledger, member.asked = ledger, number
-            services.expect(ledger, number, member, self._granted)
-        if options.timeout != -1:
-            session.processes.after(options.timeout, lambda: self._too_late(group))
-        session.pools.make_room()
-        services.serve_ledger()
-        return ObjectRef(session, group.ready)
-
-    def terminate(self, process: Process | None, name: str) -> ObjectRef | None:
+    @locked
+    def terminate(self, name: str) -> ObjectRef | None:
         """End all members of a group: an object that is there when they are gone; None without such a group."""
         group = self._groups.get(name)
         if group is None:
             return None
         over = ObjectRef(self._session, group.over)
-        group.stage = Stage.ENDED
-        self.end(group, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+        self.do(group, group.terminate())
         return over
 
-    def waited(self, process: Process | None, name: str) -> ObjectRef:
+    @locked
+    def waited(self, name: str) -> ObjectRef:
         """The object that is there when all members of a group run.
 
         Raises:
@@ -180,57 +91,90 @@ class Groups:
         for member in group.members:
             grant = group.grants[member.asked]
             vendor, ids = next(iter(grant.cards.items()), ("", ()))
-            (node,) = (each for each in self._session.services.ledger(member.ledger).nodes if each.id == grant.node)
+            (node,) = (each for each in self._session.scheduler.ledgers[member.ledger].nodes if each.id == grant.node)
             model = next((card.model for card in node.cards if card.vendor == vendor and card.id in ids), "")
             told.append((node.labels.get("NODE_ID", node.id), f"{vendor}/{model}" if vendor else "", ids))
         return group.members.index(instance), len(group.members), told
 
-    def end(self, group: Group, error: BaseException) -> None:
-        """End the members of a group that live."""
-        for member in group.members:
-            self._session.instances.end(member, error)
+    def do(self, group: Group, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of a group."""
+        for command in commands:
+            match command:
+                case Do.PLACE:
+                    self._place(group)
+                case Do.LAUNCH:
+                    for member in list(group.members):
+                        self._session.instances.granted(member, group.grants[member.asked])
+                case Do.READY:
+                    self._finish(group.ready)
+                case End(error, failed):
+                    if failed:
+                        group.ready.finish(None, error)
+                    for member in group.members:
+                        self._session.instances.end(member, error)
+                    self.freed(group)
+                case Do.DISSOLVE:
+                    self._dissolve(group)
 
-    def fail(self, group: Group, why: str) -> None:
-        """A group cannot start: none of its members lives, and who waits for them is told why."""
-        group.stage = Stage.ENDED
-        group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])
-        group.ready.finish(None, group.error)
-        self.end(group, group.error)
-        group.freed()
+    def freed(self, group: Group) -> None:
+        """What a member held is free."""
+        if all(each.gone.is_set() for each in group.members):
+            self.do(group, group.freed())
 
-    def finish(self, entry: Entry) -> None:
-        """An object is there whose value says nothing."""
-        entry.finish(self._session.values.pack(True))
-
-    def dissolve(self, group: Group) -> None:
-        """A group has no members any more: its name is free."""
-        group.stage = Stage.ENDED
-        if self._groups.get(group.name) is group:
-            del self._groups[group.name]
-        if not group.ready.done:
-            gone = YRRuntimeError(f"group {group.name} has ended", CODES["instance exited"])
-            group.ready.finish(None, group.error or gone)
-        if not group.over.done:
-            self.finish(group.over)
+    def _place(self, group: Group) -> None:
+        session, scheduler = self._session, self._session.scheduler
+        try:
+            ledgers = {scheduler.ledger_name(each.options) for each in group.members}
+            if len(ledgers) > 1:
+                raise YRRuntimeError("its members take their resources from different resource groups")
+        except YRRuntimeError as error:
+            self.do(group, group.fail(said(error)))
+            return
+        (ledger,) = ledgers
+        numbers = scheduler.ledgers[ledger].ask_together(
+            [each.request for each in group.members],
+            group.options.strategy or "",
+            [scheduler.filter(each.options) for each in group.members],
+            each=group.bundle_size,
+        )
+        for member, number in zip(group.members, numbers, strict=True):
+            member.ledger, member.asked = ledger, number
+            scheduler.expect(ledger, number, member, self._granted)
+        if group.options.timeout != -1:
+            session.reactor.after(group.options.timeout, lambda: self._too_late(group))
+        session.pools.make_room()
+        scheduler.serve()
 
     def _granted(self, instance: Instance, grant: Grant) -> None:
         group: Group = instance.group
         instance.grant = grant
         group.grants[grant.number] = grant
         if len(group.grants) == len(group.members):
-            group.stage = Stage.STARTING
-            for member in list(group.members):
-                self._session.instances.granted(member, group.grants[member.asked])
+            self.do(group, group.granted())
 
     def _too_late(self, group: Group) -> None:
         with self._session.lock:
             if group.stage is not Stage.WAITING:
                 return
-            services = self._session.services
+            scheduler = self._session.scheduler
             found = [
-                services.ledger(each.ledger).shortage(each.request, services.filter(each.options))
+                scheduler.ledgers[each.ledger].shortage(each.request, scheduler.filter(each.options))
                 for each in group.members
             ]
             short = dict.fromkeys(each.text for each in found if each.reasons)
             why = "\n".join(short) or f"its {len(group.members)} members do not fit together"
-            self.fail(group, f"it cannot be scheduled within {group.options.timeout} s. {why}")
+            self.do(group, group.late(why))
+
+    def _finish(self, entry: Entry) -> None:
+        """An object is there whose value says nothing."""
+        entry.finish(self._session.store.pack(True))
+
+    def _dissolve(self, group: Group) -> None:
+        """A group has no members any more: its name is free."""
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
+        if not group.ready.done:
+            gone = YRRuntimeError(f"group {group.name} has ended", CODES["instance exited"])
+            group.ready.finish(None, group.error or gone)
+        if not group.over.done:
+            self._finish(group.over)

@@ -1,44 +1,26 @@
-"""One instance: what was asked for, and where it is in its life."""
+"""One instance: its life, and what the driver has for it."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRequestError
 from toprope.functions.ledger import Grant
+from toprope.functions.lifecycle import Life, State
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.timers import Timer
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
+from toprope.functions.timers import Timer
 
-__all__ = ["DEFAULT_NAMESPACE", "LONGEST_ID", "Instance", "State", "exited", "grace_of"]
-
-DEFAULT_NAMESPACE = "yr_defalut_namespace"
-"""The vendor's own spelling."""
-
-LONGEST_ID = 64
-GRACE = 30.0
-"""Seconds that an instance's hook may take at its end, where the options say nothing."""
+__all__ = ["Instance", "exited"]
 
 
-class State(StrEnum):
-    """Where an instance is in its life."""
-
-    WAITING = "waits for resources"
-    STARTING = "its constructor runs"
-    READY = "runs"
-    ENDING = "ends"
-    DEAD = "has ended"
-
-
-@dataclass(eq=False)
-class Instance:
+@dataclass(eq=False, kw_only=True)
+class Instance(Life[Call]):
     """An instance.
 
     Attributes:
@@ -46,19 +28,15 @@ class Instance:
         code: its class.
         value, refs: the arguments of its constructor.
         options: what was asked for.
-        state: where it is in its life.
-        queue: calls that have not been sent.
-        error: what calls of it raise; None while it lives.
-        lives: how often it may still be brought back.
-        saved: its newest checkpoint.
         grant: what it holds.
+        process: where it runs; None while it has none.
         group: what it lives together with; None for nothing.
         ledger, asked: where its resources come from, and the number of its request there.
         blocked: whether its queue waits for an object.
-        calls: who is told how its calls went.
+        calls: the `Call.owner` of its calls.
         request: its resources.
         gone: set when its process is gone.
-        late: ends its waiting for resources; None where it waits without limit.
+        timeout: ends its waiting for resources; None where it waits without limit.
     """
 
     id: str
@@ -66,11 +44,6 @@ class Instance:
     value: Value
     refs: list[Entry]
     options: InvokeOptions
-    state: State = State.WAITING
-    queue: deque[Call] = field(default_factory=deque)
-    error: BaseException | None = None
-    lives: int = 0
-    saved: bytes | None = None
     grant: Grant | None = None
     process: Process | None = None
     group: Any = None
@@ -80,22 +53,12 @@ class Instance:
     calls: Any = None
     request: Request = field(default_factory=Request)
     gone: threading.Event = field(default_factory=threading.Event)
-    late: Timer | None = None
+    timeout: Timer | None = None
 
     @property
     def is_up(self) -> bool:
         """True if calls can be sent to it: its process has not said that it ends."""
         return self.state is State.READY and self.process is not None and not self.process.stopping
-
-
-def grace_of(options: InvokeOptions) -> float:
-    """Seconds that an instance may take to end."""
-    text = options.custom_extensions.get("GRACEFUL_SHUTDOWN_TIME", "")
-    try:
-        seconds = float(text)
-    except ValueError:
-        return GRACE
-    return GRACE if seconds < 0 else seconds
 
 
 def exited(instance: Instance, process: Process) -> YRequestError:

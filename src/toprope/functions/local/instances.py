@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
@@ -14,15 +16,26 @@ from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestEr
 from toprope.functions.handles import handles
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local import remarks
-from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, Instance, State, exited, grace_of
+from toprope.functions.lifecycle import (
+    Command,
+    Do,
+    Fail,
+    Gone,
+    State,
+    admitted,
+    grace_of,
+    is_detached,
+    terminated,
+    too_late,
+)
+from toprope.functions.local.instance import Instance, exited
 from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
+from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import InvalidRequestError, parse
+from toprope.functions.resources import Request
 from toprope.functions.wire import Kind
 
 if TYPE_CHECKING:
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instances"]
 
+_log = logging.getLogger("toprope")
 _NONE = InvokeOptions()
 REMEMBERED = 500
 """Instances that have ended whose calls are still told how; later those are simply not there."""
@@ -54,16 +68,19 @@ class Instances:
         with self._session.lock:
             id = self._id(options)
             living = self._by_id.get(id)
-            if living is not None and living.state not in (State.DEAD, State.ENDING):
+            if living is not None and not living.is_over:
                 return id  # the vendor answers with the instance of that name
-            instance = Instance(id, code, value, refs, options, lives=max(0, options.recover_retry_times))
+            lives = max(0, options.recover_retry_times)
+            instance = Instance(id=id, code=code, value=value, refs=refs, options=options, lives=lives)
             self._by_id[id] = instance
-            remarks.detached(id, options)
+            if is_detached(options):
+                text = "instance %s is detached, and runs in a process of this machine: it ends with this program"
+                _log.warning(text, id)
             self.listing.changed()
             self.appeared.notify_all()
             error = self._check(instance)
             if error is not None:
-                self._fail(instance, error)
+                self.do(instance, instance.fail(error))
             elif instance.group is None:
                 self.ask(instance)
         return id
@@ -71,46 +88,63 @@ class Instances:
     def ask(self, instance: Instance) -> None:
         """Ask for the resources of an instance, and have it start when it gets them."""
         session = self._session
-        session.services.place(instance, instance.request, instance.options, self.granted)
+        session.scheduler.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
-            instance.late = session.processes.after(limit / 1000, lambda: self._too_late(instance, limit))
-        self.serve()
+            instance.timeout = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
+        self._session.scheduler.serve()
         if instance.state is State.WAITING:
-            remarks.never(f"instance {instance.id}", session.services, instance, instance.request)
+            session.scheduler.warn_if_never(f"instance {instance.id}", instance, instance.request)
             session.pools.make_room()
 
-    def serve(self) -> None:
-        """Start what can have its resources now."""
-        self._session.services.serve_ledger()
-
     def granted(self, instance: Instance, grant: Grant) -> None:
-        """An instance has its resources: start it."""
-        if instance.state is not State.WAITING:
-            self._session.services.ledger_of(instance).release(grant.number)
-            return
-        instance.grant = grant
-        if instance.late is not None:
-            instance.late.cancel()
-        self._start(instance)
+        """An instance has its resources."""
+        if instance.state is State.WAITING:
+            instance.grant = grant
+            if instance.timeout is not None:
+                instance.timeout.cancel()
+        commands = instance.granted()
+        if Do.GIVE_BACK in commands:
+            self._session.scheduler.ledger_of(instance).release(grant.number)
+        self.do(instance, commands)
+
+    def do(self, instance: Instance, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of an instance."""
+        for command in commands:
+            match command:
+                case Do.START:
+                    self._start(instance)
+                case Do.SEND:
+                    self.advance(instance)
+                case Fail(calls, error):
+                    for call in calls:
+                        call.fail(error)
+                case Do.STOP:
+                    self._stop(instance)
+                case Do.WITHDRAW:
+                    self._session.scheduler.withdraw(instance)
+                case Gone():
+                    self._over(instance, command)
+                case Do.FREE:
+                    self._freed(instance)
 
     def _start(self, instance: Instance) -> None:
         session, options = self._session, instance.options
         assert instance.grant is not None
         try:
-            nodes = session.services.ledger_of(instance).nodes
+            nodes = session.scheduler.ledger_of(instance).nodes
             variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
-            process = session.processes.take()
+            process = session.reactor.take()
         except YRRuntimeError as error:
-            self._fail(instance, error)
+            self.do(instance, instance.not_started(error))
             return
-        instance.process, instance.state = process, State.STARTING
+        instance.process = process
         process.owner, process.on_lost = instance, self.lost
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         is_async = instance.code.is_async
         setup = (
-            instance.code.key, {**variables, **environment}, unset, folder, session.services.python_path(),
+            instance.code.key, {**variables, **environment}, unset, folder, session.python_path(),
             options.calls_at_once(is_async=is_async), is_async, instance.lives > 0, instance.saved,
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
@@ -129,7 +163,7 @@ class Instances:
                     entry.when_done(lambda: self._later(instance, call))
                     return
                 if entry.error is not None:
-                    self._fail(instance, entry.error)
+                    self.do(instance, instance.fail(entry.error))
                     return
             if instance.process is not None and instance.state is State.STARTING:
                 self._session.send(instance.process, call)
@@ -137,17 +171,16 @@ class Instances:
     def created(self, instance: Instance, call: Call, error: BaseException | None) -> None:
         """The constructor has run; an instance that may come back has sent its first checkpoint."""
         if error is not None:
-            self._fail(instance, error)
+            self.do(instance, instance.fail(error))
             return
         if instance.state is State.STARTING:
-            checkpoint = self._session.result(call.entries[0])
-            instance.saved = checkpoint if instance.saved is None else instance.saved
-            instance.state = State.READY
+            commands = instance.constructed(self._session.result(call.entries[0]))
             instance.value, instance.refs = NOTHING, []
             self.appeared.notify_all()
             self.listing.changed()
-            self._session.services.started(instance)
-            self.advance(instance)
+            if instance.group is not None:
+                self._session.scheduler.groups.do(instance.group, instance.group.up(instance))
+            self.do(instance, commands)
             self.free_if_unused(instance)
 
     # Calling
@@ -160,14 +193,11 @@ class Instances:
                 call.fail(YRequestError(f"instance {id} not found", CODES["instance not found"]))
                 return
             call.owner = instance.calls or instance_calls(self, instance)
-            if instance.error is not None:
-                call.fail(instance.error)
-            elif instance.is_up and not instance.queue and not call.needed:
+            if instance.is_up and not instance.queue and not call.needed:
                 assert instance.process is not None
                 self._session.send(instance.process, call)
             else:
-                instance.queue.append(call)
-                self.advance(instance)
+                self.do(instance, instance.submit(call))
 
     def advance(self, instance: Instance) -> None:
         """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
@@ -200,93 +230,70 @@ class Instances:
             instance = self._by_id.get(id)
             if instance is None:
                 return
-            members = self._session.services.of_group(instance)
-            for each in members:
-                self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+            members = self.end_group(instance)
         for each in members:
             interrupts.wait(each.gone, None if is_sync else grace_of(each.options))
 
+    def end_group(self, instance: Instance) -> list[Instance]:
+        """End an instance and those that end with it: all of them."""
+        members = [instance] if instance.group is None else list(instance.group.members)
+        for each in members:
+            self.end(each, terminated())
+        return members
+
     def end(self, instance: Instance, error: BaseException) -> None:
         """End an instance; its calls raise the error from now on."""
-        if instance.state in (State.DEAD, State.ENDING):
-            return
-        process = instance.process
-        instance.state, instance.error = State.ENDING, error
-        if process is None:
-            self._fail(instance, error)
-            return
-        self._fail_queue(instance, error)
-        self._session.processes.stop(process, grace_of(instance.options))
+        self.do(instance, instance.end(error))
 
     def lost(self, process: Process) -> None:
         """The process of an instance is gone."""
         instance: Instance = process.owner
-        error = exited(instance, process)
-        calls = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
+        sent = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
         process.pending.clear()
         process.backlog.clear()
         instance.process = None
-        ending = instance.state is State.ENDING or process.exit == 0  # it may also have ended of itself
-        if not ending and instance.lives > 0 and instance.saved is not None and not self._session.ended:
-            instance.lives -= 1
-            # calls of an instance that comes back run at least once, and in their order
-            for call in reversed(calls):
-                if call.stream is not None and call.stream.entries:
-                    call.fail(error)  # its first items have been handed on
-                else:
-                    instance.queue.appendleft(call)
-            self._start(instance)
-            return
-        for call in calls:
-            call.fail(error)
-        final = instance.error if ending and instance.error is not None else error
-        self._fail(instance, final)
+        # one that ended with status 0 may have ended of itself
+        may_return = process.exit != 0 and not self._session.ended
+        error = exited(instance, process)
+        self.do(instance, instance.lost(sent, error, may_return=may_return))
 
-    def _fail(self, instance: Instance, error: BaseException) -> None:
-        """An instance is dead: its resources are free, and what waits for it is told why."""
-        if instance.state is State.DEAD:
+    def _stop(self, instance: Instance) -> None:
+        process = instance.process
+        if process is None or process.closed:  # its end is on its way, or dealt with
             return
-        process, instance.process = instance.process, None
-        crashed = instance.state is not State.ENDING
-        instance.state, instance.error = State.DEAD, error
-        self._fail_queue(instance, error)
-        self._session.services.withdraw(instance)
+        self._session.reactor.stop(process, grace_of(instance.options))
+
+    def _over(self, instance: Instance, end: Gone) -> None:
+        """An instance is dead; its group may have to follow."""
         instance.value, instance.refs = NOTHING, []
-        if instance.late is not None:
-            instance.late.cancel()
-        self._session.services.member_gone(instance, error, crashed=crashed)
-        if process is not None and not process.closed:
-            process.on_lost = lambda gone: self._freed(instance)
-            self._session.processes.stop(process, grace_of(instance.options))
-        else:
-            self._freed(instance)
+        if instance.timeout is not None:
+            instance.timeout.cancel()
+        if instance.group is not None:
+            group = instance.group
+            self._session.scheduler.groups.do(group, group.gone(instance, instance.id, end))
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
-            self._session.services.ledger_of(instance).release(instance.grant.number)
+            self._session.scheduler.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
         handles.forget(instance.id)
         self.listing.changed()
-        self._session.services.member_freed(instance)
+        if instance.group is not None:
+            self._session.scheduler.groups.freed(instance.group)
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
             oldest = self._dead.popleft()
             if self._by_id.get(oldest.id) is oldest:
                 del self._by_id[oldest.id]
-        self.serve()
-
-    def _fail_queue(self, instance: Instance, error: BaseException) -> None:
-        while instance.queue:
-            instance.queue.popleft().fail(error)
+        self._session.scheduler.serve()
 
     def end_all(self, error: BaseException) -> None:
         """End all instances with the session: what waits for them is told so, and their hooks run."""
         with self._session.lock:
             for instance in self._by_id.values():
-                if instance.state not in (State.DEAD, State.ENDING):
-                    self.end(instance, error)
+                self.end(instance, error)
                 if instance.process is not None:
                     for call in (*instance.process.pending.values(), *instance.process.backlog):
                         call.fail(error)
@@ -304,12 +311,9 @@ class Instances:
         if not self._session.config.free_unreferenced or handles.count(instance.id) != 0:
             return
         options, process = instance.options, instance.process
-        kept = options.name or options.group_name or options.custom_extensions.get("lifecycle") == "detached"
-        busy = instance.queue or (process is not None and (process.pending or process.backlog))
-        if not kept and not busy and instance.state in (State.WAITING, State.READY):
-            self.end(
-                instance, YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
-            )
+        if not (options.name or options.group_name or is_detached(options)):
+            is_busy = process is not None and bool(process.pending or process.backlog)
+            self.do(instance, instance.unused(is_busy=is_busy))
 
     def holders(self) -> list[Holder]:
         """The instances that hold resources, or wait for them."""
@@ -317,7 +321,9 @@ class Instances:
 
     def _holder(self, instance: Instance) -> Holder:
         options, grant, process = instance.options, instance.grant, instance.process
-        named = {"name": options.name, "namespace": options.namespace or self._namespace()} if options.name else {}
+        named = (
+            {"name": options.name, "namespace": options.namespace or self._session.namespace} if options.name else {}
+        )
         held = None if grant is None else grant.request
         return Holder(
             instance.id, instance.code.name, str(instance.state), "" if grant is None else grant.node,
@@ -344,7 +350,7 @@ class Instances:
     def is_alive(self, id: str) -> bool:
         """Whether an instance is there, or on its way."""
         instance = self._by_id.get(id)
-        return instance is not None and instance.state not in (State.DEAD, State.ENDING)
+        return instance is not None and not instance.is_over
 
     def is_made(self, id: str) -> bool:
         """True if an instance is there and its constructor has run."""
@@ -359,7 +365,7 @@ class Instances:
             RuntimeError: there is none.
             YRTimeoutError: its constructor has not run in time.
         """
-        id = f"{namespace or self._namespace()}-{name}"
+        id = f"{namespace or self._session.namespace}-{name}"
         with self._session.lock:
             if not self.appeared.wait_for(lambda: self.is_made(id), timeout):
                 if not self.is_alive(id):
@@ -371,7 +377,7 @@ class Instances:
     def named(self) -> list[tuple[str, str]]:
         """Namespace and name of the living instances that have one."""
         return [
-            (each.options.namespace or self._namespace(), each.options.name)
+            (each.options.namespace or self._session.namespace, each.options.name)
             for each in self._by_id.values()
             if each.options.name and self.is_alive(each.id)
         ]
@@ -380,41 +386,34 @@ class Instances:
         """What a call of an instance waits for."""
         if instance.state is State.WAITING:
             group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
-            return f"instance {instance.id} still {instance.state}: {group}{self._session.services.shortage(instance)}"
+            why = self._session.scheduler.shortage_of(instance, instance.request)
+            return f"instance {instance.id} still {instance.state}: {group}{why}"
         return f"instance {instance.id} ({instance.state}) had not answered"
-
-    def _namespace(self) -> str:
-        return self._session.config.ns or DEFAULT_NAMESPACE
 
     def _id(self, options: InvokeOptions) -> str:
         if options.name:
-            return f"{options.namespace or self._namespace()}-{options.name}"
+            return f"{options.namespace or self._session.namespace}-{options.name}"
         return f"instance-{next(self._numbers)}"
 
     def _check(self, instance: Instance) -> BaseException | None:
-        options = instance.options
-        size = len(instance.id.encode())
-        try:
-            self._session.services.join_group(instance)
-            if options.name and size > LONGEST_ID:
-                raise YRequestError(
-                    f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
-                )
-            options.check(is_async=instance.code.is_async)
-            instance.request = parse(options.custom_resources, options.cpu, options.memory)
-            self._session.services.check(instance)
-        except InvalidRequestError as error:
-            return YRequestError(error.message, error.code)
-        except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
-            return error
-        return None
+        if instance.options.group_name:
+            try:
+                self._session.scheduler.groups.join(instance)
+            except YRequestError as error:
+                return error
+
+        def check(request: Request) -> None:
+            self._session.scheduler.check(instance, request)
+
+        instance.request, refused = admitted(instance.options, check, id=instance.id, is_async=instance.code.is_async)
+        return refused
 
     def _too_late(self, instance: Instance, limit: int) -> None:
         with self._session.lock:
             if instance.state is State.WAITING:
-                services = self._session.services
-                text = f"the instance cannot be scheduled within {limit} ms. {services.shortage(instance)}"
-                self._fail(instance, YRequestError(text, services.code_of_shortage(instance)))
+                scheduler = self._session.scheduler
+                why = scheduler.shortage_of(instance, instance.request)
+                self.do(instance, instance.late(too_late(limit, why, scheduler.code_of_shortage(instance))))
 
 
 class _Creation:

@@ -35,7 +35,7 @@ class Listing:
         """Instances have come, gone or changed."""
         if not self._is_due and not self._session.ended:
             self._is_due = True
-            self._session.processes.after(_PAUSE, self._write)
+            self._session.reactor.after(_PAUSE, self._write)
 
     def _write(self) -> None:
         session = self._session

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 import pickle
 import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.exceptions import CODES, CancelError, YRequestError, YRError, YRInvokeError, YRRuntimeError
+from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
 from toprope.functions.holders import Holder
 from toprope.functions.ledger import Grant
-from toprope.functions.local import remarks
+from toprope.functions.lifecycle import Command, Do, Fail, Kill, PoolLife, admitted, too_late
 from toprope.functions.local.masks import mask
+from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
-from toprope.functions.local.timers import Timer
-from toprope.functions.local.values import NOTHING
 from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.resources import Request
+from toprope.functions.timers import Timer
 from toprope.functions.wire import Kind
 
 if TYPE_CHECKING:
@@ -38,50 +37,23 @@ _OF_A_CALL = ("retry_times", "trace_id", "max_invoke_latency", "name", "namespac
 """Options that do not decide which workers a call may go to."""
 
 
-@dataclass(eq=False)
-class Pool:
+@dataclass(eq=False, kw_only=True)
+class Pool(PoolLife[Call, Process, "Asking"]):
     """The workers for calls with the same options.
 
     Attributes:
         options: of the calls.
         request: resources of each worker.
-        queue: calls that no worker has.
-        idle: workers without a call.
-        workers: all of them, on their way ones too.
-        asked: requests for resources on their way.
+        grants: what each worker holds.
         remarked: whether the log has been told that there is too little here.
         ledger: where their resources come from.
-        error: what calls raise since that is gone.
     """
 
     options: InvokeOptions
     request: Request
-    queue: deque[Call] = field(default_factory=deque)
-    idle: deque[Process] = field(default_factory=deque)
-    workers: dict[Process, Grant] = field(default_factory=dict)
-    asked: list[Asking] = field(default_factory=list)
+    grants: dict[Process, Grant] = field(default_factory=dict)
     remarked: bool = False
     ledger: str = ""
-    error: BaseException | None = None
-
-    @property
-    def at_once(self) -> int:
-        """Calls that a worker works on at once."""
-        return self.options.calls_at_once(is_async=False)
-
-    def next_worker(self) -> Process | None:
-        """A worker that has room for a call; None where there is none."""
-        while self.idle:
-            process = self.idle.pop()
-            if not process.closed and not process.stopping:
-                return process
-        if self.at_once == 1:
-            return None
-        return next((each for each in self.workers if self._has_room(each)), None)
-
-    def _has_room(self, process: Process) -> bool:
-        up = not any(call.kind == Kind.CREATE for call in process.pending.values())
-        return up and not process.closed and not process.stopping and len(process.pending) < self.at_once
 
 
 @dataclass(eq=False)
@@ -109,26 +81,25 @@ class Pools:
         """A call of a function: run as soon as the objects that it refers to, and a worker, are there."""
         options = call.options
         assert options is not None
-        try:
-            options.check()
-            request = parse(options.custom_resources, options.cpu, options.memory)
-            self._session.services.check_keys(request)
-        except InvalidRequestError as error:
-            call.fail(YRequestError(error.message, error.code))
+        request, refused = admitted(options, self._session.scheduler.check_keys)
+        if isinstance(refused, YRequestError):
+            call.fail(refused)
             return
-        except YRequestError as error:
-            call.fail(error)
-            return
+        if refused is not None:
+            raise refused
         with self._session.lock:
             key = _key(options)
             pool = self._pools.get(key)
             if pool is None:
                 try:
-                    ledger = self._session.services.ledger_name(options)
+                    ledger = self._session.scheduler.ledger_name(options)
                 except YRequestError as error:
                     call.fail(error)
                     return
-                pool = self._pools[key] = Pool(options.copy(), request, ledger=ledger)
+                pool = self._pools[key] = Pool(
+                    options=options.copy(), request=request, ledger=ledger, most=self._most(options),
+                    at_once=options.calls_at_once(is_async=False),
+                )  # fmt: skip
             call.owner = _Owner(self, pool)
             self._when_ready(pool, call)
 
@@ -141,99 +112,97 @@ class Pools:
                 if entry.error is not None:
                     call.fail(entry.error)
                     return
-            if call.cancelled:
-                return
-            pool.queue.append(call)
-            self.advance(pool)
+            self._do(pool, pool.submit(call))
+
+    def _do(self, pool: Pool, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of a pool."""
+        for command in commands:
+            match command:
+                case Do.SEND:
+                    self.advance(pool)
+                case Fail(calls, error):
+                    for call in calls:
+                        call.fail(error)
+                case Kill(workers):
+                    for process in workers:
+                        self._session.reactor.kill(process)
+                case Do.WITHDRAW:
+                    for asking in pool.asked:
+                        self._session.scheduler.withdraw(asking)
+                    pool.asked.clear()
 
     def advance(self, pool: Pool) -> None:
         """Give waiting calls to idle workers, and ask for more workers where there is more work."""
         session = self._session
-        if pool.error is not None:
-            self._fail_queue(pool, pool.error)
-            return
-        while pool.queue and (process := pool.next_worker()) is not None:
-            session.send(process, pool.queue.popleft())
-        most = self._most(pool.options)
-        starting = sum(not self._is_up(process) for process in pool.workers)
-        wanted = math.ceil(len(pool.queue) / pool.at_once) - len(pool.asked) - starting
-        for _ in range(min(wanted, most - len(pool.workers) - len(pool.asked))):
+        while (found := pool.next_call()) is not None:
+            session.send(*found)
+        for _ in range(pool.wanted):
             asking = Asking(pool, pool.options)
             pool.asked.append(asking)
-            session.services.place(asking, pool.request, pool.options, self.granted)
+            session.scheduler.place(asking, pool.request, pool.options, self.granted)
             limit = pool.options.schedule_timeout_ms
             if limit >= 0:
                 late = functools.partial(self._too_late, asking, limit)
-                asking.late = session.processes.after(limit / 1000, late)
-        session.services.serve_ledger()
+                asking.late = session.reactor.after(limit / 1000, late)
+        session.scheduler.serve()
         if pool.asked:
             if not pool.remarked:
                 pool.remarked = True
-                remarks.never("a function", session.services, pool.asked[0], pool.request)
+                session.scheduler.warn_if_never("a function", pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
         """There is room for one more worker."""
         session, pool = self._session, asking.pool
-        pool.asked.remove(asking)
         if asking.late is not None:
             asking.late.cancel()
-        ledger = session.services.ledger_of(asking)
-        if not pool.queue or session.ended:
+        ledger = session.scheduler.ledger_of(asking)
+        if Do.START not in pool.granted(asking) or session.ended:
             ledger.release(grant.number)
             return
         options = pool.options
         try:
             variables = {**session.variables_for(f"function-{next(self._numbers)}"), **options.environment()}
             environment, unset = mask(grant, ledger.nodes, {**os.environ, **variables})
-            process = session.processes.take()
+            process = session.reactor.take()
         except YRRuntimeError as error:
             ledger.release(grant.number)
-            self._fail_queue(pool, error)
+            self._do(pool, pool.refused(error))
             return
         asking.grant = grant
         process.owner, process.on_lost = asking, self.lost
-        pool.workers[process] = grant
+        pool.workers[process], pool.grants[process] = None, grant
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables |= environment
-        setup = ("", variables, unset, folder, session.services.python_path(), pool.at_once, False, False, None)
+        setup = ("", variables, unset, folder, session.python_path(), pool.at_once, False, False, None)
         call = Call(Kind.CREATE, setup, NOTHING, [], 1)
         call.owner = _Owner(self, pool)
         session.send(process, call)
 
     def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> bool:
         """A worker has done a call, or is set up; whether the call is run again."""
-        if call.kind == Kind.CREATE and error is not None:
-            # it is not as the options say: nothing may run in it, and another would be no better
-            self._fail_queue(pool, error)
-            self._session.processes.stop(process, GRACE)
-            return False
-        again = error is not None and self._failed(pool, call, error)
-        if process.closed or process.stopping:
-            return again
-        while pool.queue and len(process.pending) < pool.at_once and not process.closed:
-            self._session.send(process, pool.queue.popleft())
-        if process.pending or process.closed:
-            return again
-        pool.idle.append(process)
-        process.idle_since = time.monotonic()
-        if process.recycling is None:
-            self._recycle_in(self._session.config.recycle_time, pool, process)
+        again = False
+        if call.kind == Kind.CREATE:
+            if error is not None:
+                # it is not as the options say: nothing may run in it, and another would be no better
+                self._do(pool, pool.refused(error))
+                self._session.reactor.stop(process, GRACE)
+                return False
+            pool.up.add(process)
+        elif error is not None:
+            failed = pool.failed(call, error)
+            self._do(pool, failed)
+            again = not failed
+        while (next_call := pool.next_call_for(process)) is not None:
+            self._session.send(process, next_call)
+        if pool.idle and pool.idle[-1] is process:
+            process.idle_since = time.monotonic()
+            if process.recycling is None:
+                self._recycle_in(self._session.config.recycle_time, pool, process)
         return again
 
-    def _failed(self, pool: Pool, call: Call, error: BaseException) -> bool:
-        error = error if pool.error is None else pool.error
-        may_again = pool.error is None and call.tries > 0 and not call.cancelled
-        may_again = may_again and call.kind == Kind.FUNCTION and _may_run_again(error)
-        if may_again and (call.stream is None or not call.stream.entries):
-            call.tries -= 1
-            pool.queue.append(call)
-            return True
-        call.fail(error)
-        return False
-
     def _recycle_in(self, seconds: float, pool: Pool, process: Process) -> None:
-        process.recycling = self._session.processes.after(seconds, lambda: self._recycle(pool, process))
+        process.recycling = self._session.reactor.after(seconds, lambda: self._recycle(pool, process))
 
     def _recycle(self, pool: Pool, process: Process) -> None:
         with self._session.lock:
@@ -247,7 +216,7 @@ class Pools:
 
     def _release(self, pool: Pool, process: Process) -> None:
         pool.idle.remove(process)
-        self._session.processes.stop(process, GRACE)
+        self._session.reactor.stop(process, GRACE)
 
     def make_room(self, but: Pool | None = None) -> None:
         """Others need resources: workers without work give theirs back."""
@@ -259,28 +228,16 @@ class Pools:
         """A worker is gone: its resources are free, and its call fails or runs again elsewhere."""
         asking: Asking = process.owner
         pool = asking.pool
-        grant = pool.workers.pop(process, None)
-        if process in pool.idle:
-            pool.idle.remove(process)
-        calls = list(process.pending.values())
-        never_begun = [call for call in process.backlog if call.kind == Kind.FUNCTION and not call.cancelled]
-        calls += [call for call in process.backlog if call.cancelled]
+        grant = pool.grants.pop(process, None)
+        begun = [call for call in process.pending.values() if call.kind == Kind.FUNCTION]
+        never_begun = [call for call in process.backlog if call.kind == Kind.FUNCTION]
         process.pending.clear()
         process.backlog.clear()
         if grant is not None:
-            self._session.services.ledger_of(asking).release(grant.number)
+            self._session.scheduler.ledger_of(asking).release(grant.number)
         error = YRequestError(f"the worker of a function exited: {process.how_it_ended}", CODES["instance exited"], 22)
-        for call in calls:
-            if call.kind == Kind.CREATE:
-                continue
-            if call.cancelled:
-                call.fail(_cancelled(call.entries))
-            else:
-                self._failed(pool, call, error)
-        for call in reversed(never_begun):
-            call.process = None
-            pool.queue.appendleft(call)
-        self._session.services.serve_ledger()
+        self._do(pool, pool.lost(process, begun, never_begun, error))
+        self._session.scheduler.serve()
         if not self._session.ended:
             self.advance(pool)
 
@@ -290,15 +247,7 @@ class Pools:
             call: Call | None = entry.call
             if call is None or call.kind != Kind.FUNCTION or entry.done:
                 return
-            call.cancelled = True
-            pool = call.owner.pool
-            if call in pool.queue:
-                pool.queue.remove(call)
-                call.fail(_cancelled(call.entries))
-            elif call.process is None:
-                call.fail(_cancelled(call.entries))
-            elif force and pool.at_once == 1:  # other calls run in it, too
-                self._session.processes.kill(call.process)
+            self._do(call.owner.pool, call.owner.pool.cancel(call, force=force))
 
     def holders(self, ledger: str) -> list[Holder]:
         """The workers that hold resources of a ledger."""
@@ -308,7 +257,7 @@ class Pools:
                 memory=grant.request.memory, cards=grant.cards, resources=grant.request.scalars,
             )
             for pool in self._pools.values() if pool.ledger == ledger
-            for process, grant in pool.workers.items()
+            for process, grant in pool.grants.items()
         ]  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
@@ -316,23 +265,17 @@ class Pools:
         for key, pool in list(self._pools.items()):
             if pool.ledger == ledger:
                 del self._pools[key]
-                pool.error = error
-                for asking in pool.asked:
-                    self._session.services.withdraw(asking)
-                pool.asked.clear()
-                self._fail_queue(pool, error)
-                for process in pool.workers:
-                    self._session.processes.kill(process)
+                self._do(pool, pool.close(error))
 
     def end_all(self, error: BaseException) -> None:
         """The session ends: calls that have no result are told so, and their workers end."""
         with self._session.lock:
             for pool in self._pools.values():
-                self._fail_queue(pool, error)
+                self._do(pool, pool.refused(error))
                 for process in pool.workers:
                     for call in (*process.pending.values(), *process.backlog):
                         call.fail(error)
-                    self._session.processes.stop(process, AT_END)
+                    self._session.reactor.stop(process, AT_END)
 
     def why_waiting(self, pool: Pool, call: Call) -> str:
         """What a call waits for."""
@@ -342,32 +285,22 @@ class Pools:
         if missing:
             return f"the function had not begun: {len(missing)} of its arguments were not there"
         asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)
-        return f"the function had not begun: {self._session.services.shortage_of(asking, pool.request)}"
+        return f"the function had not begun: {self._session.scheduler.shortage_of(asking, pool.request)}"
 
     def _too_late(self, asking: Asking, limit: int) -> None:
         with self._session.lock:
             pool = asking.pool
             if asking not in pool.asked:
                 return
-            pool.asked.remove(asking)
-            self._session.services.withdraw(asking)
-            if not pool.workers and pool.queue:
-                why = self._session.services.shortage_of(asking, pool.request)
-                text = f"the instance cannot be scheduled within {limit} ms. {why}"
-                code = self._session.services.code_of_shortage(asking, pool.request)
-                self._fail_queue(pool, YRequestError(text, code))
-
-    def _fail_queue(self, pool: Pool, error: BaseException) -> None:
-        while pool.queue:
-            pool.queue.popleft().fail(error)
+            self._session.scheduler.withdraw(asking)
+            if pool.late(asking):
+                why = self._session.scheduler.shortage_of(asking, pool.request)
+                code = self._session.scheduler.code_of_shortage(asking, pool.request)
+                self._do(pool, pool.refused(too_late(limit, why, code)))
 
     def _most(self, options: InvokeOptions) -> int:
         limits = [each for each in (options.max_instances, self._session.config.max_task_instance_num) if each > 0]
         return min(limits, default=1000)
-
-    @staticmethod
-    def _is_up(process: Process) -> bool:
-        return not any(call.kind == Kind.CREATE for call in process.pending.values())
 
 
 class _Owner:
@@ -386,17 +319,3 @@ class _Owner:
 
 def _key(options: InvokeOptions) -> bytes:
     return pickle.dumps([getattr(options, each.name) for each in fields(options) if each.name not in _OF_A_CALL])
-
-
-def _may_run_again(error: BaseException) -> bool:
-    """Whether a call that failed so is run again where tries are left: also after the user's own errors."""
-    if isinstance(error, YRInvokeError):
-        return True
-    return isinstance(error, YRError) and error.code in (1003, 1007, 1009, 2002, 3001, 3002, 3008, 4202, 4203, 4204)
-
-
-def _cancelled(entries: list[Entry]) -> CancelError:
-    number = entries[0].number if entries else 0
-    return CancelError(
-        f"invalid get obj, the obj has been cancelled. stateless request has been cancelled: {number:016x}"
-    )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from toprope.functions.exceptions import CancelError
 from toprope.functions.objects import Entry, Value
 from toprope.functions.serial import BlockKey
 from toprope.functions.wire import Channel, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Code
-    from toprope.functions.local.timers import Timer
     from toprope.functions.options import InvokeOptions
+    from toprope.functions.timers import Timer
 
-__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream"]
+__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream", "locked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WINDOW = 192
 """Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
@@ -25,6 +30,17 @@ BURST = 64
 
 SEVERAL = 32
 """Calls that are sent at a time then."""
+
+
+def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Have a method of a part of a session hold the session's lock."""
+
+    @functools.wraps(method)
+    def hold(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        with self._session.lock:
+            return method(self, *arguments, **keywords)
+
+    return hold
 
 
 class Stream:
@@ -103,6 +119,17 @@ class Call:
         """The objects that have to be there before it begins: those of slots, and of references in the arguments."""
         return [*self.refs, *self.value.refs] if self.value.refs else self.refs
 
+    @property
+    def is_begun(self) -> bool:
+        """True if the first items of a generator have been handed on."""
+        return self.stream is not None and bool(self.stream.entries)
+
+    def cancel_error(self) -> CancelError:
+        """What it raises once it was cancelled."""
+        number = self.entries[0].number if self.entries else 0
+        text = "invalid get obj, the obj has been cancelled. stateless request has been cancelled"
+        return CancelError(f"{text}: {number:016x}")
+
     def fail(self, error: BaseException) -> None:
         """It has no result but this error."""
         for entry in self.entries:
@@ -121,7 +148,7 @@ class Process:
     Attributes:
         number: names it in the session.
         channel: the socket to it.
-        pid: its process; 0 until the zygote has told it.
+        pid: its process; 0 until the forkserver has told it.
         pending: calls sent to it that have no result yet, by number.
         backlog: calls that wait until fewer are on their way; none of them has begun.
         lent: how often each block was sent to it and not let go of.
@@ -134,7 +161,7 @@ class Process:
         buried: whether what it held has been freed.
         stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
-        burial: frees what it held where the zygote does not tell how it ended; None while its socket is open.
+        burial: frees what it held where the forkserver does not tell how it ended; None while its socket is open.
         idle_since: when it last had nothing to do.
         recycling: ends it if it has had nothing to do for long; None while there is none.
         waits: requests of it whose answers it waits for, which others have to bring about.
@@ -162,6 +189,16 @@ class Process:
         self.recycling: Timer | None = None
         self.waits = 0
         self.owner: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes calls."""
+        return not self.closed and not self.stopping
+
+    @property
+    def load(self) -> int:
+        """Number of calls that it works on."""
+        return len(self.pending)
 
     @property
     def how_it_ended(self) -> str:

@@ -8,21 +8,26 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from toprope.functions.arguments import lift
-from toprope.functions.backend import Backend, Code
+from toprope.functions.backend import Backend, Code, Forwarded, InstanceGroups, KeyValuePairs, ResourceGroups, restore
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
+from toprope.functions.local.requests import Requests
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
 from toprope.functions.serial import Packed, pack, unpack
 from toprope.functions.wire import Closed, Kind, Message, Outgoing
 
 if TYPE_CHECKING:
+    from toprope.functions.local.process import Process
     from toprope.functions.local.worker import Worker
 
 __all__ = ["Relay"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RemoteEntry:
@@ -54,6 +59,9 @@ class Relay(Backend):
         self._late: dict[int, Callable[[], None]] = {}
         self._sent_codes: set[str] = set()
         self.job_id = f"worker {worker.number}"
+        self.pairs: KeyValuePairs = cast(Any, Forwarded("pairs", self._perform))
+        self.resource_groups: ResourceGroups = cast(Any, Forwarded("resource_groups", self._perform))
+        self.groups: InstanceGroups = cast(Any, Forwarded("groups", self._perform))
 
     # References
 
@@ -76,7 +84,7 @@ class Relay(Backend):
         """The messages that say which streams and objects are not needed here any more."""
         messages: list[Outgoing] = []
         while self.unfinished:
-            packed = pack(("forget stream", (self.unfinished.popleft(),)), None)
+            packed = pack((Requests.forget_stream.__name__, (self.unfinished.popleft(),)), None)
             messages.append(self._request("request", 0, packed, 0))
         gone = []
         while self.dropped:
@@ -119,7 +127,7 @@ class Relay(Backend):
 
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
         """The objects, in order."""
-        asked = deque(self._ask("get", self.id(ref), timeout) for ref in refs)
+        asked = deque(self._ask(Requests.get, self.id(ref), timeout) for ref in refs)
         results: list[Any] = []
         try:
             while asked:
@@ -138,17 +146,17 @@ class Relay(Backend):
         self, refs: Sequence[ObjectRef], count: int, timeout: float | None
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """The references whose objects are there, and the others."""
-        number = self._ask("wait", [self.id(ref) for ref in refs], count, timeout)
+        number = self._ask(Requests.wait, [self.id(ref) for ref in refs], count, timeout)
         ready: list[int] = self._result(number, None if timeout is None else timeout + 5)
         return parted(refs, ready)
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
         """Cancel the calls that make these objects."""
-        self._result(self._ask("cancel", [self.id(ref) for ref in refs], allow_force, allow_recursive), 60)
+        self._result(self._ask(Requests.cancel, [self.id(ref) for ref in refs], allow_force, allow_recursive), 60)
 
     def is_done(self, entry: Any) -> bool:
         """Whether an object is there."""
-        return bool(self._result(self._ask("is done", entry.number), 60))
+        return bool(self._result(self._ask(Requests.is_done, entry.number), 60))
 
     def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
         """Call back, in the thread that reads what the driver sends, when an object is there."""
@@ -160,7 +168,7 @@ class Relay(Backend):
             callback()
 
         self._late[number] = late
-        packed = pack(("when done", (entry.number,)), self._worker.arena)
+        packed = pack((Requests.when_done.__name__, (entry.number,)), self._worker.arena)
         self._send("request", number, packed, 0)
         self._have_read()
 
@@ -200,20 +208,36 @@ class Relay(Backend):
 
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
-        self._result(self._ask("terminate", instance, is_sync), None)
+        self._result(self._ask(Requests.terminate, instance, is_sync), None)
 
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
-        return bool(self._result(self._ask("is alive", instance), 60))
+        return self._do(Backend.is_alive, instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
         """The id and class of a named instance."""
-        instance, blob = self._result(self._ask("find", name, namespace, timeout), timeout + 5)
+        instance, blob = self._result(self._ask(Requests.find, name, namespace, timeout), timeout + 5)
         return instance, Code(pickle.loads(blob))
 
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom."""
-        return self._result(self._ask("service", operation, arguments), None)
+    def resources(self) -> list[dict[str, Any]]:
+        """Each node with its capacity and what is free of it."""
+        return self._do(Backend.resources)
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        """The living instances."""
+        return self._do(Backend.list_instances)
+
+    def list_named_instances(self, all_namespaces: bool) -> list[Any]:
+        """Names of the living instances that have one."""
+        return self._do(Backend.list_named_instances, all_namespaces)
+
+    def this_node(self) -> dict[str, str]:
+        """The machine."""
+        return self._do(Backend.this_node)
+
+    def function_group_context(self) -> Any:
+        """The place of the instance of this process in its function group."""
+        return self._result(self._ask(Requests.function_group_context), None)
 
     def finalize(self) -> None:
         """Only the driver ends the session.
@@ -223,15 +247,13 @@ class Relay(Backend):
         """
         raise YRRuntimeError("yr.finalize is for the program that called yr.init", CODES["incorrect usage"])
 
-    def state(self) -> bytes:
-        """The instance of this process, pickled."""
-        return self._worker.checkpoint()
+    def save_state(self) -> None:
+        """Keep the state of the instance of this process."""
+        self._result(self._ask(Requests.save_state, self._worker.checkpoint()), None)
 
-    def restore(self, state: bytes) -> None:
-        """Give the instance of this process the attributes that it had."""
-        instance = self._worker.instance
-        vars(instance).clear()
-        vars(instance).update(vars(pickle.loads(state)))
+    def load_state(self) -> None:
+        """Give the instance of this process the state that was kept last."""
+        restore(self._worker.instance, self._result(self._ask(Requests.load_state), None))
 
     # Inside
 
@@ -261,7 +283,7 @@ class Relay(Backend):
 
     def ask_next(self, stream: int) -> int:
         """Ask for the next item of a generator."""
-        return self._ask("next", stream)
+        return self._ask(Requests.next_item, stream)
 
     def next_of(self, number: int) -> ObjectRef | None:
         """The item that was asked for, None after the last; waits for it."""
@@ -300,11 +322,26 @@ class Relay(Backend):
             self._sent_codes.add(key)
         return key
 
-    def _ask(self, operation: str, *arguments: Any) -> int:
+    def _ask(
+        self,
+        operation: Callable[Concatenate[Requests, Process, int, P], None],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> int:
+        """Have the driver run a method of its `Requests`, and answer by the number that is returned."""
+        assert not keywords, "the message has no place for them"
         number = next(self._numbers)
         self._answers[number] = None
-        self._send("request", number, pack((operation, arguments), self._worker.arena), 0)
+        self._send("request", number, pack((operation.__name__, arguments), self._worker.arena), 0)
         return number
+
+    def _do(self, method: Callable[Concatenate[Backend, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """What a method of the driver's backend returns."""
+        result: R = self._perform("", method.__name__, arguments, keywords)
+        return result
+
+    def _perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return self._result(self._ask(Requests.perform, part, method, arguments, keywords), None)
 
     def _send(self, what: str, number: int, packed: Packed, extra: Any) -> None:
         self._worker.channel.send(*self._request(what, number, packed, extra))

@@ -1,4 +1,4 @@
-"""What workers ask of the driver."""
+"""Requests of workers to the driver: each is a method of `Requests`, which `Relay` names by itself."""
 
 from __future__ import annotations
 
@@ -25,21 +25,8 @@ class Requests:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._operations: dict[str, Callable[..., None]] = {
-            "get": self._get,
-            "wait": self._wait,
-            "when done": self._when_done,
-            "is done": self._is_done,
-            "cancel": self._cancel,
-            "next": self._next,
-            "forget stream": self._forget_stream,
-            "terminate": self._terminate,
-            "is alive": self._is_alive,
-            "find": self._find,
-            "service": self._service,
-        }
 
-    def handle(self, process: Process, message: Message) -> None:
+    def receive(self, process: Process, message: Message) -> None:
         """Act on a message that is no result."""
         session = self._session
         if message.kind == Kind.READY:
@@ -51,7 +38,7 @@ class Requests:
                 session.codes[key] = _Received(key, name, is_async, message.parts[0])
         elif message.kind == Kind.REQUEST:
             what, has_data, spec, ids, extra = message.meta
-            value = session.values.received(has_data, spec, ids, iter(message.parts), process)
+            value = session.store.received(has_data, spec, ids, iter(message.parts), process)
             try:
                 self._request(process, message.number, what, value, extra)
             except Exception as error:
@@ -60,8 +47,10 @@ class Requests:
     def _request(self, process: Process, number: int, what: str, value: Value, extra: Any) -> None:
         session = self._session
         if what == "request":
-            operation, arguments = session.values.unpack(value)
-            self._operations[operation](process, number, *arguments)
+            operation, arguments = session.store.unpack(value)
+            if operation.startswith("_") or operation not in vars(Requests):
+                raise YRRuntimeError(f"{operation} is no request of a worker", CODES["internal error"])
+            getattr(self, operation)(process, number, *arguments)
         elif what == "put":
             entry = Entry()
             session.adopt(entry, extra, process)
@@ -94,7 +83,8 @@ class Requests:
 
     # Operations
 
-    def _get(self, process: Process, number: int, name: int, timeout: float) -> None:
+    def get(self, process: Process, number: int, name: int, timeout: float) -> None:
+        """The value of an object, when it is there."""
         entry = self._session.object(name, process)
         if entry.done:
             self._answer_object(process, number, entry)
@@ -115,7 +105,8 @@ class Requests:
         waiting = _Waiting(self._session, process, None if timeout == -1 else timeout, late)
         entry.when_done(done)
 
-    def _wait(self, process: Process, number: int, names: list[int], count: int, timeout: float | None) -> None:
+    def wait(self, process: Process, number: int, names: list[int], count: int, timeout: float | None) -> None:
+        """The places of objects that are there, when there are enough of them."""
         entries = [self._session.object(name, process) for name in names]
 
         def ready() -> list[int]:
@@ -141,18 +132,22 @@ class Requests:
             entry.when_done(look)
         look()
 
-    def _when_done(self, process: Process, number: int, name: int) -> None:
+    def when_done(self, process: Process, number: int, name: int) -> None:
+        """Answer when an object is there."""
         self._session.object(name, process).when_done(lambda: self._answer(process, number, None))
 
-    def _is_done(self, process: Process, number: int, name: int) -> None:
+    def is_done(self, process: Process, number: int, name: int) -> None:
+        """Whether an object is there."""
         self._answer(process, number, self._session.object(name, process).done)
 
-    def _cancel(self, process: Process, number: int, names: list[int], force: bool, recursive: bool) -> None:
+    def cancel(self, process: Process, number: int, names: list[int], force: bool, recursive: bool) -> None:
+        """Cancel the calls of functions that make these objects."""
         for name in names:
             self._session.pools.cancel(self._session.object(name, process), force)
         self._answer(process, number, None)
 
-    def _next(self, process: Process, number: int, name: int) -> None:
+    def next_item(self, process: Process, number: int, name: int) -> None:
+        """The number of a generator's next item, None after the last."""
         session = self._session
         stream = session.streams[name]
         if stream.taken < len(stream.entries):
@@ -167,27 +162,26 @@ class Requests:
             def changed() -> None:
                 with session.lock:
                     if waiting.end() and name in session.streams:
-                        self._next(process, number, name)
+                        self.next_item(process, number, name)
 
             stream.changed.when_done(changed)
 
-    def _forget_stream(self, process: Process, number: int, name: int) -> None:
+    def forget_stream(self, process: Process, number: int, name: int) -> None:
+        """The items of a generator are not wanted any more."""
         self._session.streams.pop(name, None)
         self._answer(process, number, None)
 
-    def _terminate(self, process: Process, number: int, instance: str, is_sync: bool) -> None:
+    def terminate(self, process: Process, number: int, instance: str, is_sync: bool) -> None:
+        """End an instance."""
         # waiting here would keep everybody waiting: the end is asked for, and the answer follows it
         session = self._session
         found = session.instances.get(instance)
         if found is not None:
-            for each in session.services.of_group(found):
-                session.instances.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+            session.instances.end_group(found)
         self._answer(process, number, None)
 
-    def _is_alive(self, process: Process, number: int, instance: str) -> None:
-        self._answer(process, number, self._session.instances.is_alive(instance))
-
-    def _find(self, process: Process, number: int, name: str, namespace: str, timeout: float) -> None:
+    def find(self, process: Process, number: int, name: str, namespace: str, timeout: float) -> None:
+        """The id and class of a named instance, when its constructor has run."""
         session = self._session
         until = time.monotonic() + timeout
 
@@ -197,7 +191,7 @@ class Requests:
                     instance, code = session.instances.find(name, namespace, 0)
                 except YRError as error:
                     if time.monotonic() < until:
-                        session.processes.after(0.05, look)
+                        session.reactor.after(0.05, look)
                     else:
                         self._answer_error(process, number, error)
                     return
@@ -205,8 +199,33 @@ class Requests:
 
         look()
 
-    def _service(self, process: Process, number: int, operation: str, arguments: tuple[Any, ...]) -> None:
-        self._answer(process, number, self._session.services.serve(operation, arguments, process))
+    def perform(
+        self, process: Process, number: int, part: str, method: str, arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Call a method of the session, or of a part of it, that does not wait."""
+        self._answer(process, number, self._session.perform(part, method, arguments, keywords))
+
+    def save_state(self, process: Process, number: int, state: bytes) -> None:
+        """Keep the state of the worker's instance."""
+        self._instance_of(process, "save_state").saved = state
+        self._answer(process, number, None)
+
+    def load_state(self, process: Process, number: int) -> None:
+        """The state of the worker's instance that was kept last, None for none."""
+        self._answer(process, number, self._instance_of(process, "load_state").saved)
+
+    def function_group_context(self, process: Process, number: int) -> None:
+        """The place of the worker's instance in its function group, None outside of one."""
+        owner, context = process.owner, None
+        if isinstance(owner, Instance) and owner.group is not None and owner.options.function_group_options is not None:
+            context = self._session.scheduler.groups.context(owner.group, owner)
+        self._answer(process, number, context)
+
+    def _instance_of(self, process: Process, what: str) -> Instance:
+        if not isinstance(process.owner, Instance):
+            self._session._refuse(what)
+        return process.owner
 
     # Answers
 
@@ -218,7 +237,7 @@ class Requests:
 
     def _answer(self, process: Process, number: int, result: Any) -> None:
         try:
-            value = self._session.values.pack(result)
+            value = self._session.store.pack(result)
         except Exception as error:  # the store is full; who asks is told, and not who brought the news
             self._answer_error(process, number, error)
         else:
@@ -227,7 +246,7 @@ class Requests:
     def _answer_error(self, process: Process, number: int, error: BaseException) -> None:
         if number:
             kept, _ = describe(error)
-            value = self._session.values.pack(kept)
+            value = self._session.store.pack(kept)
             self._answer_value(process, number, value, failed=True)
 
     def _answer_value(self, process: Process, number: int, value: Value, *, failed: bool = False) -> None:
@@ -236,12 +255,12 @@ class Requests:
             if process.closed or not number:
                 return
             ids = tuple(session.expose(entry, process) for entry in value.refs)
-            session.values.lend(value.spec, process)
+            session.store.lend(value.spec, process)
             parts = [*([value.data] if value.data is not None else []), *value.parts]
             try:
                 process.channel.send(Kind.REPLY, number, (failed, value.data is not None, value.spec, ids), parts)
             except Closed:
-                session.processes.lost(process)
+                session.reactor.lost(process)
 
 
 class _Waiting:
@@ -258,7 +277,7 @@ class _Waiting:
         self._session = session
         self._process = process
         self._ended = False
-        self._timer = None if timeout is None else session.processes.after(timeout, late)
+        self._timer = None if timeout is None else session.reactor.after(timeout, late)
         self._count(1)
 
     def end(self) -> bool:
@@ -281,10 +300,10 @@ class _Waiting:
         is_async = isinstance(owner, Instance) and owner.code.is_async
         if owner.options.calls_at_once(is_async=is_async) > 1:
             return
-        ledger = session.services.ledger_of(owner)
+        ledger = session.scheduler.ledger_of(owner)
         if process.waits:
             ledger.pause(grant.number)
-            session.services.serve_ledger()
+            session.scheduler.serve()
         else:
             ledger.resume(grant.number)
 

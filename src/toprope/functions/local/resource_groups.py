@@ -18,12 +18,12 @@ from toprope.functions.groups import (
     why_not_together,
 )
 from toprope.functions.ledger import Grant, Ledger
+from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.resources import Request
 
 if TYPE_CHECKING:
-    from toprope.functions.local.process import Process
     from toprope.functions.local.session import Session
 
 __all__ = ["ResourceGroups"]
@@ -69,7 +69,8 @@ class ResourceGroups:
         self._leaving: list[_Group] = []
         self._numbers = itertools.count(1)
 
-    def create(self, process: Process | None, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
+    @locked
+    def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
         """Ask for the bundles of a group: an object that is there when it has them.
 
         Raises:
@@ -84,8 +85,8 @@ class ResourceGroups:
         machine = self._session.ledger
         group.numbers = machine.ask_together(requests, strategy)
         for number in group.numbers:
-            self._session.services.expect("", number, group, self._granted)
-        self._session.services.serve_ledger()
+            self._session.scheduler.expect("", number, group, self._granted)
+        self._session.scheduler.serve()
         if not group.ready.done and not machine.could_ever(group.numbers[0]):
             _log.warning("resource group %s can never be met here: %s", name, self.shortage(group))
         return ObjectRef(self._session, group.ready)
@@ -113,7 +114,8 @@ class ResourceGroups:
             )
         return group.ledger
 
-    def remove(self, process: Process | None, name: str) -> None:
+    @locked
+    def remove(self, name: str) -> None:
         """Give back what a group has; instances and functions that use it end before.
 
         Raises:
@@ -126,13 +128,13 @@ class ResourceGroups:
         error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
         if not group.ready.done:
             for number in group.numbers:
-                session.services.forget("", number)
+                session.scheduler.forget("", number)
             session.ledger.withdraw(group.numbers[0])
             group.ready.finish(None, error)
         self._leaving.append(group)
         session.instances.leave(group.ledger, error)
         session.pools.leave(group.ledger, error)
-        session.services.serve_ledger()
+        session.scheduler.serve()
 
     def settle(self) -> None:
         """Give back the bundles of removed groups that nobody uses any more."""
@@ -143,7 +145,8 @@ class ResourceGroups:
                 for number in group.grants:
                     self._session.ledger.release(number)
 
-    def table(self, process: Process | None, name: str | None = None) -> dict[str, Any]:
+    @locked
+    def table(self, name: str | None = None) -> dict[str, Any]:
         """What there is to tell of each group, or of one.
 
         Raises:
@@ -169,7 +172,7 @@ class ResourceGroups:
             rest = rest_of_cards(node, held)
             if rest is not None:
                 ledger.hold(node.id, rest)
-        group.ready.finish(self._session.values.pack(True))
+        group.ready.finish(self._session.store.pack(True))
 
     def _told(self, group: _Group) -> dict[str, Any]:
         state = "CREATED" if group.ready.done else "PENDING"

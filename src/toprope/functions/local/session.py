@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -15,22 +16,23 @@ from typing import Any
 
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
-from toprope.functions.backend import Backend, Code
+from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
 from toprope.functions.claims import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.ledger import Ledger, Node
+from toprope.functions.local.dispatcher import Dispatcher
 from toprope.functions.local.folder import hold
 from toprope.functions.local.instances import Instances
+from toprope.functions.local.object_store import NOTHING, ObjectStore
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
-from toprope.functions.local.processes import Processes
+from toprope.functions.local.reactor import Reactor
 from toprope.functions.local.requests import Requests
-from toprope.functions.local.services import Services
-from toprope.functions.local.traffic import Traffic
-from toprope.functions.local.values import NOTHING, Values
+from toprope.functions.local.scheduler import Scheduler
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
+from toprope.functions.pairs import Pairs
 from toprope.functions.wire import Kind
 
 __all__ = ["Session"]
@@ -61,23 +63,25 @@ class Session(Backend):
         self.job_id = config.job_id or f"job-{uuid.uuid4().hex[:8]}"
         self.hold = hold(folder)
         self.lock = threading.RLock()
-        self.values = Values(self, folder)
+        self.store = ObjectStore(self, folder)
         self.ledger = Ledger([node])
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self.streams: dict[int, Stream] = {}
         self._object_numbers = itertools.count(1)
         self.ended = False
-        self.processes = Processes(self)
+        self.reactor = Reactor(self)
         self.instances = Instances(self)
         self.pools = Pools(self)
         self.node = node.id
-        self.services = Services(self, claims)
+        self.scheduler = Scheduler(self, claims)
+        self.resource_groups, self.groups = self.scheduler.resource_groups, self.scheduler.groups
+        self.pairs = Pairs()
         self.requests = Requests(self)
-        self.traffic = Traffic(self)
-        self.send, self.handle = self.traffic.send, self.traffic.handle
+        self.dispatcher = Dispatcher(self)
+        self.send, self.handle = self.dispatcher.send, self.dispatcher.handle
         self._process = os.getpid()
-        self.processes.start()
+        self.reactor.start()
         self._guard = interrupts.Guard()
         _sessions.add(self)
 
@@ -120,7 +124,7 @@ class Session(Backend):
         """Keep a value for those who get its reference."""
         self.check()
         entry = Entry()
-        entry.finish(self.values.pack(value))
+        entry.finish(self.store.pack(value))
         return ObjectRef(self, entry)
 
     def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
@@ -138,7 +142,7 @@ class Session(Backend):
                 results.append(None)
             else:
                 results.append(result(entry))
-        self.values.settle()
+        self.store.settle()
         return results
 
     def result(self, entry: Entry) -> Any:
@@ -153,7 +157,7 @@ class Session(Backend):
         if self.ended:
             self.check()
         try:
-            return self.values.unpack(entry.value)
+            return self.store.unpack(entry.value)
         except YRRuntimeError:
             raise
         except Exception as error:
@@ -170,10 +174,10 @@ class Session(Backend):
             source: Process | None = entry.source
             if source is not None and not source.closed and source.channel.reading.acquire(blocking=False):
                 try:
-                    self.processes.read_here(source, entry, left)
+                    self.reactor.read_here(source, entry, left)
                 finally:
                     source.channel.reading.release()
-                    self.processes.listen(source)
+                    self.reactor.listen(source)
             else:
                 interrupts.wait(entry.event(), left if source is None else min(0.2, left or 0.2))
         return True
@@ -264,7 +268,7 @@ class Session(Backend):
         lifted, named, refs = lift(arguments, keywords)
         if any(ref._backend is not self for ref in refs):
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
-        return self.values.pack((lifted, named)), [ref._entry for ref in refs]
+        return self.store.pack((lifted, named)), [ref._entry for ref in refs]
 
     def handles(self, call: Call) -> Any:
         """What the caller of a call is given."""
@@ -286,7 +290,7 @@ class Session(Backend):
         """A handle to an instance is gone."""
         if self.config.free_unreferenced and not self.ended:
             self.instances.dropped.append(instance)
-            self.processes.look()
+            self.reactor.look()
 
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
@@ -296,9 +300,43 @@ class Session(Backend):
         """The id and class of a named instance."""
         return self.instances.find(name, namespace, timeout)
 
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom, see `Services`."""
-        return self.services.serve(operation, arguments, None)
+    def python_path(self) -> list[str]:
+        """What goes in front of the workers' sys.path: what this process can import from."""
+        return [*self.config.load_paths, *(each for each in sys.path if each)]
+
+    # What there is
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Each node with its capacity and what is free of it, 0 too."""
+        with self.lock:
+            return [
+                {
+                    "id": node.id, "status": 0, "capacity": node.amounts,
+                    "allocatable": dict.fromkeys(node.amounts, 0) | self.ledger.free(node.id).amounts,
+                    "labels": dict(node.labels),
+                }
+                for node in self.ledger.nodes
+            ]  # fmt: skip
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        """The living instances."""
+        with self.lock:
+            return [each.as_dict() for each in self.instances.holders()]
+
+    def list_named_instances(self, all_namespaces: bool) -> list[Any]:
+        """Names of the living instances that have one."""
+        with self.lock:
+            return listed_names(self.instances.named(), self.namespace, all_namespaces)
+
+    def this_node(self) -> dict[str, str]:
+        """This machine."""
+        (node,) = self.ledger.nodes
+        return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": self.namespace}
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of named instances that name none."""
+        return self.config.ns or DEFAULT_NAMESPACE
 
     # Its end
 
@@ -329,11 +367,11 @@ class Session(Backend):
         self.instances.end_all(error)
         self.pools.end_all(error)
         try:
-            self.processes.close()
+            self.reactor.close()
         finally:
-            self.services.end()
-            self.values.close()
-            shutil.rmtree(self.folder, ignore_errors=True)  # the zygote does it, unless it was killed
+            self.scheduler.end()
+            self.store.close()
+            shutil.rmtree(self.folder, ignore_errors=True)  # the forkserver does it, unless it was killed
             os.close(self.hold)
             self._guard.remove()
 
@@ -342,7 +380,7 @@ class Session(Backend):
         self.ended = True
         self.lock = threading.RLock()  # another thread, which is not here, may have held it
         self._guard.remove()
-        self.processes.abandon()
+        self.reactor.abandon()
         os.close(self.hold)
 
 

@@ -20,8 +20,8 @@ def start(config: Config) -> Backend:
     """A session with the resources of this machine."""
     from toprope.functions import deployed
     from toprope.functions.deploy import Deployment
+    from toprope.functions.local.object_store import shared_folder
     from toprope.functions.local.session import Session
-    from toprope.functions.local.values import shared_folder
 
     begun = deployed.read()
     deployment = begun or Deployment()

@@ -11,19 +11,21 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.manager import Placed
+from toprope.functions.ray.manager import Manager, Placed
 from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
 from toprope.functions.ray.tensors import know_tensors
 from toprope.functions.resources import Request
 
 __all__ = ["AsyncHost", "Host", "Making", "host_of"]
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class _Base:
                 tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
                 making.of, making.request.cpu, making.request.memory, making.request.scalars,
             )  # fmt: skip
-            self._tell("place", placed)
+            self._tell(Manager.place, placed)
             self._attach()
             on_terminate(lambda: self.end(making.grace))
             target = pickle.loads(making.blob)
@@ -96,7 +98,7 @@ class _Base:
                 if making.recoverable:
                     self.save()
             know_tensors()
-            self._tell("made")
+            self._tell(Manager.made)
         except (Exception, SystemExit) as error:
             kept = self._failure(error)
             try:
@@ -111,9 +113,11 @@ class _Base:
 
         current.set_backend(WorkerBackend(self))
 
-    def _tell(self, what: str, *arguments: Any) -> None:
+    def _tell(
+        self, what: Callable[Concatenate[Manager, str, P], None], *arguments: P.args, **keywords: P.kwargs
+    ) -> None:
         """Tell the manager; an instance that outlives its session has none."""
-        getattr(self.making.manager, what).remote(self.making.id, *arguments)
+        getattr(self.making.manager, what.__name__).remote(self.making.id, *arguments, **keywords)
 
     def _restored(self) -> Any:
         import ray

@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from toprope.functions.backend import Backend, Code
+from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, InstanceGroups, ResourceGroups, listed_names
 from toprope.functions.exceptions import CODES, YRRuntimeError, fresh
 from toprope.functions.generators import Items, ListedItems, ObjectRefGenerator
+from toprope.functions.handles import handles
+from toprope.functions.lifecycle import Stage
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.clock import Clock
 from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
-from toprope.functions.ray.services import Services
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
+from toprope.functions.ray.view import resources_of
+from toprope.functions.timers import Clock
 
 __all__ = ["RayBackend"]
+
+A = TypeVar("A", bound=Manager)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RayBackend(Backend):
@@ -54,7 +61,9 @@ class RayBackend(Backend):
         self.clock = Clock()
         self.instances = Instances(self)
         self.functions = Functions(self)
-        self.services = Services(self)
+        self.groups: InstanceGroups = self.instances.groups
+        self.resource_groups: ResourceGroups = self.instances.placing.resource_groups
+        self.pairs = _Pairs(self)
 
     # The session
 
@@ -68,20 +77,21 @@ class RayBackend(Backend):
                 self._manager = self.ray.get_actor(manager_name(), NAMESPACE)
         return self._manager
 
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """What the manager says.
+    def ask(self, what: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """What a method of the manager returns.
 
         Raises:
             What it raises, or YRRuntimeError: it is gone.
         """
         try:
-            return self.ray.get(getattr(self.manager, what).remote(*arguments))
+            answer: R = self.ray.get(getattr(self.manager, what.__name__).remote(*arguments, **keywords))
+            return answer
         except (self.ray.exceptions.RayError, ValueError) as error:
             raise self.error_of(error, Entry(None), -1) from None
 
-    def tell(self, what: str, *arguments: Any) -> None:
-        """Tell the manager, without waiting for it."""
-        getattr(self.manager, what).remote(*arguments)
+    def tell(self, what: Callable[Concatenate[Manager, P], None], *arguments: P.args, **keywords: P.kwargs) -> None:
+        """Call a method of the manager, without waiting for it."""
+        getattr(self.manager, what.__name__).remote(*arguments, **keywords)
 
     def blob(self, code: Code) -> bytes:
         """A function or class as workers get it: by Ray's own pickle, so that its classes are those of its values."""
@@ -230,6 +240,11 @@ class RayBackend(Backend):
         record = self.instances.record(instance)
         if record.error is not None:
             return self.failed(record.error, returns, instance)
+        if record.handle is None:
+            raise YRRuntimeError(
+                f"instance {instance} cannot be called yet: its group {record.options.group_name} "
+                f"{Stage.GATHERING}. do: Group.invoke first, on Ray", CODES["incorrect usage"],
+            )  # fmt: skip
         know_tensors()
         if returns == 1 and not arguments and not keywords:
             bare = record.without_arguments(method)
@@ -290,9 +305,36 @@ class RayBackend(Backend):
         """The id and class of a named instance."""
         return self.instances.find(name, namespace, timeout)
 
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom, see `Services`."""
-        return self.services.serve(operation, arguments)
+    # What there is
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of named instances that name none."""
+        return self.config.ns or DEFAULT_NAMESPACE
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Each node with its capacity and what is free of it."""
+        return [resources_of(seen) for seen in self.ask(Manager.view, True)]
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        """The living instances."""
+        told = [each.as_dict() for each in self.ask(Manager.holders)]
+        return [each | {"handles": handles.count(each["id"])} for each in told]
+
+    def list_named_instances(self, all_namespaces: bool) -> list[Any]:
+        """Names of the living instances that have one, of other sessions too."""
+        known = self.ask(Manager.names)
+        ids = [
+            each["name"]
+            for each in self.ray.util.list_named_actors(all_namespaces=True)
+            if each["namespace"] == NAMESPACE and not each["name"].startswith(("session-", "instance-"))
+        ]
+        return listed_names([known.get(id) or _parted(id) for id in ids], self.namespace, all_namespaces)
+
+    def this_node(self) -> dict[str, str]:
+        """This node."""
+        id = self.ray.get_runtime_context().get_node_id()
+        return {"id": id, "ip": self.ray.util.get_node_ip_address(), "namespace": self.namespace}
 
     # The end
 
@@ -309,7 +351,7 @@ class RayBackend(Backend):
         try:
             if ray.is_initialized():
                 self.end_instances()
-                self.services.end()
+                self.instances.placing.resource_groups.end()
                 ray.get(self.manager.end_all.remote(), timeout=40)
                 ray.kill(self.manager)
         except (ray.exceptions.RayError, ValueError):
@@ -319,6 +361,37 @@ class RayBackend(Backend):
             if self._ends_ray:
                 ray.shutdown()
                 forget_tensors()
+
+
+class _Pairs:
+    """The session's key-value pairs, which its manager has.
+
+    Args:
+        backend: of the process.
+    """
+
+    def __init__(self, backend: RayBackend) -> None:
+        self._backend = backend
+
+    def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
+        """Keep pairs, all or none."""
+        return self._backend.ask(Manager.set_pairs, pairs, only_new, ttl)
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The bytes of keys."""
+        return self._backend.ask(Manager.get_pairs, keys)
+
+    def delete(self, keys: Sequence[str]) -> list[str]:
+        """Forget keys."""
+        return self._backend.ask(Manager.delete_pairs, keys)
+
+
+def _parted(id: str) -> tuple[str, str]:
+    """Namespace and name of an instance of another session, by its id."""
+    if id.startswith(f"{DEFAULT_NAMESPACE}-"):
+        return DEFAULT_NAMESPACE, id.removeprefix(f"{DEFAULT_NAMESPACE}-")
+    namespace, _, name = id.partition("-")
+    return namespace, name
 
 
 class _RayItems(Items):

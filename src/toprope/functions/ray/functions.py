@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import YRequestError
+from toprope.functions.lifecycle import too_late
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray import task
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.process import Setup
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
@@ -179,7 +181,7 @@ class _Late:
         backend, pool = self._backend, self._pool
         if entry is None or entry.error is not None or entry.cancelled or backend.is_done(entry):
             return
-        idle = backend.ask("idle_for", pool.name)
+        idle = backend.ask(Manager.idle_for, pool.name)
         wait = self._limit / 1000 + _SURE
         if idle is not None and idle < wait:
             backend.clock.after(wait - idle, self)
@@ -188,5 +190,5 @@ class _Late:
         if "[" not in why:  # there is room: it waits for its arguments, or is about to begin
             backend.clock.after(1.0, self)
             return
-        entry.error = YRequestError(f"the instance cannot be scheduled within {self._limit} ms. {why}", code)
+        entry.error = too_late(self._limit, why, code)
         backend.ray.cancel(entry.ref, force=True)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.exceptions import CODES, YRequestError, YRError, YRRuntimeError, said
-from toprope.functions.groups import check_strategy
+from toprope.functions.exceptions import CODES, YRError, YRRuntimeError
+from toprope.functions.lifecycle import Command, Do, End, Gone, GroupLife, Stage, terminated
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
-from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.failures import RaisedError, exited
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.mapping import amounts
+from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import Entry
 from toprope.functions.ray.resource_groups import placement_group
 from toprope.functions.ray.view import smallest_hbm
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
-    from toprope.functions.ray.instances import Record
 
 __all__ = ["Groups"]
 
@@ -25,15 +27,20 @@ _LOOK = 0.25
 
 
 @dataclass(eq=False)
-class _Group:
-    name: str
-    options: GroupOptions = field(default_factory=GroupOptions)
-    members: list[Record] = field(default_factory=list)
-    started: bool = False
+class _Group(GroupLife[Record]):
+    """A group of instances.
+
+    Attributes:
+        bundle_size: number of members, one after the other, that go to one node.
+        placement: Ray's placement group.
+        ready: Ray's reference to an object that is there when all members are made.
+        answers: Ray's references to what each member answers once it is made.
+    """
+
+    bundle_size: int = 1
     placement: Any = None
-    ready: Any = None  # Ray's reference to an object that is there when all members are made
-    answers: list[Any] = field(default_factory=list)  # Ray's references to what each member answers once it is made
-    error: BaseException | None = None
+    ready: Any = None
+    answers: list[Any] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -52,14 +59,20 @@ class Groups:
         self._backend = backend
         self._groups: dict[str, _Group] = {}
 
-    def join(self, record: Record) -> BaseException | None:
-        """An instance that is to start with its group; why it cannot."""
+    def join(self, record: Record) -> None:
+        """An instance that is to start with its group.
+
+        Raises:
+            YRequestError: the group has started (1010).
+        """
         name = record.options.group_name
-        group = self._groups.setdefault(name, _Group(name))
-        if group.started:
-            return YRequestError(f"group {name} has started, nobody can join it", CODES["group schedule failed"])
-        group.members.append(record)
-        return None
+        self._groups.setdefault(name, _Group(name)).join(record)
+
+    def gone(self, record: Record, end: Gone) -> None:
+        """An instance has ended; its group, if any, may have to follow."""
+        group = self._groups.get(record.options.group_name)
+        if group is not None and record in group.members:
+            self._do(group, group.gone(record, record.id, end))
 
     def of(self, record: Record) -> list[Record]:
         """The instances that end with this one, itself included."""
@@ -67,31 +80,12 @@ class Groups:
         return list(group.members) if group is not None and record in group.members else [record]
 
     def start(self, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
-        """Start all members of a group or none: an object that is there when they run.
-
-        Args:
-            name: of the group.
-            options: how they live together.
-            bundle_size: so many members that follow each other go to one node.
-
-        Raises:
-            ValueError: a timeout or strategy that cannot be.
-            YRequestError: nobody has joined the group, or it has started before (1010).
-        """
-        if options.timeout != -1 and options.timeout < 0:
-            raise ValueError(f"invalid timeout {options.timeout} in GroupOptions, expect: -1, or >= 0")
-        strategy = check_strategy(options.strategy)
-        group = self._groups.get(name)
-        if group is None or group.started:
-            why = "it has no members" if group is None else "it has started"
-            raise YRequestError(f"group {name} cannot be started: {why}", CODES["group schedule failed"])
-        group.options, group.started = options, True
-        self._backend.tell("begin_anew", group.key)
-        wrong = next((each.error for each in group.members if each.error is not None), None)
-        if wrong is not None:
-            self._fail(group, said(wrong))
-        else:
-            self._launch(group, strategy, bundle_size)
+        """Start all members of a group or none; see `InstanceGroups.start`."""
+        group = self._groups.get(name) or _Group(name)
+        group.bundle_size = bundle_size
+        commands = group.start(options)
+        self._backend.tell(Manager.begin_anew, group.key)
+        self._do(group, commands)
         return self._ready(group)
 
     def terminate(self, name: str) -> ObjectRef | None:
@@ -99,8 +93,9 @@ class Groups:
         group = self._groups.pop(name, None)
         if group is None:
             return None
+        group.terminate()
         for each in group.members:
-            self._backend.instances.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]))
+            self._backend.instances.end(each, terminated())
         self._give_back(group)
         return self._backend.put(True)
 
@@ -115,25 +110,31 @@ class Groups:
             raise YRRuntimeError(f"there is no group {name}", CODES["instance not found"])
         return self._ready(group)
 
-    def _launch(self, group: _Group, strategy: str, bundle_size: int) -> None:
+    def _do(self, group: _Group, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of a group. Ray starts its members by itself, and tells when they are up."""
+        for command in commands:
+            match command:
+                case Do.PLACE:
+                    self._place(group)
+                case End(error, failed):
+                    self._end(group, error, failed=failed)
+                case Do.DISSOLVE if self._groups.get(group.name) is group:
+                    del self._groups[group.name]
+
+    def _place(self, group: _Group) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        backend, members = self._backend, group.members
-        bundles = [
-            [each.request for each in members[place : place + bundle_size]]
-            for place in range(0, len(members), bundle_size)
-        ]
-        group.placement = placement_group(backend, bundles, strategy, "")
-        backend.tell("group", group.name, [each.id for each in members])
-        smallest = smallest_hbm(backend.ask("view"))
+        backend, members, size = self._backend, group.members, group.bundle_size
+        bundles = [[each.request for each in members[place : place + size]] for place in range(0, len(members), size)]
+        group.placement = placement_group(backend, bundles, group.options.strategy or "", "")
+        backend.tell(Manager.group, group.name, [each.id for each in members])
+        smallest = smallest_hbm(backend.ask(Manager.view))
         for place, each in enumerate(members):
             asked = amounts(each.request, smallest).options()
-            where = PlacementGroupSchedulingStrategy(group.placement, place // bundle_size)
+            where = PlacementGroupSchedulingStrategy(group.placement, place // size)
             backend.instances.launch(each, {**asked, "scheduling_strategy": where})
-        wrong = next((each.error for each in members if each.error is not None), None)
-        if wrong is not None:
-            self._fail(group, said(wrong))
-            return
+        if group.error is not None:
+            return  # a member could not be launched
         group.answers = [each.handle.ready.remote() for each in members]
         group.ready = _all_there(backend).remote(*group.answers)
         if group.options.timeout != -1:
@@ -144,45 +145,57 @@ class Groups:
         return ObjectRef(self._backend, Entry(group.ready, group.key, group.error))
 
     def _late(self, group: _Group) -> None:
-        if group.error is not None or group.placement is None:
+        if group.stage is not Stage.WAITING or self._is_placed(group):
             return
-        if not group.placement.wait(0):
-            short = self._backend.instances.placing.shortage
-            found = dict.fromkeys(short(each.request, each.options)[0] for each in group.members)
-            why = "\n".join(found)
-            self._fail(group, f"it cannot be scheduled within {group.options.timeout} s. {why}")
+        short = self._backend.instances.placing.shortage
+        found = dict.fromkeys(short(each.request, each.options)[0] for each in group.members)
+        self._do(group, group.late("\n".join(found)))
+
+    def _is_placed(self, group: _Group) -> bool:
+        """Whether Ray has the resources of all members."""
+        if group.stage is Stage.WAITING and group.placement.wait(0):
+            self._do(group, group.granted())
+        return group.stage is not Stage.WAITING
+
+    def why_failed(self, key: str) -> BaseException | None:
+        """The error of a group of this process by its key, as of now; None where there is none."""
+        group = next((each for each in self._groups.values() if each.key == key), None)
+        if group is None:
+            return None
+        self._check(group)
+        return group.error
 
     def _look(self, group: _Group) -> None:
-        """See whether a member has ended, and the others with it."""
-        if group.error is not None or self._groups.get(group.name) is not group:
-            return
-        gone = next((each for each in group.members if self._is_gone(each)), None)
-        if gone is None:
+        """Check a group now and then, until it has ended or one of its members has."""
+        if self._groups.get(group.name) is group and self._check(group):
             self._backend.clock.after(_LOOK, lambda: self._look(group))
-            return
-        why = self._backend.instances.why_ended(gone.id)
-        there, _ = self._backend.ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
-        if len(there) < len(group.answers) or why is not None:
-            self._fail(group, f"instance {gone.id}: {said(why) if why is not None else 'its process is gone'}")
-        elif group.options.same_lifecycle:
-            text = f"instance {gone.id} of group {group.name} has exited, and the members of the group end together"
-            self._end(group, YRequestError(text, CODES["group exit together"], 22))
 
-    def _is_gone(self, record: Record) -> bool:
-        return record.error is not None or self._backend.instances.has_ended(record)
+    def _check(self, group: _Group) -> bool:
+        """See whether a group is placed, whether its members are up, and whether one has ended; true while none has."""
+        if group.stage in (Stage.GATHERING, Stage.ENDED):
+            return False
+        instances = self._backend.instances
+        lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
+        why = None if lost is None else instances.why_ended(lost.id)
+        if why is None and self._is_placed(group) and group.stage is Stage.STARTING:
+            there, _ = self._backend.ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
+            if len(there) == len(group.answers):
+                for each in group.members:
+                    self._do(group, group.up(each))
+        if lost is not None:
+            self.gone(lost, Gone(why or exited(f"instance {lost.id}", ""), crashed=True))
+        return lost is None
 
-    def _fail(self, group: _Group, why: str) -> None:
-        group.error = YRequestError(f"group {group.name} failed to start: {why}", CODES["group schedule failed"])
-        try:  # known to the manager before the members die: whoever waits for them asks it why, at once
-            self._backend.ask("fail", group.key, RaisedError.of(group.error).data)
-        except YRError:
-            pass  # the session has ended
-        self._end(group, group.error)
-
-    def _end(self, group: _Group, error: BaseException) -> None:
+    def _end(self, group: _Group, error: BaseException, *, failed: bool) -> None:
+        if failed:
+            try:  # known to the manager before the members die: whoever waits for them asks it why, at once
+                self._backend.ask(Manager.fail, group.key, RaisedError.of(error).data)
+            except YRError:
+                pass  # the session has ended
         for each in group.members:
             self._backend.instances.fail(each, error)
         self._give_back(group)
+        self._do(group, group.freed())
 
     def _give_back(self, group: _Group) -> None:
         placement, group.placement = group.placement, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.backend import Code
@@ -18,69 +18,29 @@ from toprope.functions.exceptions import (
     YRTimeoutError,
     fresh,
 )
-from toprope.functions.local.instance import DEFAULT_NAMESPACE, LONGEST_ID, grace_of
+from toprope.functions.lifecycle import Command, Do, Gone, admitted, grace_of, is_detached, terminated
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray.attach import BARE, NAMESPACE
+from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.groups import Groups
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.placing import Placing
 from toprope.functions.ray.process import Setup
+from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.resources import Request
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
 
-__all__ = ["Instances", "Record"]
+__all__ = ["Instances"]
 
 _DEAD = 4
 """What Ray calls the state of an actor that has ended."""
 
 _GONE = 10.0
 """Seconds that Ray may take to end a process."""
-
-
-@dataclass(eq=False)
-class Record:
-    """An instance.
-
-    Attributes:
-        id: names it.
-        handle: Ray's; as long as it is held the instance lives. None where there never was one.
-        code: its class; None where it was created elsewhere.
-        options: what was asked for.
-        request: its resources.
-        error: why it has ended, where this process knows.
-        is_ours: whether this process created it, and ends it with the session.
-        arguments: of its constructor, while it waits for its group.
-        run, stream: its ways of being called.
-        bare: of its methods, those that were called without arguments, as Ray calls them.
-    """
-
-    id: str
-    handle: Any = None
-    code: Code | None = None
-    options: InvokeOptions = field(default_factory=InvokeOptions)
-    request: Request = field(default_factory=Request)
-    error: BaseException | None = None
-    is_ours: bool = False
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    run: Any = None
-    stream: Any = None
-    bare: dict[str, Any] = field(default_factory=dict)
-
-    def hold(self, handle: Any) -> None:
-        """It has this handle."""
-        self.handle = handle
-        self.run = handle.run
-        self.stream = handle.stream.options(num_returns="streaming")
-        self.bare = {}
-
-    def without_arguments(self, method: str) -> Any:
-        """A method as Ray calls it without arguments; None where it can only be called through `run`."""
-        if method not in self.bare:
-            self.bare[method] = getattr(self.handle, BARE + method, None)
-        return self.bare[method]
 
 
 class Instances:
@@ -96,6 +56,7 @@ class Instances:
         self._records: dict[str, Record] = {}
         self._numbers = itertools.count(1)
         self.placing = Placing(backend)
+        self.groups = Groups(backend)
 
     # Creating
 
@@ -107,21 +68,18 @@ class Instances:
             if record is not None and self.is_alive(id):
                 return id  # the vendor answers with the instance of that name
             again = record is not None
-            record = self._records[id] = Record(id, None, code, options, is_ours=True, arguments=(arguments, keywords))
-            error = self._check(record)
+            made = Record(id=id, code=code, options=options, is_ours=True, arguments=(arguments, keywords))
+            self._records[id] = made
+            error = self._check(made)
             if error is not None:
-                self.fail(record, error)
-                return id
-            if options.name and self._attach(record, wait=again):
-                return id
-            if again:
-                self._backend.tell("begin_anew", id)
-            if options.group_name:
-                error = self._backend.services.groups.join(record)
-                if error is not None:
-                    self.fail(record, error)
+                self.fail(made, error)
+            elif options.name and self._attach(made, wait=again):
+                pass
             else:
-                self.launch(record)
+                if again:
+                    self._backend.tell(Manager.begin_anew, id)
+                if not options.group_name:
+                    self.launch(made)
         return id
 
     def launch(self, record: Record, place: dict[str, Any] | None = None) -> None:
@@ -131,17 +89,20 @@ class Instances:
             record: the instance.
             place: options of Ray that say where; None to find them.
         """
+        if Do.START not in record.granted():
+            return
         try:
             where = self.placing.options(record.request, record.options) if place is None else place
             self._make(record, where)
         except FailedArgumentError as failed:
-            self.fail(record, failed.entry.error or YRRuntimeError("an argument has failed"))
+            error: BaseException = failed.entry.error or YRRuntimeError("an argument has failed")
+            self.do(record, record.not_started(error))
         except YRError as error:
-            self.fail(record, error)
+            self.do(record, record.not_started(error))
         except ValueError as error:
             if "already" not in str(error) or not self._attach(record, wait=False):
-                self.fail(record, YRequestError(str(error), CODES["invalid parameter"]))
-        if record.error is None and record.is_ours and place is None:
+                self.do(record, record.not_started(YRequestError(str(error), CODES["invalid parameter"])))
+        if not record.is_over and record.is_ours and place is None:
             self.placing.watch(record, self.fail)
 
     def _make(self, record: Record, where: dict[str, Any]) -> None:
@@ -161,11 +122,10 @@ class Instances:
             grace_of(options), options.group_name if options.function_group_options is not None else "",
             code.name, record.request,
         )  # fmt: skip
-        detached = options.custom_extensions.get("lifecycle") == "detached"
         actor = ray.remote(host_of(code.target, code.is_async)).options(
             name=record.id,
             namespace=NAMESPACE,
-            lifetime="detached" if detached else None,
+            lifetime="detached" if is_detached(options) else None,
             max_concurrency=options.calls_at_once(is_async=code.is_async),
             max_restarts=lives,
             max_task_retries=lives,
@@ -174,7 +134,9 @@ class Instances:
         record.hold(actor.remote(making, packed, refs))
         record.arguments = ((), {})
         if options.name:
-            backend.tell("name", record.id, options.namespace or self._namespace(), options.name, backend.blob(code))
+            backend.tell(
+                Manager.name, record.id, options.namespace or self._backend.namespace, options.name, backend.blob(code)
+            )
 
     def setup(self, options: InvokeOptions) -> Setup:
         """How a process is set up."""
@@ -196,6 +158,7 @@ class Instances:
             except ValueError:
                 return False
             if time.monotonic() >= until:
+                record.granted()
                 record.hold(handle)
                 record.is_ours = False
                 return True
@@ -212,8 +175,11 @@ class Instances:
             handle = self._backend.ray.get_actor(id, NAMESPACE)
         except ValueError:
             error = self.why_ended(id) or YRequestError(f"instance {id} not found", CODES["instance not found"])
-            return Record(id, error=error)
-        record = Record(id)
+            gone = Record(id=id)
+            gone.not_started(error)
+            return gone
+        record = Record(id=id)
+        record.granted()
         record.hold(handle)
         return self._records.setdefault(id, record)
 
@@ -224,6 +190,8 @@ class Instances:
         record = self._records.get(id)
         if record is not None and record.error is not None:
             return fresh(record.error)
+        if (of_group := self.groups.why_failed(id)) is not None:
+            return fresh(of_group)
         try:
             data = self._backend.ray.get(self._backend.manager.failure.remote(id), timeout=10)
         except (self._backend.ray.exceptions.RayError, ValueError):
@@ -232,15 +200,13 @@ class Instances:
             return None
         error = RaisedError(data).error()
         if record is not None:
-            record.error = error
+            self.do(record, record.not_started(error))
         return error
 
     def is_alive(self, id: str) -> bool:
         """Whether an instance is there, or on its way."""
         record = self.record(id)
-        if record.error is not None:
-            return False
-        return record.handle is None or not self.has_ended(record)
+        return not record.is_over and (record.handle is None or not self.has_ended(record))
 
     def has_ended(self, record: Record) -> bool:
         """Whether the actor of an instance has ended, as far as Ray has told."""
@@ -260,22 +226,22 @@ class Instances:
             RuntimeError: there is none.
             YRTimeoutError: its constructor has not run in time.
         """
-        id = f"{namespace or self._namespace()}-{name}"
+        id = f"{namespace or self._backend.namespace}-{name}"
         until = time.monotonic() + timeout
         while not self.is_alive(id):
             if time.monotonic() >= until:
                 raise MissingInstanceError(id)
             time.sleep(0.05)
         record = self.record(id)
-        is_of_session = id in self._backend.ask("names")
-        while is_of_session and not self._backend.ask("is_made", id):
+        is_of_session = id in self._backend.ask(Manager.names)
+        while is_of_session and not self._backend.ask(Manager.is_made, id):
             if not self.is_alive(id):
                 raise self.why_ended(id) or MissingInstanceError(id)
             if time.monotonic() >= until:
                 raise YRTimeoutError(f"instance {id} had not been made within {timeout} s", CODES["get failed"])
             time.sleep(0.05)
         if record.code is None:
-            blob = self._backend.ask("class_of", id)
+            blob = self._backend.ask(Manager.class_of, id)
             if blob is None:  # of another session
                 blob = self._backend.ray.get(record.handle.about.remote(), timeout=max(10.0, timeout))
             import pickle
@@ -285,42 +251,47 @@ class Instances:
 
     # Ending
 
+    def do(self, record: Record, commands: Sequence[Command]) -> None:
+        """Carry out commands of the life of an instance. Ray queues its calls, and has its resources."""
+        for command in commands:
+            match command:
+                case Gone(error):
+                    record.arguments = ((), {})
+                    try:
+                        self._backend.tell(Manager.fail, record.id, RaisedError.of(error).data)
+                    except ValueError:
+                        pass  # the session has ended
+                    self.groups.gone(record, command)
+                case Do.STOP if record.handle is not None:
+                    self._backend.ray.kill(record.handle, no_restart=True)
+
     def fail(self, record: Record, error: BaseException) -> None:
         """An instance is dead: its resources are free, and what waits for it is told why."""
-        if record.error is not None:
-            return
-        record.error = error
-        record.arguments = ((), {})
-        try:
-            self._backend.tell("fail", record.id, RaisedError.of(error).data)
-        except ValueError:
-            pass  # the session has ended
-        if record.handle is not None:
-            self._backend.ray.kill(record.handle, no_restart=True)
+        if not record.is_over:
+            self.do(record, record.fail(error))
 
     def terminate(self, id: str, is_sync: bool) -> None:
         """End an instance; a second time does nothing."""
         record = self.record(id)
-        if record.error is not None:
-            return
-        for each in self._backend.services.groups.of(record):
-            self.end(each, YRRuntimeError("this instance is terminated", CODES["instance exited"]), is_sync=is_sync)
+        if not record.is_over:
+            for each in self.groups.of(record):
+                self.end(each, terminated(), is_sync=is_sync)
 
     def end(self, record: Record, error: BaseException, *, is_sync: bool = False) -> None:
         """End an instance, its hook first; its calls raise the error from now on."""
-        if record.error is not None:
+        commands = record.end(error)
+        if Do.STOP not in commands:
+            self.do(record, commands)
             return
-        ray = self._backend.ray
-        placed = self._backend.ask("placed", record.id) if record.handle is not None else None
-        handle = record.handle
+        ray, handle = self._backend.ray, record.handle
+        placed = self._backend.ask(Manager.placed, record.id)
         if placed is not None:
             done = handle.shutdown.remote(placed.grace)
             ray.wait([done], timeout=None if is_sync else placed.grace)
-        self.fail(record, error)
-        if handle is not None:
-            until = time.monotonic() + _GONE
-            while not self.has_ended(record) and time.monotonic() < until:
-                time.sleep(0.01)
+        self.do(record, record.fail(error))
+        until = time.monotonic() + _GONE
+        while not self.has_ended(record) and time.monotonic() < until:
+            time.sleep(0.01)
 
     def end_all(self, error: BaseException) -> None:
         """End all instances that this process has created with the session; their hooks run side by side."""
@@ -328,7 +299,7 @@ class Instances:
         records = [
             each
             for each in self._records.values()
-            if each.is_ours and each.error is None and each.options.custom_extensions.get("lifecycle") != "detached"
+            if each.is_ours and not each.is_over and not is_detached(each.options)
         ]
         asked = [self._backend.manager.placed.remote(each.id) for each in records]
         dones, longest = [], 0.0
@@ -349,28 +320,22 @@ class Instances:
 
     # Checks
 
-    def _namespace(self) -> str:
-        return self._backend.config.ns or DEFAULT_NAMESPACE
-
     def _id(self, options: InvokeOptions) -> str:
         if options.name:
-            return f"{options.namespace or self._namespace()}-{options.name}"
+            return f"{options.namespace or self._backend.namespace}-{options.name}"
         return f"instance-{self._backend.job_id}-{'m' if self._backend.is_manager else ''}{next(self._numbers)}"
 
     def _check(self, record: Record) -> BaseException | None:
         options, code = record.options, record.code
         assert code is not None
-        size = len(record.id.encode())
-        if options.name and size > LONGEST_ID:
-            return YRequestError(
-                f"The instance ID size is {size}, exceeds the maximum length of {LONGEST_ID} bytes", 1001, 10
-            )
-        try:
-            options.check(is_async=code.is_async)
-            record.request = parse(options.custom_resources, options.cpu, options.memory)
-            self.placing.check(record.request, options)
-        except InvalidRequestError as error:
-            return YRequestError(error.message, error.code)
-        except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
-            return error
-        return None
+        if options.group_name:
+            try:
+                self.groups.join(record)
+            except YRequestError as error:
+                return error
+
+        def check(request: Request) -> None:
+            self.placing.check(request, options)
+
+        record.request, refused = admitted(options, check, id=record.id, is_async=code.is_async)
+        return refused

@@ -1,28 +1,20 @@
-"""The actor that serves a session: what its processes have to know of each other, and what workers create."""
+"""What the processes of a session on Ray have to know of each other, kept by its actor."""
 
 from __future__ import annotations
 
-import pickle
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.holders import Holder
+from toprope.functions.lifecycle import State
 from toprope.functions.pairs import Pairs
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.view import Seen
 
-if TYPE_CHECKING:
-    from toprope.functions.backend import Code
-    from toprope.functions.options import Config
-
-__all__ = ["AT_ONCE", "Manager", "Placed", "seen_nodes"]
-
-AT_ONCE = 100
-"""Requests that a manager works on at once."""
+__all__ = ["Manager", "Placed", "seen_nodes"]
 
 _FRESH = 0.25
 """Seconds within which every node has told what is free of it."""
@@ -80,18 +72,14 @@ def seen_nodes() -> list[Seen]:
 
 
 class Manager:
-    """The manager of a session. Its driver owns it, so that it ends with the driver however that ends.
+    """The manager of a session: what its processes have to know of each other.
 
-    Args:
-        config: of the session.
+    Attributes:
+        pairs: key-value pairs.
     """
 
-    def __init__(self, config: Config) -> None:
-        from toprope.functions import current
-        from toprope.functions.ray.backend import RayBackend
-
-        self._lock = threading.Lock()
-        self._pairs = Pairs()
+    def __init__(self) -> None:
+        self.pairs = Pairs()
         self._saved: dict[str, bytes] = {}
         self._failures: dict[str, bytes] = {}
         self._placed: dict[str, Placed] = {}
@@ -99,25 +87,20 @@ class Manager:
         self._named: dict[str, _Named] = {}
         self._groups: dict[str, list[str]] = {}
         self._active: dict[str, float] = {}
-        self.backend = RayBackend(config, None, is_manager=True)
-        current.set_backend(self.backend)
 
     # Pairs
 
-    def kv_set_all(self, pairs: dict[str, bytes], only_new: bool, ttl: float) -> str:
+    def set_pairs(self, pairs: Mapping[str, bytes], only_new: bool, ttl: float) -> str:
         """Keep pairs; see `Pairs.set_all`."""
-        with self._lock:
-            return self._pairs.set_all(pairs, time.monotonic(), only_new=only_new, ttl=ttl)
+        return self.pairs.set_all(pairs, only_new=only_new, ttl=ttl)
 
-    def kv_get(self, keys: list[str]) -> list[bytes | None]:
+    def get_pairs(self, keys: Sequence[str]) -> list[bytes | None]:
         """The bytes under keys."""
-        with self._lock:
-            return self._pairs.get(keys, time.monotonic())
+        return self.pairs.get(keys)
 
-    def kv_del(self, keys: list[str]) -> list[str]:
+    def delete_pairs(self, keys: Sequence[str]) -> list[str]:
         """Forget keys; those that were not there are returned."""
-        with self._lock:
-            return self._pairs.delete(keys, time.monotonic())
+        return self.pairs.delete(keys)
 
     # Instances
 
@@ -155,7 +138,7 @@ class Manager:
                     Holder(
                         id,
                         placed.of,
-                        "runs" if id in self._made else "its constructor runs",
+                        str(State.READY if id in self._made else State.STARTING),
                         placed.node,
                         placed.pid,
                         placed.cpu,
@@ -251,33 +234,6 @@ class Manager:
             model = f"{placed.vendor}/{models.get((placed.node, placed.vendor), '')}" if placed.vendor else ""
             told.append((placed.node, model, placed.cards))
         return members.index(id), len(members), told
-
-    # For workers
-
-    def request(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """What a worker asks of the API that only a process may do that lives as long as the session."""
-        try:
-            return self.backend.request(operation, *arguments)
-        except Exception as error:
-            raise RaisedError.of(error) from None
-
-    def create(self, blob: bytes, packed: list[Any], options: bytes) -> str:
-        """Create an instance for a worker: it does not end with the worker."""
-        arguments, keywords = packed
-        return self.backend.create(self._code(blob), arguments, keywords, pickle.loads(options))
-
-    def terminate(self, id: str, is_sync: bool) -> None:
-        """End an instance for a worker."""
-        self.backend.terminate(id, is_sync)
-
-    def end_all(self) -> None:
-        """The session ends: end what workers have created."""
-        self.backend.end_instances()
-
-    def _code(self, blob: bytes) -> Code:
-        from toprope.functions.backend import Code
-
-        return Code(pickle.loads(blob))
 
 
 def _models(seen: Seen) -> list[tuple[str, str]]:

@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.affinity import Wishes, instance_labels
-from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.exceptions import CODES
 from toprope.functions.holders import held_by
+from toprope.functions.lifecycle import too_late
 from toprope.functions.nodes import Node
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray.mapping import NODE_ID, PREFIX, amounts
-from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, shortage, smallest_hbm
+from toprope.functions.ray.manager import Manager
+from toprope.functions.ray.mapping import amounts
+from toprope.functions.ray.record import Record
+from toprope.functions.ray.resource_groups import ResourceGroups
+from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, selector, shortage, smallest_hbm
 from toprope.functions.resources import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
-    from toprope.functions.ray.instances import Record
 
 __all__ = ["Placing"]
 
@@ -41,6 +44,7 @@ class Placing:
 
     def __init__(self, backend: RayBackend) -> None:
         self._backend = backend
+        self.resource_groups = ResourceGroups(backend)
         self._waiting: dict[int, Request] = {}  # requests that have no resources yet, as far as is known here
 
     def check(self, request: Request, options: InvokeOptions) -> None:
@@ -52,11 +56,11 @@ class Placing:
         if any("/" in key for key in request.scalars):
             check_keys(request, (key for seen in self._view() for key in node_of(seen).scalars))
         Wishes(options)
-        self._backend.services.resource_groups.check(options)
+        self.resource_groups.check(options)
 
     def options(self, request: Request, options: InvokeOptions) -> dict[str, Any]:
         """Ray's options for what is asked for, and where it may be."""
-        group = self._backend.services.resource_groups.strategy_for(options)
+        group = self.resource_groups.strategy_for(options)
         wishes = Wishes(options)
         needs_view = bool(wishes) or any(each.model != ".+" or each.hbm for each in request.cards)
         if not needs_view:
@@ -74,7 +78,7 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
-        held = held_by(self._backend.ask("holders")) if found.ever and not found.is_affinity else ""
+        held = held_by(self._backend.ask(Manager.holders)) if found.ever and not found.is_affinity else ""
         return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
@@ -95,13 +99,13 @@ class Placing:
         self._waiting.pop(id(record), None)
 
     def _view(self) -> list[Seen]:
-        nodes: list[Seen] = self._backend.ask("view")
+        nodes: list[Seen] = self._backend.ask(Manager.view)
         return nodes
 
     def _wishes(self, wishes: Wishes) -> tuple[Callable[[Node], bool] | None, Callable[[Node], tuple[int, ...]] | None]:
         if not wishes:
             return None, None
-        told = self._backend.ask("neighbours")
+        told = self._backend.ask(Manager.neighbours)
         there = {node: [instance_labels(labels) for labels in each] for node, each in told.items()}
 
         def allowed(node: Node) -> bool:
@@ -166,12 +170,11 @@ class _Watched:
             return
         self._placing.settled(self._record)
         why, code = self._placing.shortage(self._record.request, self._record.options)
-        text = f"the instance cannot be scheduled within {self.limit} ms. {why}"
-        self._fail(self._record, YRequestError(text, code))
+        self._fail(self._record, too_late(self.limit, why, code))
 
     def _is_settled(self) -> bool:
         record = self._record
-        settled = record.error is not None or self._backend.ask("placed", record.id) is not None
+        settled = record.error is not None or self._backend.ask(Manager.placed, record.id) is not None
         if settled:
             self._placing.settled(record)
         return settled
@@ -185,10 +188,3 @@ class _Watched:
     def _nodes_then(self) -> list[Seen]:
         nodes: list[Seen] = self._backend.ray.get(self._seen)
         return nodes
-
-
-def selector(nodes: Sequence[Seen]) -> dict[str, str]:
-    """What has Ray take one of these nodes; where there are none, none that there will ever be."""
-    if not nodes:
-        return {f"{PREFIX}no-such": "node"}
-    return {NODE_ID: f"in({','.join(seen.id for seen in nodes)})"}

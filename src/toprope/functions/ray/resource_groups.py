@@ -9,9 +9,10 @@ from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
 from toprope.functions.groups import check_name, check_strategy, chosen_groups, parse_bundles, why_not_together
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
+from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.mapping import amounts
 from toprope.functions.ray.refs import Entry
-from toprope.functions.ray.view import allowed_nodes, shortage, smallest_hbm
+from toprope.functions.ray.view import allowed_nodes, selector, shortage, smallest_hbm
 from toprope.functions.resources import Request
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ class _Group:
 
 def placement_group(backend: RayBackend, requests: list[list[Request]], strategy: str, name: str) -> Any:
     """A placement group of Ray, one bundle for each of the lists of requests."""
-    from toprope.functions.ray.placing import selector
-
-    nodes = backend.ask("view")
+    nodes = backend.ask(Manager.view)
     bundles, selectors = [], []
     for together in requests:
         bundle: dict[str, float] = {}
@@ -162,5 +161,5 @@ class ResourceGroups:
         return said
 
     def _shortage(self, group: _Group) -> str:
-        nodes = self._backend.ask("view")
+        nodes = self._backend.ask(Manager.view)
         return why_not_together([shortage(nodes, each) for each in group.requests], group.strategy, len(nodes))

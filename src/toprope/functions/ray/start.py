@@ -64,14 +64,14 @@ def start(config: Config, address: str) -> Backend:
     """
     ray = import_ray()
     from toprope.functions.ray.backend import RayBackend
-    from toprope.functions.ray.manager import AT_ONCE, Manager
+    from toprope.functions.ray.session_actor import AT_ONCE, SessionActor
 
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, config, address)
     try:
         manager = (
-            ray.remote(Manager)
+            ray.remote(SessionActor)
             .options(name=manager_name(), namespace=NAMESPACE, num_cpus=0, max_concurrency=AT_ONCE)
             .remote(config)
         )

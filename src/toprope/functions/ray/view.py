@@ -11,7 +11,7 @@ from toprope.functions.ledger import Ledger, Node, Shortage
 from toprope.functions.ray.mapping import NODE_ID, PREFIX, PSEUDO_HBM, label_of, read_label
 from toprope.functions.resources import CardRequest, Request, matches
 
-__all__ = ["Seen", "allowed_nodes", "fits", "node_of", "resources_of", "shortage", "smallest_hbm"]
+__all__ = ["Seen", "allowed_nodes", "fits", "node_of", "resources_of", "selector", "shortage", "smallest_hbm"]
 
 _VENDORS = ("NPU", "GPU")
 _ACCELERATOR = "accelerator_type:"
@@ -96,7 +96,7 @@ def resources_of(seen: Seen) -> dict[str, object]:
     """A node as `yr.resources` tells of it; what is free of cards is what Ray has not given out, shares included."""
     node = node_of(seen)
     free = replace(node, cpu=_millicores(seen.free), memory=_megabytes(seen.free), scalars=_scalars(seen.free))
-    capacity, allocatable = _amounts(node), _amounts(free)
+    capacity, allocatable = node.amounts, free.amounts
     for vendor in _VENDORS:
         for key in {f"{vendor}/{card.model}" for card in node.cards if card.vendor == vendor}:
             left = round(seen.free.get(vendor, 0), 4)
@@ -170,8 +170,8 @@ def _user_labels(labels: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _amounts(node: Node) -> dict[str, float]:
-    told: dict[str, float] = {"CPU": node.cpu, "Memory": node.memory, **node.scalars}
-    for card in node.cards:
-        told[f"{card.vendor}/{card.model}"] = told.get(f"{card.vendor}/{card.model}", 0) + 1
-    return told
+def selector(nodes: Sequence[Seen]) -> dict[str, str]:
+    """What has Ray take one of these nodes; where there are none, none that there will ever be."""
+    if not nodes:
+        return {f"{PREFIX}no-such": "node"}
+    return {NODE_ID: f"in({','.join(seen.id for seen in nodes)})"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
-from toprope.functions.backend import Code
+from toprope.functions.backend import Code, Forwarded, InstanceGroups, ResourceGroups, restore
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray.backend import RayBackend
+from toprope.functions.ray.manager import Manager
+from toprope.functions.ray.session_actor import SessionActor
 
 __all__ = ["WorkerBackend"]
 
@@ -23,49 +25,40 @@ class WorkerBackend(RayBackend):
     def __init__(self, host: Any = None) -> None:
         super().__init__(Config(), None)
         self._host = host
-
-    @property
-    def instance_id(self) -> str:
-        """The id of the instance of this process.
-
-        Raises:
-            YRRuntimeError: this process runs functions.
-        """
-        if self._host is None:
-            raise YRRuntimeError("save_state is only supported on cloud with posix api", CODES["incorrect usage"])
-        return str(self._host.making.id)
+        self.resource_groups: ResourceGroups = cast(Any, Forwarded("resource_groups", self._perform))
+        self.groups: InstanceGroups = cast(Any, Forwarded("groups", self._perform))
 
     def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
         """Create an instance."""
-        return str(self.ask("create", self.blob(code), [arguments, keywords], pickle.dumps(options)))
+        return str(self.ask(SessionActor.create, self.blob(code), [arguments, keywords], pickle.dumps(options)))
 
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
-        self.ask("terminate", instance, is_sync)
+        self.ask(SessionActor.terminate, instance, is_sync)
 
-    def request(self, operation: str, *arguments: Any) -> Any:
-        """What is asked seldom."""
-        if operation == "save_state":
-            return self.ask("save", self.instance_id, *arguments)
-        if operation == "load_state":
-            return self.ask("saved", self.instance_id)
-        if operation == "function_group_context":
-            group = "" if self._host is None else self._host.making.group
-            return self.ask("context", self._host.making.id, group, 60.0) if group else None
-        if operation in ("resources", "instances", "node", "list_named_instances") or operation.startswith("kv_"):
-            return super().request(operation, *arguments)
-        return self.ask("request", operation, arguments)
+    def _perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return self.ask(SessionActor.perform, part, method, arguments, keywords)
 
-    def state(self) -> bytes:
-        """The instance of this process, pickled."""
-        self.instance_id  # noqa: B018  raises where there is none
-        return bytes(self._host.checkpoint())
+    def save_state(self) -> None:
+        """Keep the state of the instance of this process."""
+        id = self._id("save_state")
+        self.ask(Manager.save, id, self._host.checkpoint())
 
-    def restore(self, state: bytes) -> None:
-        """Give the instance of this process the attributes that it had."""
-        instance = self._host.instance
-        vars(instance).clear()
-        vars(instance).update(vars(pickle.loads(state)))
+    def load_state(self) -> None:
+        """Give the instance of this process the state that was kept last."""
+        id = self._id("load_state")
+        restore(self._host.instance, self.ask(Manager.saved, id))
+
+    def function_group_context(self) -> Any:
+        """The place of the instance of this process in its function group."""
+        group = "" if self._host is None else self._host.making.group
+        return self.ask(Manager.context, self._host.making.id, group, 60.0) if group else None
+
+    def _id(self, what: str) -> str:
+        """The id of the instance of this process, which `what` needs."""
+        if self._host is None:
+            self._refuse(what)
+        return str(self._host.making.id)
 
     def finalize(self) -> None:
         """Only the driver ends the session.

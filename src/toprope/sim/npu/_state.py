@@ -27,6 +27,7 @@ __all__ = [
     "TYPE",
     "UNAVAILABLE",
     "VALUE",
+    "allocator_index",
     "also_in_torch_npu",
     "check_index",
     "chip",
@@ -166,6 +167,18 @@ def check_index(device: Any) -> int:
     index = device_index(device)
     if not 0 <= index < native().device_count():
         raise AssertionError(message("Invalid device id", VALUE))
+    return index
+
+
+def allocator_index(device: Any) -> int:
+    """The number of a card, for what is asked of its allocator.
+
+    Raises:
+        RuntimeError: no card of that number, in the words of torch_npu's allocator.
+    """
+    index = device_index(device)
+    if not 0 <= index < native().device_count():
+        raise RuntimeError(message(f"Invalid device argument {index}: did you call init?", PARAMETER))
     return index
 
 

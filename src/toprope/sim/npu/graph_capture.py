@@ -157,9 +157,54 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         arguments, keywords = tree_map(self._kept, (tuple(args), kwargs))
         node = Node(func, arguments, keywords, generator=generator, offset=offset)
         result, node.results = self._results(func, args, kwargs)
+        self._append(node)
+        return result, node
+
+    def _append(self, node: Node) -> None:
         self.nodes.append(node)
         self._last[native().current_stream(native().current_device())] = len(self.nodes)
-        return result, node
+
+    def add_compiled(
+        self, function: Callable[[list[Any]], list[Any]], inputs: list[Any], written: set[int]
+    ) -> list[Any]:
+        """Add a function that a compiler made: what its results are like is seen by running it.
+
+        Args:
+            function: takes the inputs as a list, which it may empty.
+            inputs: tensors and numbers.
+            written: places of inputs that it changes. They are as before when this returns.
+
+        Returns:
+            Its results: tensors without values, or views of inputs.
+        """
+        generator = default_generators()[native().current_device()]
+        begun = generator.get_offset()
+        arguments = [self._kept(each) for each in inputs]
+        with torch.utils._python_dispatch._disable_current_modes(), unrecorded(), _not_capturing():
+            for each in inputs:
+                self._make_valid(each)
+            saved = {place: inputs[place].clone() for place in written if isinstance(inputs[place], torch.Tensor)}
+            results = function([*inputs])
+            for place, value in saved.items():
+                inputs[place].copy_(value)
+        now = generator.get_offset()
+        node = Node(lambda *each: function([*each]), arguments)
+        if now != begun:
+            self.generators.setdefault(generator, begun)
+            node.generator, node.offset = generator, begun - self.generators[generator]
+        of_inputs = {each.untyped_storage().data_ptr() for each in inputs if isinstance(each, torch.Tensor)}
+        for result in results:
+            new = isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in of_inputs
+            node.results.append(None if not new else _borrowed(result) if result.device.type == "npu" else result)
+        self._append(node)
+        return results
+
+    def _make_valid(self, leaf: Any) -> None:
+        """Zero an index whose value the graph has yet to compute, so that nothing is read out of bounds with it."""
+        if not self.nodes or not isinstance(leaf, torch.Tensor) or leaf.is_floating_point() or leaf.is_complex():
+            return
+        if leaf.device.type == "npu" and native().pool_of(leaf.untyped_storage().data_ptr()) == self.pool:
+            leaf.zero_()
 
     def recorded(self, event: Any, stream: int) -> None:
         """An event marks the end of what was captured on a stream so far."""
@@ -252,6 +297,16 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made.append(new)
                 results.append(_borrowed(new) if leaf.device.type == "npu" else new)
         return tree_unflatten(made, shape), results
+
+
+@contextmanager
+def _not_capturing() -> Iterator[None]:
+    """Context in which the host may wait for the card although a graph is being captured."""
+    native().set_capturing(0)
+    try:
+        yield
+    finally:
+        native().set_capturing(1)
 
 
 _current: list[Capture] = []

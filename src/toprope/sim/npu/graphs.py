@@ -8,12 +8,12 @@ import itertools
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
+from warnings import warn  # C++ warns on a card, past what a program puts in the place of warnings.warn
 
 import torch
 from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_unflatten
@@ -207,7 +207,7 @@ class NPUGraph:
         """
         self._end()
         if self._nodes is not None and not self._nodes:
-            warnings.warn(
+            warn(
                 "The NPU Graph is empty. This usually means that the graph was attempted to be captured on wrong device"
                 " or stream.",
                 stacklevel=2,
@@ -319,7 +319,7 @@ class NPUGraph:
     def debug_dump(self, debug_path: str) -> None:
         """Write the captured operators as JSON, in their order."""
         if self._nodes is None:
-            warnings.warn("Called NPUGraph::debug_dump without a preceding successful capture.", stacklevel=2)
+            warn("Called NPUGraph::debug_dump without a preceding successful capture.", stacklevel=2)
             return
         nodes = [
             {

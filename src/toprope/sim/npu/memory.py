@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import TYPE, VALUE, also_in_torch_npu, check_index, device_index, lazy_init, message
+from toprope.sim.npu._state import (
+    TYPE,
+    VALUE,
+    allocator_index,
+    also_in_torch_npu,
+    check_index,
+    device_index,
+    lazy_init,
+    message,
+)
 from toprope.sim.npu.devices import is_initialized
 from toprope.sim.npu.history import dump_snapshot as _dump_snapshot
 from toprope.sim.npu.history import record_memory_history as _record_memory_history
@@ -117,7 +126,7 @@ def _figure(device: Any, group: str, figure: str) -> int:
 
 def _raw(device: Any) -> ctypes.Array[ctypes.c_int64]:
     raw = (ctypes.c_int64 * _LENGTH)()
-    native().memory_stats(check_index(device), raw)
+    native().memory_stats(allocator_index(device), raw)
     return raw
 
 
@@ -160,13 +169,13 @@ def max_memory_cached(device: Any = None) -> int:
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Lets the peaks start again from what is in use now."""
     lazy_init()
-    native().reset_peaks(check_index(device))
+    native().reset_peaks(allocator_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Lets the totals (allocated, freed, retries, failures) start again from zero."""
     lazy_init()
-    native().reset_totals(check_index(device))
+    native().reset_totals(allocator_index(device))
 
 
 def reset_max_memory_allocated(device: Any = None) -> None:

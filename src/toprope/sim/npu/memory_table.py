@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from toprope.sim.npu._state import check_index, lazy_init
+from toprope.sim.npu._state import allocator_index, lazy_init
 from toprope.sim.npu.memory import memory_stats
 
 __all__ = ["memory_summary"]
@@ -58,10 +58,10 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         abbreviated: True leaves out the parts of large and small blocks.
 
     Raises:
-        AssertionError: no card of that number.
+        RuntimeError: no card of that number.
     """
     lazy_init()
-    index = check_index(device)
+    index = allocator_index(device)
     stats = memory_stats(index)
     lines = [
         "=" * _WIDTH,

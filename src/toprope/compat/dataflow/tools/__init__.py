@@ -1,5 +1,8 @@
-"""Tools that are started with `python -m dataflow.tools...`."""
+"""Tools that are started with `python -m dataflow.tools...`, and the class behind them."""
 
 from toprope.compat.missing import missing_from
+from toprope.flow.template import FuncWsCreator
+
+__all__ = ["FuncWsCreator"]
 
 __getattr__ = missing_from(__name__)

@@ -2,7 +2,9 @@
 
 import sys
 
-from toprope.flow.template import main
+from toprope.flow.template import command, main
+
+__all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command())

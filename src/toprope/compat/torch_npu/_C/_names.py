@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from toprope.compat import no_npu
+
 from .._door import current_npu
 
 __all__ = ["SAME", "find"]
@@ -25,13 +27,21 @@ SAME = {
 
 
 def find(name: str) -> Any:
-    """Find the function of torch.npu that has another name here; None where there is none."""
+    """Find the function of torch.npu, or of its graph trees, that has another name here; None where there is none."""
     if name not in SAME:
-        return None
+        return _of_graph_trees(name)
     place: Any = current_npu()
     for part in SAME[name].split("."):
         place = getattr(place, part, None)
     return place
+
+
+def _of_graph_trees(name: str) -> Any:
+    if current_npu() is no_npu:
+        return None
+    from toprope.sim.npu.graph_trees.allocator import FUNCTIONS, PoolState
+
+    return PoolState if name == "_npu_NPUAllocator_AllocatorState" else FUNCTIONS.get(name)
 
 
 def current_stream(device: int) -> tuple[int, int, int]:

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
+from toprope.sim.npu.trace_callbacks import fire
 
+from .._door import current_npu
 from .._error_codes import ErrCode, ops_error, pta_error
 from .formats import check_on_card, format_of, share_format
 from .registry import operator
 
-__all__ = ["copy_memory_", "empty_strided", "get_storage_size", "npu_change_data_ptr", "weak_ref"]
+__all__ = ["copy_memory_", "empty_strided", "erase_stream", "get_storage_size", "npu_change_data_ptr", "weak_ref"]
 
 _MOVABLE = (torch.float16, torch.float32, torch.bfloat16)
 
@@ -102,6 +104,31 @@ def weak_ref(tensor: torch.Tensor) -> torch.Tensor:
     result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     share_format(result, tensor)
     return result
+
+
+def erase_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """Take back `Tensor.record_stream`: the memory can be used again as soon as the tensor is freed.
+
+    The program must have let the tensor's own stream wait for the other one. On another stream than the tensor's own
+    nothing changes, as on a card.
+
+    Args:
+        tensor: on the card.
+        stream: the stream that was recorded.
+
+    Raises:
+        TypeError: one of them is something else.
+
+    Source: torch_npu-erase_stream.md of Ascend/op-plugin and torch_npu/npu/utils.py of Ascend/pytorch.
+    """
+    for name, value, wanted, kind in (
+        ("tensor", tensor, "torch.Tensor", torch.Tensor),
+        ("stream", stream, "torch_npu.npu.Stream", current_npu().Stream),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} should be {wanted}, could not be {type(value)}" + pta_error(ErrCode.TYPE))
+    native().erase_stream(tensor.untyped_storage().data_ptr(), stream.stream_id)
+    fire("erase_stream", tensor.untyped_storage().data_ptr(), stream.npu_stream)
 
 
 def empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -69,6 +69,9 @@ EXPORT int ts_allocate(int device, int64_t stream, uint64_t bytes, void** data) 
   return allocate(device, stream, bytes, data, &shortage);
 }
 EXPORT void ts_release(void* data) { release(data); }
+EXPORT void ts_erase_stream(void* data, int64_t stream) {
+  if (is_stream(stream)) unused_by_stream(data, stream);
+}
 EXPORT int ts_device_of(const void* data) { return device_of(data); }
 EXPORT void ts_mark_all_unsafe(int device) { mark_all_unsafe(device); }
 EXPORT int ts_is_safe(const void* data) { return is_safe(data); }
@@ -115,6 +118,16 @@ EXPORT int ts_pool_users(int device, int64_t pool) { return pool_users(device, p
 EXPORT void ts_open_pool(int device, int64_t pool, int every_thread) { open_pool(device, pool, every_thread != 0); }
 EXPORT void ts_close_pool(int device, int64_t pool) { close_pool(device, pool); }
 EXPORT void ts_release_pool(int device, int64_t pool) { release_pool(device, pool); }
+EXPORT PoolState* ts_pool_state(int device, int64_t pool) {
+  return is_initialised() && is_device(device) ? pool_state(device, pool) : nullptr;
+}
+EXPORT int ts_restore_pool(int device, int64_t pool, const PoolState* state) { return restore_pool(device, pool, state); }
+EXPORT void ts_forget_pool_state(PoolState* state) { forget_pool_state(state); }
+EXPORT int ts_pool_uses_only(int device, int64_t pool, const uint64_t* data, size_t count) {
+  std::set<const void*> addresses;
+  for (size_t i = 0; i < count; i++) addresses.insert(reinterpret_cast<const void*>(data[i]));
+  return is_initialised() && is_device(device) ? pool_uses_only(device, pool, addresses) : count == 0;
+}
 EXPORT int64_t ts_pool_of(const void* data) { return pool_of(data); }
 
 // What more there is to say of the failure with which the task that calls this is about to end.

@@ -47,6 +47,20 @@ struct Block {
   Context context;  // where it was handed out, while the history is recorded
 };
 
+// How the pieces of a pool were cut at a time; they stay as long as the pool is used.
+struct PoolState {
+  struct Part {
+    size_t size, requested;
+    bool in_use;
+    Origin origin;
+  };
+  struct Piece {
+    const char* data;
+    std::vector<Part> parts;
+  };
+  std::vector<Piece> pieces;
+};
+
 struct BySize {
   bool operator()(const Block* a, const Block* b) const {
     if (a->pool != b->pool) return a->pool < b->pool;

@@ -46,18 +46,7 @@ class Heap {
                    piece_size(size), fraction < 1.0 ? limit() : 0};
       return kOutOfMemory;
     }
-    block->in_use = true;
-    block->counted = true;
-    block->adopted = false;
-    block->unsafe = false;
-    block->requested = bytes;
-    block->origin = origin;
-    block->origin.born = ++born_;
-    ledger_.handed_out(*block);
-    if (room_ > 0) [[unlikely]] {
-      note(Happened::kAlloc, block->data, block->size, block->pool, stream, context);
-      block->context = std::move(context);
-    }
+    hand_out(block, bytes, origin, std::move(context));
     *data = block->data;
     return kOk;
   }
@@ -66,27 +55,7 @@ class Heap {
     std::lock_guard<std::mutex> guard(mutex_);
     Block* block = at(data);
     if (block == nullptr || !block->in_use) return;
-    ledger_.freed(*block);
-    if (room_ > 0 || block->context) [[unlikely]] {
-      note(Happened::kFreeRequested, *block, context);
-      if (block->uses.empty()) note(Happened::kFreeCompleted, *block, context);
-      block->context = std::move(context);
-    }
-    block->in_use = false;
-    block->life.fetch_add(1, std::memory_order_relaxed);
-    if (block->counted) {
-      ledger_.discount(*block);
-    } else {
-      kept_ -= block->size;
-    }
-    block->counted = true;
-    if (!block->uses.empty()) {
-      for (Use& use : block->uses) use.ticket = use.stream->submitted.load();
-      waiting_.push_back(block);
-    } else {
-      ledger_.inactive(*block);
-      merge(block);
-    }
+    take_back(block, context);
   }
 
   void used_by(void* data, Stream& by) {
@@ -97,6 +66,13 @@ class Heap {
       if (use.stream == &by) return;
     }
     block->uses.push_back({&by, 0});
+  }
+
+  void unused_by(void* data, const Stream& by, int64_t here) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Block* block = at(data);
+    if (block == nullptr || block->stream != here) return;
+    std::erase_if(block->uses, [&by](const Use& use) { return use.stream == &by; });
   }
 
   void mark_all_unsafe() {
@@ -241,6 +217,55 @@ class Heap {
     if (found != users_.end() && --found->second == 0) users_.erase(found);
   }
 
+  // How the pieces of a pool are cut now.
+  PoolState pool_state(int64_t pool) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_uses(lock);
+    PoolState state;
+    for (const Block* block : firsts_) {
+      if (block->pool != pool) continue;
+      PoolState::Piece& piece = state.pieces.emplace_back(PoolState::Piece{block->data, {}});
+      for (; block != nullptr; block = block->after) {
+        piece.parts.push_back({block->size, block->requested, block->in_use, block->origin});
+      }
+    }
+    return state;
+  }
+
+  // Cuts the pieces of a pool as they were; pieces that came later are free. False where a host kernel keeps memory in
+  // the pool, which cannot be moved.
+  bool restore_pool(int64_t pool, const PoolState& state, const Context& context) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    std::vector<Block*> used = used_blocks(pool);
+    if (std::any_of(used.begin(), used.end(), [](const Block* block) { return !block->counted; })) return false;
+    for (Block* block : used) take_back(block, context);
+    wait_for_uses(lock);
+    for (const PoolState::Piece& piece : state.pieces) {
+      Block* block = at(piece.data);
+      free_blocks(block->small).erase(block);
+      block->free_to_merge = false;
+      for (size_t i = 0; i < piece.parts.size(); i++) {
+        const PoolState::Part& part = piece.parts[i];
+        Block* rest = i + 1 < piece.parts.size() ? cut(block, part.size) : nullptr;
+        if (part.in_use) {
+          hand_out(block, part.requested, part.origin, context);
+        } else {
+          enter_free(block);
+        }
+        block = rest;
+      }
+    }
+    return true;
+  }
+
+  // Whether these are all the blocks of a pool that are in use.
+  bool uses_only(int64_t pool, const std::set<const void*>& data) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    std::vector<Block*> used = used_blocks(pool);
+    return used.size() == data.size() &&
+           std::all_of(used.begin(), used.end(), [&data](const Block* block) { return data.contains(block->data); });
+  }
+
   void record_history(size_t room) {
     std::lock_guard<std::mutex> guard(mutex_);
     room_ = room;
@@ -276,6 +301,56 @@ class Heap {
     int64_t pool;
     std::thread::id thread;  // none: for every thread
   };
+
+  void hand_out(Block* block, size_t bytes, const Origin& origin, Context context) {
+    block->in_use = true;
+    block->counted = true;
+    block->adopted = false;
+    block->unsafe = false;
+    block->requested = bytes;
+    block->origin = origin;
+    block->origin.born = ++born_;
+    ledger_.handed_out(*block);
+    if (room_ > 0) [[unlikely]] {
+      note(Happened::kAlloc, block->data, block->size, block->pool, block->stream, context);
+      block->context = std::move(context);
+    }
+  }
+
+  void take_back(Block* block, const Context& context) {
+    ledger_.freed(*block);
+    if (room_ > 0 || block->context) [[unlikely]] {
+      note(Happened::kFreeRequested, *block, context);
+      if (block->uses.empty()) note(Happened::kFreeCompleted, *block, context);
+      block->context = context;
+    }
+    block->in_use = false;
+    block->life.fetch_add(1, std::memory_order_relaxed);
+    if (block->counted) {
+      ledger_.discount(*block);
+    } else {
+      kept_ -= block->size;
+    }
+    block->counted = true;
+    if (!block->uses.empty()) {
+      for (Use& use : block->uses) use.ticket = use.stream->submitted.load();
+      waiting_.push_back(block);
+    } else {
+      ledger_.inactive(*block);
+      merge(block);
+    }
+  }
+
+  std::vector<Block*> used_blocks(int64_t pool) const {
+    std::vector<Block*> used;
+    for (Block* block : firsts_) {
+      if (block->pool != pool) continue;
+      for (; block != nullptr; block = block->after) {
+        if (block->in_use) used.push_back(block);
+      }
+    }
+    return used;
+  }
 
   int64_t open_pool_here() const {
     for (auto each = open_.rbegin(); each != open_.rend(); ++each) {
@@ -399,14 +474,19 @@ class Heap {
     size_t rest = block->size - size;
     if (!unsplit_.empty() && unsplit_.contains(block->pool)) return;
     if (block->small ? rest < kStep : rest <= kSmallBlock || size >= memory_rules.max_split) return;
-    Block* remainder = make_block(block->data + size, rest, block->pool, block->stream, block->small);
-    remainder->before = block;
-    remainder->after = block->after;
-    if (block->after != nullptr) block->after->before = remainder;
-    block->after = remainder;
+    enter_free(cut(block, size));
+  }
+
+  // Cuts the end off a block; returns it, in no list.
+  Block* cut(Block* block, size_t size) {
+    Block* rest = make_block(block->data + size, block->size - size, block->pool, block->stream, block->small);
+    rest->before = block;
+    rest->after = block->after;
+    if (block->after != nullptr) block->after->before = rest;
+    block->after = rest;
     block->size = size;
-    place(remainder);
-    enter_free(remainder);
+    place(rest);
+    return rest;
   }
 
   void enter_free(Block* block) {

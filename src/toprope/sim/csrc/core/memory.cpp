@@ -68,6 +68,11 @@ void used_by_stream(void* data, int64_t id) {
   if (device >= 0 && !forked_after_use()) heap(device).used_by(data, stream(device, id));
 }
 
+void unused_by_stream(void* data, int64_t id) {
+  int device = device_of(data);
+  if (device >= 0 && !forked_after_use()) heap(device).unused_by(data, stream(device, id), current_stream(device));
+}
+
 void mark_all_unsafe(int device) {
   use_cards();
   if (is_device(device)) heap(device).mark_all_unsafe();
@@ -148,6 +153,18 @@ int64_t pool_of(const void* data) {
   if (device < 0) return 0;
   const Block* block = heap(device).at(data);
   return block == nullptr ? 0 : block->pool;
+}
+
+PoolState* pool_state(int device, int64_t pool) { return new PoolState(heap(device).pool_state(pool)); }
+
+bool restore_pool(int device, int64_t pool, const PoolState* state) {
+  return heap(device).restore_pool(pool, *state, gathered());
+}
+
+void forget_pool_state(PoolState* state) { delete state; }
+
+bool pool_uses_only(int device, int64_t pool, const std::set<const void*>& data) {
+  return heap(device).uses_only(pool, data);
 }
 
 void record_history(size_t room, Context (*gather)()) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "device.h"
@@ -55,6 +56,8 @@ TOPROPE_API int device_of(const void* data);
 
 // Keeps a block from reuse, once it is freed, until the work that was queued on that stream before is done.
 TOPROPE_API void used_by_stream(void* data, int64_t stream);
+// Takes that back, where the current stream is the one that the memory was taken on.
+TOPROPE_API void unused_by_stream(void* data, int64_t stream);
 
 // Marks all memory in use as perhaps damaged, as after a card was started again; and asks or takes it back for a block.
 TOPROPE_API void mark_all_unsafe(int device);
@@ -87,6 +90,14 @@ TOPROPE_API void open_pool(int device, int64_t pool, bool every_thread);
 TOPROPE_API void close_pool(int device, int64_t pool);
 TOPROPE_API void release_pool(int device, int64_t pool);
 TOPROPE_API int64_t pool_of(const void* data);  // of the block at this address; 0 for memory that is no card's
+
+// A graph that was captured before goes on in a new capture: its pool is made what it was at the end of the first. To be
+// given to `forget_pool_state`; see `restore_pool` of heap.h for false.
+struct PoolState;
+TOPROPE_API PoolState* pool_state(int device, int64_t pool);
+TOPROPE_API bool restore_pool(int device, int64_t pool, const PoolState* state);
+TOPROPE_API void forget_pool_state(PoolState* state);
+TOPROPE_API bool pool_uses_only(int device, int64_t pool, const std::set<const void*>& data);
 
 // ---- history: what the allocator did, and where the program asked for it
 

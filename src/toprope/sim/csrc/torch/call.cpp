@@ -62,7 +62,7 @@ constexpr size_t kLookedThrough = 8;
 at::Tensor host_alias(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      shadow_of(impl->unsafe_storage().unsafeGetStorageImpl()), kHostKeys, impl->dtype());
+      shadow_of(impl->storage().unsafeGetStorageImpl()), kHostKeys, impl->dtype());
   copy_shape(alias.unsafeGetTensorImpl(), impl);
   if (impl->is_wrapped_number()) [[unlikely]] alias.unsafeGetTensorImpl()->set_wrapped_number(true);
   copy_bits(alias, tensor);
@@ -91,6 +91,7 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
   }
   if (tensor.layout() == c10::kSparse) [[unlikely]] return take_sparse(tensor);
   if (!tensor.has_storage() || tensor.layout() != c10::kStrided) [[unlikely]] {
+    if (tensor.layout() == c10::kStrided) tensor.storage();  // raises the text of a tensor that may not be used any more
     raise_lack(sim::Lack::kLayout, kind_->name, static_cast<int>(tensor.scalar_type()),
                c10::str(kind_->name, ": tensors of layout ", tensor.layout(), " are not supported on npu."));
   }

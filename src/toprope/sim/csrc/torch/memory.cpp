@@ -297,3 +297,39 @@ extern "C" TOPROPE_API void tsg_reset_host_memory_stats(int peaks) {
 extern "C" TOPROPE_API void tsg_shrink_storage(void* storage, uint64_t bytes) {
   static_cast<c10::StorageImpl*>(storage)->set_nbytes(bytes);
 }
+
+// ---- memory of graph trees, whose tensors come and go in a pool that keeps its layout. Storages and tensors are given by
+// their addresses, as torch's own functions for CUDA take them.
+
+namespace {
+bool is_freed_by_allocator(const c10::DataPtr& data) {
+  return data.get_deleter() == &toprope::glue::free_block || data.get_deleter() == &toprope::glue::free_by_owner;
+}
+}  // namespace
+
+extern "C" TOPROPE_API int tsg_owns_memory(void* storage) {
+  return is_freed_by_allocator(static_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks());
+}
+
+// The storage keeps its address; its memory is the allocator's again.
+extern "C" TOPROPE_API void tsg_give_up_memory(void* storage) {
+  c10::DataPtr& data = static_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  if (!is_freed_by_allocator(data)) return;
+  void* block = data.release_context();
+  data = c10::DataPtr(block, data.device());
+  toprope::glue::free_by_owner(block);
+}
+
+// The opposite: the allocator counts the memory at the storage's address as in use, and the storage frees it.
+extern "C" TOPROPE_API void tsg_take_memory(void* storage) {
+  c10::DataPtr& data = static_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  data = c10::DataPtr(data.get(), data.get(), &toprope::glue::free_block, data.device());
+}
+
+// What is done with the data from now on raises an error with this text.
+extern "C" TOPROPE_API void tsg_refuse_storage(void* storage, const char* text) {
+  static_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(text));
+}
+extern "C" TOPROPE_API void tsg_refuse_tensor(void* tensor, const char* text) {
+  static_cast<c10::TensorImpl*>(tensor)->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(text));
+}

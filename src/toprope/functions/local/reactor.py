@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import YRRuntimeError
 from toprope.functions.interrupts import interruptible
+from toprope.functions.local.forkserver_client import Forkserver, end_strays
 from toprope.functions.local.process import Process
-from toprope.functions.local.starter import Starter, end_strays
-from toprope.functions.local.timers import Timer, Timers
 from toprope.functions.objects import Entry
 from toprope.functions.serial import BlockKey
+from toprope.functions.timers import Timer, Timers
 from toprope.functions.wire import Channel, Closed, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
 
-__all__ = ["Processes"]
+__all__ = ["Reactor"]
 
 WARM = 2
 """Processes that wait for work, so that an instance need not wait for one."""
@@ -49,8 +49,8 @@ STOP_ALL = 10.0
 """Seconds that all workers together may take to end with the session."""
 
 
-class Processes:
-    """Starts workers through the zygote, and reads what they send while nobody else does."""
+class Reactor:
+    """Starts workers through the forkserver, and reads what they send while nobody else does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -64,14 +64,14 @@ class Processes:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._owned: dict[int, int] = {}  # blocks of ended workers that are still needed, by number
         self._closing = False
-        self._starter = Starter(session.folder, session.hold)
+        self._forkserver = Forkserver(session.folder, session.hold)
         self._pump = threading.Thread(target=self._run, name="toprope functions", daemon=True)
 
     def start(self) -> None:
-        """Start the zygote, the first workers, and the thread that listens to them."""
+        """Start the forkserver, the first workers, and the thread that listens to them."""
         self._epoll.register(self._wake_read, select.EPOLLIN)
-        self._starter.start()
-        self._epoll.register(self._starter.control, select.EPOLLIN)  # type: ignore[arg-type]
+        self._forkserver.start()
+        self._epoll.register(self._forkserver.control, select.EPOLLIN)  # type: ignore[arg-type]
         with self._session.lock:
             self._refill()
         self._pump.start()
@@ -104,10 +104,10 @@ class Processes:
             process.deadline = self.after(LEAVE, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
-        """End a process by force. Its pid is its own until the zygote has told its end."""
+        """End a process by force. Its pid is its own until the forkserver has told its end."""
         if process.exit is not None or process.buried:
             return
-        if not process.pid:  # the zygote has not said yet which process it is
+        if not process.pid:  # the forkserver has not said yet which process it is
             process.deadline = self.after(0.02, lambda: self.kill(process))
         else:
             try:
@@ -125,7 +125,7 @@ class Processes:
             if process in self._warm:
                 self._warm.remove(process)
             if process.exit is None and not self._closing:
-                # how it ended is on its way from the zygote; a process that only closed its socket has to go
+                # how it ended is on its way from the forkserver; a process that only closed its socket has to go
                 if process.deadline is not None:
                     process.deadline.cancel()
                 process.deadline = self.after(LAST_MOMENT, lambda: self.kill(process))
@@ -142,7 +142,7 @@ class Processes:
             self._close(process)
             for key, times in process.lent.items():
                 if times > 0:
-                    self._session.values.returned(key, times)
+                    self._session.store.returned(key, times)
             process.lent.clear()
             process.held.clear()
             for timer in (process.deadline, process.burial, process.recycling):
@@ -173,7 +173,7 @@ class Processes:
     def _sweep(self, number: int) -> None:
         """Remove the segments of an ended worker, none of whose values is needed."""
         self._owned.pop(number, None)
-        with contextlib.suppress(FileNotFoundError):  # at the end the zygote removes the folder
+        with contextlib.suppress(FileNotFoundError):  # at the end the forkserver removes the folder
             for path in self._session.folder.glob(f"w{number}-*"):
                 path.unlink(missing_ok=True)
 
@@ -192,12 +192,12 @@ class Processes:
             for process in left:
                 self.stop(process, STOP_ALL)
         try:
-            # a zygote that is still importing has no workers yet
-            until = time.monotonic() + (STOP_ALL if self._starter.is_up else 0)
+            # a forkserver that is still importing has no workers yet
+            until = time.monotonic() + (STOP_ALL if self._forkserver.is_up else 0)
             while any(not each.closed for each in left) and time.monotonic() < until:
                 _pause()
         finally:
-            self._starter.close()
+            self._forkserver.close()
             with self._session.lock:  # a thread that asked for a worker a moment ago has it, or its error
                 left = list(self._all.values())
             for process in left:
@@ -214,7 +214,7 @@ class Processes:
     def abandon(self) -> None:
         """Let go of all in a fork of the driver, whose they are not."""
         self._closing = True
-        self._starter.abandon()
+        self._forkserver.abandon()
         self._epoll.close()
         for process in self._all.values():
             process.channel.close()
@@ -231,9 +231,9 @@ class Processes:
         with theirs:
             number = next(self._numbers)
             process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
-            self._all[number] = process  # before the zygote, which tells the other thread at once, knows of it
+            self._all[number] = process  # before the forkserver, which tells the other thread at once, knows of it
             try:
-                self._starter.ask(number, theirs.fileno())
+                self._forkserver.ask(number, theirs.fileno())
             except YRRuntimeError:
                 del self._all[number]
                 ours.close()
@@ -316,7 +316,7 @@ class Processes:
                     traceback.print_exc()
 
     def _once(self) -> None:
-        control = self._starter.control
+        control = self._forkserver.control
         told = -1 if control is None else control.fileno()
         for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
             if fd == self._wake_read:
@@ -332,7 +332,7 @@ class Processes:
             if not process.channel.flush():
                 self._full.append(process)
         self._timers.run()
-        self._session.values.settle()
+        self._session.store.settle()
         if self._session.instances.dropped:
             self._session.instances.free_dropped()
 
@@ -353,10 +353,10 @@ class Processes:
             self.listen(process)
 
     def _news(self) -> None:
-        """Read what the zygote tells: a worker's process, or its end."""
-        news = self._starter.news()
+        """Read what the forkserver tells: a worker's process, or its end."""
+        news = self._forkserver.news()
         if news is None:
-            self._zygote_gone()
+            self._forkserver_gone()
             return
         process = self._all.get(news["number"])
         if process is None:
@@ -386,18 +386,18 @@ class Processes:
             self._buried(process)
             self._close(process)  # it may have been buried while it was read here
 
-    def _zygote_gone(self) -> None:
-        """The zygote was killed, and all workers with it: others may be started by a new one."""
+    def _forkserver_gone(self) -> None:
+        """The forkserver was killed, and all workers with it: others may be started by a new one."""
         with self._session.lock:
             gone = list(self._all.values())
             self._warm.clear()
-            if self._starter.control is not None:
-                self._epoll.unregister(self._starter.control)
+            if self._forkserver.control is not None:
+                self._epoll.unregister(self._forkserver.control)
             if self._closing:
                 return
             try:
-                self._starter.start()
-                self._epoll.register(self._starter.control, select.EPOLLIN)  # type: ignore[arg-type]
+                self._forkserver.start()
+                self._epoll.register(self._forkserver.control, select.EPOLLIN)  # type: ignore[arg-type]
             except (YRRuntimeError, OSError) as error:
                 logging.getLogger("toprope").error("%s", error)
         end_strays(self._session.folder, {each.pid for each in gone if each.pid})

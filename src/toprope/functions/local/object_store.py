@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from toprope.functions.local.process import Process
     from toprope.functions.local.session import Session
 
-__all__ = ["NOTHING", "Values", "shared_folder"]
+__all__ = ["NOTHING", "ObjectStore", "shared_folder"]
 
 
 NOTHING = Value(pickle.dumps(((), {}), 5))
 """The arguments of a call that has none."""
 
 
-class Values:
+class ObjectStore:
     """The driver's side of shared memory.
 
     A block is free again when the value in it is gone and nobody reads it any more: neither a worker, nor an array of
@@ -66,7 +66,7 @@ class Values:
         refs = [self._session.object(number, owner) for number in ids]
         if not spec:
             return Value(data, (), (), refs)
-        self._session.processes.owns(owner.number, sum(key is not None for key in spec))
+        self._session.reactor.owns(owner.number, sum(key is not None for key in spec))
         return SharedValue(Packed(data, spec, inline), refs, owner.number, self.forget)
 
     def forget(self, owner: int, spec: tuple[BlockKey | None, ...]) -> None:
@@ -116,7 +116,7 @@ class Values:
             for key in keys:
                 self._arena.free(Block(*key))
             return
-        self._session.processes.free(owner, keys)
+        self._session.reactor.free(owner, keys)
 
     def unpack(self, value: Value) -> Any:
         """The value itself, for this process; large arrays in it are read where they lie."""

@@ -1,20 +1,23 @@
-"""What is to happen later; one that is called off leaves nothing behind."""
+"""Delayed actions; cancelling one frees it at once."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Timer", "Timers"]
+__all__ = ["Clock", "Timer", "Timers"]
+
+_log = logging.getLogger("toprope")
 
 _FEW = 64
 
 
 class Timer:
-    """Something that is to happen."""
+    """A delayed action."""
 
     __slots__ = ("_timers", "action")
 
@@ -23,7 +26,7 @@ class Timer:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """It is not to happen; what it would have done is forgotten. After it has happened: nothing."""
+        """Cancel it and forget what it would have done; no effect after it has happened."""
         if self.action is not None:
             self.action = None
             self._timers.cancelled()
@@ -83,3 +86,39 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+
+class Clock:
+    """Timers with a thread of their own, which begins with the first action."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self._timers = Timers(self._news.set)
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Do something in so many seconds; it may ask Ray, and so wait for a moment."""
+        timer = self._timers.after(seconds, action)
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="toprope clock", daemon=True)
+                self._thread.start()
+        return timer
+
+    def close(self) -> None:
+        """Nothing is done any more."""
+        self._closed = True
+        self._news.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._news.wait(self._timers.due)
+            self._news.clear()
+            try:
+                self._timers.run()
+            except Exception:
+                _log.debug("an action of the clock failed", exc_info=True)  # such as Ray's end

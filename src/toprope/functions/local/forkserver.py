@@ -120,7 +120,7 @@ def _become_worker(libc: ctypes.CDLL, worker: object, file: int, folder: str, nu
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what its descendants leave stays its own
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != _PID:
-            os._exit(1)  # the zygote is gone already
+            os._exit(1)  # the forkserver is gone already
         for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
         os.environ[MARK] = f"{os.path.basename(folder)}:{number}"
@@ -137,7 +137,7 @@ def _become_worker(libc: ctypes.CDLL, worker: object, file: int, folder: str, nu
 
 
 def _leave(status: int) -> None:
-    """End as a program does, but without the zygote's own ending."""
+    """End as a program does, but without the forkserver's own ending."""
     import atexit
 
     try:
@@ -206,7 +206,7 @@ def _children(pid: int) -> list[int]:
 
 
 def send_worker(control: socket.socket, number: int, file: int) -> None:
-    """Ask the zygote for a worker that has this end of a socket."""
+    """Ask the forkserver for a worker that has this end of a socket."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
     control.sendmsg([json.dumps({"number": number}).encode()], ancillary)
 

@@ -1,4 +1,4 @@
-"""The zygote as the driver sees it: started, asked for workers, and started anew should it be killed."""
+"""The forkserver as the driver sees it: started, asked for workers, and started anew should it be killed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.local import zygote
+from toprope.functions.local import forkserver
 
-__all__ = ["Starter", "end_strays"]
+__all__ = ["Forkserver", "end_strays"]
 
 _TIMES, _WITHIN = 3, 60.0
-"""A zygote that goes so often within so many seconds is not started again."""
+"""A forkserver that goes so often within so many seconds is not started again."""
 
 _PATIENCE = 10.0
-"""Seconds that the zygote may take to read what it is asked."""
+"""Seconds that the forkserver may take to read what it is asked."""
 
 
-class Starter:
-    """Starts workers of a session through the zygote.
+class Forkserver:
+    """Starts workers of a session through the forkserver.
 
     Args:
         folder: of the session.
-        lock: a descriptor that the zygote is to hold too.
+        lock: a descriptor that the forkserver is to hold too.
     """
 
     def __init__(self, folder: Path, lock: int) -> None:
@@ -43,7 +43,7 @@ class Starter:
         """Whether it has told anything yet."""
 
     def start(self) -> None:
-        """Start the zygote.
+        """Start the forkserver.
 
         Raises:
             YRRuntimeError: it has ended too often.
@@ -61,7 +61,7 @@ class Starter:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*_python_path(), _package_root()])}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "toprope.functions.local.zygote", str(theirs.fileno()), str(self._folder),
+                [sys.executable, "-m", "toprope.functions.local.forkserver", str(theirs.fileno()), str(self._folder),
                  modules, str(os.getpid()), str(self._lock)],
                 pass_fds=[theirs.fileno(), self._lock], env=environment, stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -72,19 +72,19 @@ class Starter:
         """Ask for a worker that has this end of a socket.
 
         Raises:
-            YRRuntimeError: the zygote is gone, or does not answer.
+            YRRuntimeError: the forkserver is gone, or does not answer.
         """
         try:
             if self.control is None:
                 raise OSError("it has ended")
-            zygote.send_worker(self.control, number, file)
+            forkserver.send_worker(self.control, number, file)
         except OSError as error:
             raise YRRuntimeError(
                 f"no worker can be started: {error}. Call yr.finalize and yr.init", CODES["internal error"]
             ) from None
 
     def news(self) -> dict[str, Any] | None:
-        """What the zygote tells of a worker; None when it is gone."""
+        """What the forkserver tells of a worker; None when it is gone."""
         try:
             data = b"" if self.control is None else self.control.recv(65536)
         except OSError:
@@ -94,7 +94,7 @@ class Starter:
         return found
 
     def close(self) -> None:
-        """Let the zygote end all that it has started, and go; one that is still importing at once."""
+        """Let the forkserver end all that it has started, and go; one that is still importing at once."""
         control, self.control = self.control, None
         process, self._process = self._process, None
         if control is not None:
@@ -116,13 +116,13 @@ class Starter:
 
 
 def end_strays(folder: Path, workers: set[int]) -> None:
-    """Kill what workers have left behind where the zygote, which does that else, is gone.
+    """Kill what workers have left behind where the forkserver, which does that else, is gone.
 
     Args:
         folder: of the session.
         workers: their processes.
     """
-    mark = f"{zygote.MARK}={folder.name}:".encode()
+    mark = f"{forkserver.MARK}={folder.name}:".encode()
     for _ in range(5):  # what is killed may have forked just then
         found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_stray(pid, workers, mark)]
         for pid in found:

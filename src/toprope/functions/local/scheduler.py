@@ -1,9 +1,8 @@
-"""What a session offers beside calls: resources and where they come from, key-value pairs, saved state, groups."""
+"""Scheduler of a session on this machine: grants resources in turn, of the machine or of a resource group."""
 
 from __future__ import annotations
 
-import sys
-import time
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,18 +13,18 @@ from toprope.functions.groups import BUNDLE
 from toprope.functions.holders import held_by
 from toprope.functions.ledger import Grant, Ledger, Node, Shortage
 from toprope.functions.local.groups import Groups
-from toprope.functions.local.process import Process
 from toprope.functions.local.resource_groups import ResourceGroups
-from toprope.functions.local.timers import Timer
 from toprope.functions.options import InvokeOptions
-from toprope.functions.pairs import Pairs
 from toprope.functions.resources import Request, check_keys
+from toprope.functions.timers import Timer
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
     from toprope.functions.local.session import Session
 
-__all__ = ["Services"]
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("toprope")
 
 
 class Asker(Protocol):
@@ -44,38 +43,23 @@ LOOK = 0.1
 """Seconds between looks whether another program has given back what is waited for."""
 
 
-class Services:
-    """The services of a session. `serve` is the only method that does not hold its lock."""
+class Scheduler:
+    """Grants resources in turn. Held: the session's lock.
+
+    Args:
+        session: the session.
+        claims: what other programs hold of the node's cards; None where there are no others.
+    """
 
     def __init__(self, session: Session, claims: Claims | None) -> None:
         self._session = session
         self._claims = claims
         self._look: Timer | None = None
-        self._ledgers: dict[str, Ledger] = {"": session.ledger}
+        self.ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
-        self._pairs = Pairs()
-        self._resource_groups = ResourceGroups(session, self._ledgers)
-        self._groups = Groups(session)
-        self._operations: Mapping[str, Callable[..., Any]] = {
-            "kv_set_all": self._kv_set_all,
-            "kv_get": self._kv_get,
-            "kv_del": self._kv_del,
-            "resources": self._resources,
-            "instances": self._instances,
-            "list_named_instances": self._list_named,
-            "save_state": self._save_state,
-            "load_state": self._load_state,
-            "instance_options": self._instance_options,
-            "node": self._node,
-            "create_resource_group": self._resource_groups.create,
-            "remove_resource_group": self._resource_groups.remove,
-            "resource_group_table": self._resource_groups.table,
-            "start_group": self._groups.start,
-            "terminate_group": self._groups.terminate,
-            "wait_group": self._groups.waited,
-            "function_group_context": self._function_group_context,
-        }
+        self.resource_groups = ResourceGroups(session, self.ledgers)
+        self.groups = Groups(session)
 
     # Resources
 
@@ -102,20 +86,16 @@ class Services:
         Raises:
             YRequestError: there is no such resource group, or no such bundle in it (1001).
         """
-        return self._resource_groups.ledger_for(options)
+        return self.resource_groups.ledger_for(options)
 
-    def ledger(self, name: str) -> Ledger:
-        """A ledger by its name, "" for the machine's."""
-        return self._ledgers[name]
-
-    def check(self, instance: Instance) -> None:
+    def check(self, instance: Instance, request: Request) -> None:
         """Refuse a resource group or affinities that cannot be.
 
         Raises:
             ValueError, YRequestError: the message names what cannot be.
         """
         Wishes(instance.options)
-        self.check_keys(instance.request)
+        self.check_keys(request)
         instance.ledger = self.ledger_name(instance.options)
 
     def check_keys(self, request: Request) -> None:
@@ -132,12 +112,12 @@ class Services:
         Raises:
             YRRuntimeError: there is no such resource group.
         """
-        found = self._ledgers.get(asker.ledger)
+        found = self.ledgers.get(asker.ledger)
         if found is None:
             raise YRRuntimeError(f"there is no resource group {asker.ledger}", CODES["invalid parameter"])
         return found
 
-    def serve_ledger(self) -> None:
+    def serve(self) -> None:
         """Hand out what is free to those who wait, in turn."""
         if self._serving or self._session.ended:
             return  # who serves sees what has just been given back
@@ -146,8 +126,8 @@ class Services:
             again = True
             while again:
                 again = False
-                self._resource_groups.settle()
-                for name, ledger in list(self._ledgers.items()):
+                self.resource_groups.settle()
+                for name, ledger in list(self.ledgers.items()):
                     for grant in self._granted(ledger):
                         again = True
                         asker, granted = self._waiting.pop((name, grant.number))
@@ -155,7 +135,7 @@ class Services:
         finally:
             self._serving = False
         if self._claims is not None and self._session.ledger.is_waited_for and self._look is None:
-            self._look = self._session.processes.after(LOOK, self._look_again)
+            self._look = self._session.reactor.after(LOOK, self._look_again)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
         if self._claims is None or ledger is not self._session.ledger:
@@ -167,7 +147,7 @@ class Services:
         """Another program may have given cards back."""
         with self._session.lock:
             self._look = None
-            self.serve_ledger()
+            self.serve()
 
     def end(self) -> None:
         """The session has ended: other programs may have its cards."""
@@ -191,23 +171,22 @@ class Services:
         holders = [each for each in instances.holders() if each.id in of_ledger]
         return held_by([*holders, *self._session.pools.holders(ledger)])
 
-    def _instances(self, process: Process | None) -> list[dict[str, Any]]:
-        return [each.as_dict() for each in self._session.instances.holders()]
-
     def shortage_for(self, asker: Asker, request: Request) -> Shortage:
         """What somebody is short of."""
         options: InvokeOptions = asker.options  # type: ignore[attr-defined]
         return self.ledger_of(asker).shortage(request, self.filter(options))
+
+    def warn_if_never(self, what: str, asker: Asker, request: Request) -> None:
+        """Warn that a request can never be met by what is here. It waits all the same: more may come."""
+        shortage = self.shortage_for(asker, request)
+        if not shortage.ever:
+            _log.warning("%s asks for what is not here: %s", what, shortage.text)
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
         """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""
         request = asker.request if request is None else request
         shortage = self.shortage_for(asker, request)
         return CODES["resource config" if shortage.is_affinity else "resource not enough"]
-
-    def shortage(self, instance: Instance) -> str:
-        """Why an instance has not got its resources."""
-        return self.shortage_of(instance, instance.request)
 
     def filter(self, options: InvokeOptions) -> Callable[[Node], bool] | None:
         """Which nodes the options allow; None for all."""
@@ -241,130 +220,7 @@ class Services:
             if each.grant is not None and _host(each.grant.node) == host
         ]
 
-    # Instances
-
-    def join_group(self, instance: Instance) -> None:
-        """An instance that is to start with its group, where it has one.
-
-        Raises:
-            YRequestError: the group has started (1010).
-        """
-        if instance.options.group_name:
-            self._groups.join(instance)
-
-    def started(self, instance: Instance) -> None:
-        """An instance is up."""
-        if instance.group is not None:
-            instance.group.started(instance)
-
-    def of_group(self, instance: Instance) -> list[Instance]:
-        """The instances that end with this one, itself included."""
-        return [instance] if instance.group is None else list(instance.group.members)
-
-    def member_gone(self, instance: Instance, error: BaseException, *, crashed: bool) -> None:
-        """An instance has ended; its group may have to follow."""
-        if instance.group is not None:
-            instance.group.gone(instance, error, crashed=crashed)
-
-    def member_freed(self, instance: Instance) -> None:
-        """What an instance held is free."""
-        if instance.group is not None:
-            instance.group.freed()
-
-    def python_path(self) -> list[str]:
-        """What goes in front of the workers' sys.path: what this process can import from."""
-        return [*self._session.config.load_paths, *(each for each in sys.path if each)]
-
-    # Operations
-
-    def serve(self, operation: str, arguments: tuple[Any, ...], process: Process | None) -> Any:
-        """Do what is asked by name.
-
-        Args:
-            operation: one of the names above.
-            arguments: of the operation.
-            process: the worker that asks; None for the driver.
-
-        Raises:
-            YRRuntimeError: there is no such operation.
-        """
-        found = self._operations.get(operation)
-        if found is None:
-            raise YRRuntimeError(f"{operation} is not part of this backend", CODES["incorrect usage"])
-        with self._session.lock:
-            return found(process, *arguments)
-
-    def _kv_set_all(self, process: Process | None, pairs: dict[str, bytes], only_new: bool, ttl: float) -> str:
-        return self._pairs.set_all(pairs, time.monotonic(), only_new=only_new, ttl=ttl)
-
-    def _kv_get(self, process: Process | None, keys: list[str]) -> list[bytes | None]:
-        return self._pairs.get(keys, time.monotonic())
-
-    def _kv_del(self, process: Process | None, keys: list[str]) -> list[str]:
-        return self._pairs.delete(keys, time.monotonic())
-
-    def _resources(self, process: Process | None) -> list[dict[str, Any]]:
-        ledger = self._session.ledger
-        return [
-            {
-                "id": node.id, "status": 0, "capacity": _amounts(node), "allocatable": _free(node, ledger),
-                "labels": dict(node.labels),
-            }
-            for node in ledger.nodes
-        ]  # fmt: skip
-
-    def _list_named(self, process: Process | None, all_namespaces: bool) -> list[Any]:
-        named = self._session.instances.named()
-        if all_namespaces:
-            return [{"namespace": namespace, "name": name} for namespace, name in named]
-        default = self._session.config.ns or "yr_defalut_namespace"
-        return [name for namespace, name in named if namespace == default]
-
-    def _save_state(self, process: Process | None, state: bytes) -> None:
-        self._owner_of(process).saved = state
-
-    def _load_state(self, process: Process | None) -> bytes | None:
-        return self._owner_of(process).saved
-
-    def _instance_options(self, process: Process | None) -> tuple[str, InvokeOptions]:
-        instance = self._owner_of(process)
-        return instance.id, instance.options
-
-    def _function_group_context(self, process: Process | None) -> Any:
-        from toprope.functions.local.instance import Instance
-
-        owner = None if process is None else process.owner
-        if not isinstance(owner, Instance) or owner.group is None or owner.options.function_group_options is None:
-            return None
-        return self._groups.context(owner.group, owner)
-
-    def _node(self, process: Process | None) -> dict[str, str]:
-        (node,) = self._session.ledger.nodes
-        namespace = self._session.config.ns or "yr_defalut_namespace"
-        return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": namespace}
-
-    def _owner_of(self, process: Process | None) -> Instance:
-        from toprope.functions.local.instance import Instance
-
-        owner = None if process is None else process.owner
-        if not isinstance(owner, Instance):
-            raise YRRuntimeError("save_state is only supported on cloud with posix api", CODES["incorrect usage"])
-        return owner
-
 
 def _host(node: str) -> str:
     """The host of a node: bundles are called host/number."""
     return node.partition("/")[0]
-
-
-def _free(node: Node, ledger: Ledger) -> dict[str, float]:
-    """What is free of each thing that the node has, 0 too."""
-    return dict.fromkeys(_amounts(node), 0) | _amounts(ledger.free(node.id))
-
-
-def _amounts(node: Node) -> dict[str, float]:
-    amounts: dict[str, float] = {"CPU": node.cpu, "Memory": node.memory, **node.scalars}
-    for card in node.cards:
-        key = f"{card.vendor}/{card.model}"
-        amounts[key] = amounts.get(key, 0) + 1
-    return amounts

@@ -14,10 +14,10 @@ from toprope.functions.wire import Closed, Kind, Message
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
 
-__all__ = ["Traffic"]
+__all__ = ["Dispatcher"]
 
 
-class Traffic:
+class Dispatcher:
     """Sends calls of a session, and hands on what workers send. Held for `send`: the session's lock."""
 
     def __init__(self, session: Session) -> None:
@@ -38,7 +38,7 @@ class Traffic:
             if len(process.pending) < WINDOW:
                 self._catch_up(process)
             else:
-                self._session.processes.glance(process)
+                self._session.reactor.glance(process)
 
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
@@ -62,9 +62,9 @@ class Traffic:
             specs.append((found.spec, found.data is not None, ids))
             parts += [found.data] if found.data is not None else []
             parts += found.parts
-            self._session.values.lend(found.spec, process)
+            self._session.store.lend(found.spec, process)
         if value.spec:
-            self._session.values.lend(value.spec, process)
+            self._session.store.lend(value.spec, process)
         held = tuple(self._session.expose(each, process) for each in value.refs)
         call.number = next(self._numbers)
         process.pending[call.number] = call
@@ -85,7 +85,7 @@ class Traffic:
         """A worker ended before a call was sent to it: the call has not begun."""
         del process.pending[call.number]
         process.backlog.appendleft(call)
-        self._session.processes.lost(process)
+        self._session.reactor.lost(process)
 
     def handle(self, process: Process, messages: Sequence[Message]) -> None:
         """Act on what a worker has sent. Quick, and waits for nothing."""
@@ -101,7 +101,7 @@ class Traffic:
                     else:
                         parts = iter(given)
                         values = [
-                            self._session.values.received(has_data, spec, ids, parts, process)
+                            self._session.store.received(has_data, spec, ids, parts, process)
                             for has_data, spec, ids in meta
                         ]
                         for entry, value in zip(call.entries, values, strict=False):
@@ -111,7 +111,7 @@ class Traffic:
                     self._handle(process, message)
             if process.backlog and len(process.pending) < WINDOW:
                 self._catch_up(process)
-        self._session.values.settle()
+        self._session.store.settle()
 
     def _catch_up(self, process: Process) -> None:
         """Send calls that had to wait, all in one go: the session's lock keeps others from sending in between."""
@@ -121,14 +121,14 @@ class Traffic:
                 self._transmit(process, process.backlog.popleft())
             process.channel.send_gathered()
         except Closed:
-            self._session.processes.lost(process)
+            self._session.reactor.lost(process)
 
     def _handle(self, process: Process, message: Message) -> None:
         kind, number = message.kind, message.number
         if kind == Kind.FAIL:
             is_ours, leaves = message.meta
             if leaves:  # before the caller has its answer: its next call is not for this worker
-                self._session.processes.leaves(process)
+                self._session.reactor.leaves(process)
             call = process.pending.pop(number, None)
             if call is not None:
                 self._ended(process, call, read_error(message.parts[0], is_ours=is_ours))
@@ -143,13 +143,13 @@ class Traffic:
                 return
             entry = Entry()
             has_data, spec, ids = message.meta[0]
-            entry.finish(self._session.values.received(has_data, spec, ids, iter(message.parts), process))
+            entry.finish(self._session.store.received(has_data, spec, ids, iter(message.parts), process))
             call.stream.add(entry)
         elif kind == Kind.RELEASE:
             for key in message.meta:
                 if process.lent[key] > 0:
                     process.lent[key] -= 1
-                    self._session.values.returned(key)
+                    self._session.store.returned(key)
         elif kind == Kind.REFS:
             for name, times in message.meta:
                 held = process.held.get(name)
@@ -158,7 +158,7 @@ class Traffic:
                     if held[1] <= 0:
                         del process.held[name]
         else:
-            self._session.requests.handle(process, message)
+            self._session.requests.receive(process, message)
 
     def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
         if not call.owner.ended(process, call, error):

@@ -1,0 +1,20 @@
+"""The numbers of dtypes, which DataFlow has in its C++ part; here they are the dtypes themselves."""
+
+from toprope.compat.missing import missing_from
+from toprope.flow.data_type import DTYPES
+
+__all__ = ["DataType", "FuncDataType"]
+
+
+class DataType:
+    """The dtypes by their names: `DataType.DT_FLOAT`."""
+
+
+class FuncDataType(DataType):
+    """The same for functions in stages."""
+
+
+for _each in DTYPES:
+    setattr(DataType, _each.name, _each)
+
+__getattr__ = missing_from(__name__)

@@ -1,0 +1,29 @@
+"""`npu_model` under the name of the module that has it in DataFlow, and the dtypes of torch for those of DataFlow."""
+
+from typing import Any
+
+from toprope.compat.missing import missing_from
+from toprope.flow import msg_type_register, npu_model
+from toprope.flow.data_type import DTYPES, DType
+
+__all__ = ["msg_type_register", "npu_model"]
+
+
+def _convert_df_to_torch_tensor_dtype(df_dtype: DType) -> Any:
+    import torch
+
+    if not df_dtype.torch:
+        raise ValueError(f"df_dtype {df_dtype} is not supported")
+    return getattr(torch, df_dtype.torch)
+
+
+def _convert_torch_to_df_tensor_dtype(torch_dtype: Any) -> DType:
+    import torch
+
+    for each in DTYPES:
+        if each.torch and getattr(torch, each.torch, None) == torch_dtype:
+            return each
+    raise ValueError(f"torch_dtype {torch_dtype} is not supported")
+
+
+__getattr__ = missing_from(__name__)

@@ -1,0 +1,55 @@
+"""What a process knows of an instance on Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from toprope.functions.backend import Code
+from toprope.functions.lifecycle import Life
+from toprope.functions.options import InvokeOptions
+from toprope.functions.ray.attach import BARE
+from toprope.functions.resources import Request
+
+__all__ = ["Record"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Record(Life[Any]):
+    """An instance: its life as far as this process knows. It starts when Ray is asked for it, which queues its calls.
+
+    Attributes:
+        id: names it.
+        handle: Ray's; as long as it is held the instance lives. None where there never was one.
+        code: its class; None where it was created elsewhere.
+        options: what was asked for.
+        request: its resources.
+        is_ours: whether this process created it, and ends it with the session.
+        arguments: of its constructor, while it waits for its group.
+        run, stream: its ways of being called.
+        bare: of its methods, those that were called without arguments, as Ray calls them.
+    """
+
+    id: str
+    handle: Any = None
+    code: Code | None = None
+    options: InvokeOptions = field(default_factory=InvokeOptions)
+    request: Request = field(default_factory=Request)
+    is_ours: bool = False
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    run: Any = None
+    stream: Any = None
+    bare: dict[str, Any] = field(default_factory=dict)
+
+    def hold(self, handle: Any) -> None:
+        """It has this handle."""
+        self.handle = handle
+        self.run = handle.run
+        self.stream = handle.stream.options(num_returns="streaming")
+        self.bare = {}
+
+    def without_arguments(self, method: str) -> Any:
+        """A method as Ray calls it without arguments; None where it can only be called through `run`."""
+        if method not in self.bare:
+            self.bare[method] = getattr(self.handle, BARE + method, None)
+        return self.bare[method]

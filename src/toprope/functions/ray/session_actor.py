@@ -1,0 +1,51 @@
+"""The actor that serves a session on Ray: its manager, and a backend for what has to outlive a worker."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from toprope.functions import current
+from toprope.functions.backend import Code
+from toprope.functions.options import Config
+from toprope.functions.ray.backend import RayBackend
+from toprope.functions.ray.failures import RaisedError
+from toprope.functions.ray.manager import Manager
+
+__all__ = ["AT_ONCE", "SessionActor"]
+
+AT_ONCE = 100
+"""Requests that the actor works on at once."""
+
+
+class SessionActor(Manager):
+    """The manager of a session. Its driver owns it, so that it ends with the driver however that ends.
+
+    Args:
+        config: of the session.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.backend = RayBackend(config, None, is_manager=True)
+        current.set_backend(self.backend)
+
+    def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Do for a worker what only a process may do that lives as long as the session; see `Backend.perform`."""
+        try:
+            return self.backend.perform(part, method, arguments, keywords)
+        except Exception as error:
+            raise RaisedError.of(error) from None
+
+    def create(self, blob: bytes, packed: list[Any], options: bytes) -> str:
+        """Create an instance for a worker: it does not end with the worker."""
+        arguments, keywords = packed
+        return self.backend.create(Code(pickle.loads(blob)), arguments, keywords, pickle.loads(options))
+
+    def terminate(self, id: str, is_sync: bool) -> None:
+        """End an instance for a worker."""
+        self.backend.terminate(id, is_sync)
+
+    def end_all(self) -> None:
+        """The session ends: end what workers have created."""
+        self.backend.end_instances()

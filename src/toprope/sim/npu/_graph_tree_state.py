@@ -1,0 +1,25 @@
+"""Step marks of graph trees: where the program says that an iteration begins."""
+
+from __future__ import annotations
+
+__all__ = ["MarkStepBox", "mark_step_begin", "npugraph_mark_step_begin"]
+
+
+class MarkStepBox:
+    """Counter of the steps that the program marked.
+
+    Attributes:
+        mark_step_counter: goes down, so that it differs from the generations of torch.compile, which go up.
+    """
+
+    mark_step_counter = 0
+
+
+def mark_step_begin() -> None:
+    """Mark that an iteration of inference or training begins: results of graphs from before may be overwritten."""
+    MarkStepBox.mark_step_counter -= 1
+
+
+def npugraph_mark_step_begin() -> None:
+    """The same, as `torch.compiler` has it."""
+    mark_step_begin()
