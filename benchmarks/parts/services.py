@@ -213,8 +213,8 @@ def _made(name: str, folder: Path, text: str, batch: int, wait: float, instances
     place = folder / f"{name}-{batch}-{wait:g}-{instances}"
     place.mkdir(parents=True, exist_ok=True)
     port = _free_port()
-    (place / "model.py").write_text(MODEL)
-    (place / "graph.py").write_text(text.format(batch=batch, wait=wait, instances=instances, port=port))
+    program = text.format(batch=batch, wait=wait, instances=instances, port=port)
+    (place / "graph.py").write_text(program.replace("from model import make\n", MODEL))  # one file, as Ray sends it
     return place, port
 
 

@@ -303,7 +303,9 @@ def test_a_cancelled_stream_stops_its_generator(tmp_path):
 
 
 def test_a_graph_without_room_says_so_at_once(tmp_path):
-    data, graph = chain(stages.slow.fnode().set_attr("_flow_attr_depth", 2))
+    node = stages.slow.fnode()
+    node.set_attr("_flow_attr_depth", 2)
+    data, graph = chain(node)
     path = str(tmp_path / "calls")
     with graph:
         graph.start()
