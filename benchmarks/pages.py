@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional
 
 from toprope.tiers import pages
-from toprope.tiers.pages import native
+from toprope.tiers.quant import kernels as native
 
 ROUNDS = 25
 HELD = 4096

@@ -13,11 +13,10 @@ from model_folders import FAMILIES, write
 from toprope.cli import main
 from toprope.errors import PlanError
 from toprope.terminal import render
-from toprope.tiers.links import estimate, measure, measure_memory, measure_read, measure_write
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, plan, training_order
-from toprope.tiers.plan_budgets import Free, resolve
-from toprope.tiers.plan_picture import svg
-from toprope.tiers.plan_table import as_dict, seconds_text, table
+from toprope.tiers.plan.budgets import Free, resolve
+from toprope.tiers.plan.links import estimate, measure, measure_memory, measure_read, measure_write
+from toprope.tiers.plan.report import as_dict, seconds_text, svg, table
 
 pytestmark = pytest.mark.native
 

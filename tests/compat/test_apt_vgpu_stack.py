@@ -258,7 +258,7 @@ for each in available():
     type(each).memory = lambda self: Memory(0, 0, 0, 1 << 40, 1 << 40)
 import apt_model.optimization.vgpu_stack as module
 from apt_model.core.system import get_device
-from toprope.tiers import tier
+from toprope.tiers.stack import tier
 module.free_on_disk = tier.free_on_disk = lambda folder: 1 << 40
 module.is_memory = lambda folder: False
 stack = module.VGPUStack(verbose=False)

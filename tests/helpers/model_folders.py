@@ -4,7 +4,7 @@ import json
 import struct
 from pathlib import Path
 
-from toprope.tiers.headers import BITS
+from toprope.tiers.store.headers import BITS
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -26,6 +26,7 @@ from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
 from toprope.images.jobs import Job
 from toprope.images.ladder import RUNGS
+from toprope.images.output import SOURCES
 from toprope.images.run_jobs import Event
 from toprope.images.wording import template
 
@@ -64,7 +65,7 @@ def toprope(capsys):
 
 
 def results(folder="out") -> list[str]:
-    return sorted(os.listdir(folder))
+    return sorted(name for name in os.listdir(folder) if name != SOURCES)
 
 
 def sidecar(name) -> dict:
@@ -89,8 +90,16 @@ def test_a_picture_and_the_record_that_repeats_it(toprope, model, monkeypatch) -
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json", "--quiet")
     assert (status, out, err) == (0, "out/good1-0001.png\n", "")
     assert Path(out.strip()).read_bytes() == Path("../out/good1-0001.png").read_bytes()
-    # where the source lies elsewhere, it is named
+    # where the source lies elsewhere, the copy that was kept is taken
     os.rename("../good1.png", "../moved.png")
+    status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json")
+    assert (status, out.split()[1]) == (0, "out/good1-0002.png")
+    assert re.search(
+        r"toprope: \S+good1\.png is gone or was changed: the copy of it that was kept, \S+, is edited", err
+    )
+    assert Path("out/good1-0002.png").read_bytes() == Path("../out/good1-0001.png").read_bytes()
+    # or, where it was not kept, it is named
+    os.rename("../out/sources", "../out/gone")
     status, out, err = toprope("edit", "--repeat", "../out/good1-0001.json")
     assert (status, out) == (2, "")
     assert re.search(r"the picture of the record, \S+good1\.png, is not there", err)
@@ -129,7 +138,8 @@ def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope,
     assert status == 1
     assert out.count("wrote ") == 4
     assert re.search(r"toprope: bad\.png \(jobs\.jsonl, line 3\) failed: \S+bad\.png cannot be read as a picture", err)
-    assert err.endswith("toprope: 4 of 5 done, 1 failed; results are in out; --resume does the rest\n")
+    again = "out/*.failed.json say why, and --resume tries those again"
+    assert err.endswith(f"toprope: 4 of 5 done, 1 failed; results are in out; {again}\n")
     done = [f"good{number}-0001.{ending}" for number in range(4) for ending in ("json", "png")]
     assert results() == ["bad-0001.failed.json", *done]
     failure = sidecar("out/bad-0001.failed.json")

@@ -15,7 +15,7 @@ from toprope.errors import EditCancelled, EditError, ImageError, UsageError
 from toprope.images import EditRequest, EditResult, Step
 from toprope.images.cards import _spread, check_cards
 from toprope.images.jobs import FAILED, Job, Summary, finished, next_number, number_jobs, read_jobs, stem_of, undone
-from toprope.images.output import Output, hash_of, problem_of
+from toprope.images.output import SOURCES, Output, hash_of, problem_of
 from toprope.images.run_jobs import run_jobs
 
 pytestmark = pytest.mark.native
@@ -152,11 +152,34 @@ def test_pictures_and_records_lie_side_by_side_and_nothing_is_overwritten(tmp_pa
         assert opened.size == (4, 3)
     told = json.loads(second.with_suffix(".json").read_text())
     assert (told["picture"], told["seed"], told["job"]["picture"], told["job"]["of"]) == (second.name, 4, 2, 2)
-    assert told["source"] == {"name": "a", "sha256": hash_of(source)}
+    digest = hash_of(source)
+    assert told["source"] == {"name": "a", "sha256": digest, "kept": f"sources/{digest[:16]}.gif"}
+    assert [each.read_bytes() for each in (output.folder / "sources").iterdir()] == [source.read_bytes()]
     assert (output.folder / "cat-0007.json").read_text() == "mine"
     assert output.sidecars().keys() == {"cat-0008.json", "cat-0009.json"}
     assert {name for name in output.names() if name.startswith(".")} == set()
     assert finished(output.sidecars(), output.names())[job.key].files == (first.name, second.name)
+
+
+def test_the_picture_that_was_edited_is_kept_once_with_its_results(tmp_path) -> None:
+    """The originals' page kept it; here the record had a path that may be gone, and a hash."""
+    source = tmp_path / "cat.p!g"
+    PICTURE.save(source, "PNG")
+    (job,) = numbered(str(source))
+    output = Output(tmp_path / "out")
+    for _ in range(2):
+        output.save(job, [PICTURE], result().record)
+    (kept,) = (output.folder / SOURCES).iterdir()
+    assert kept.read_bytes() == source.read_bytes()
+    assert re.fullmatch("[0-9a-f]{16}", kept.name)  # an ending that is none is left out
+    assert not [name for name in output.sidecars() if "sources" in name]
+    without = Output(tmp_path / "without", sources=False)
+    (path,) = without.save(job, [PICTURE], result().record)
+    assert json.loads(path.with_suffix(".json").read_text())["source"]["kept"] is None
+    assert without.names() == ["cat-0001.json", "cat-0001.png"]
+    gone = numbered(str(tmp_path / "gone.png"))[0]
+    (path,) = output.save(gone, [PICTURE], result().record)
+    assert json.loads(path.with_suffix(".json").read_text())["source"]["kept"] is None
 
 
 def test_where_saving_fails_nothing_is_left(tmp_path, monkeypatch) -> None:
@@ -271,6 +294,22 @@ def test_what_is_stopped_is_neither_done_nor_failed(tmp_path) -> None:
     assert (summary.done, summary.failed, summary.left, summary.stopped) == (1, 0, 2, "Ctrl-C")
     assert summary.text() == "1 of 3 done, 2 left: Ctrl-C"
     assert len(told.events) == 1
+
+
+def test_a_console_that_is_gone_ends_the_run_and_fails_no_job(tmp_path) -> None:
+    """A job was recorded as failed with BrokenPipeError, where nothing was wrong with it."""
+
+    class Gone(Told):
+        def step(self, step):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    summary = Summary(2)
+    with pytest.raises(BrokenPipeError):
+        run_jobs(
+            FakeEditor(), numbered("a", "b"), Output(tmp_path), Gone(), summary=summary, stopped=lambda: "", at_once=2
+        )
+    assert (summary.done, summary.failed) == (0, 0)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) -> None:

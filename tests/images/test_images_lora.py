@@ -313,3 +313,69 @@ def test_a_family_without_loras_says_so(engine, tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     assert issubclass(LoraError, ValueError)
     assert not issubclass(LoraError, EditError)
+
+
+# ---- names of other programs
+
+
+def foreign(some, form):
+    """A LoRA with names as ComfyUI or ai-toolkit write them."""
+    made = {}
+    for name, tensor in some.items():
+        part, _, rest = name.partition(".")
+        if part != "transformer":
+            continue
+        if form != "bare":
+            rest = f"diffusion_model.{rest}"
+        if form == "alpha":  # rank 4, so that half of it is added; the tensors have twice as much
+            rest = rest.replace("lora_A", "lora_down").replace("lora_B", "lora_up")
+            if "lora_up" in rest:
+                tensor = tensor * 2
+                made[rest.removesuffix(".lora_up.weight") + ".alpha"] = torch.tensor(2.0)
+        made[rest] = tensor
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["prefix", "bare", "alpha"])
+@pytest.mark.parametrize("family", ["kontext", "hidream-e1"])
+def test_loras_of_comfyui_and_ai_toolkit_give_the_picture_of_the_same_lora(engines, family, form, tmp_path) -> None:
+    """They were refused; diffusers takes some of them with no layer at all and a line in its log."""
+    engine = engines(family)
+    some = tensors(engine.loaded.pipeline, parts=("transformer",), size=0.2)
+    own = save(tmp_path / "own.safetensors", some)
+    other = save(tmp_path / "other.safetensors", foreign(some, form))
+    base, made = edited(engine), []
+    for file in (own, other):
+        engine.set_loras([str(file)])
+        made.append(edited(engine))
+        (told,) = engine.describe()["loras"]
+        assert told["modules"] == {"transformer": len(some) // 2}
+    engine.set_loras([])
+    assert made[0] == made[1] != base
+    assert edited(engine) == base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sides", [("lora_A", "lora_B"), ("lora_down", "lora_up")])
+def test_a_lora_with_fluxs_first_names_is_converted(engines, sides, tmp_path) -> None:
+    engine = engines("kontext")
+    wide = engine.loaded.pipeline.transformer.transformer_blocks[0].attn.to_q.in_features
+    random = torch.Generator().manual_seed(0)
+    down, up = torch.randn(4, wide, generator=random) * 0.2, torch.randn(3 * wide, 4, generator=random) * 0.2
+    name = "diffusion_model.double_blocks.0.img_attn.qkv"
+    file = save(tmp_path / "a.safetensors", {f"{name}.{sides[0]}.weight": down, f"{name}.{sides[1]}.weight": up})
+    base = edited(engine)
+    engine.set_loras([str(file)])
+    (told,) = engine.describe()["loras"]
+    assert told["modules"] == {"transformer": 3}
+    assert told["targets"] == ["to_k", "to_q", "to_v"]
+    assert edited(engine) != base
+    engine.set_loras([])
+    assert edited(engine) == base
+
+
+def test_foreign_names_of_another_model_are_refused(engine, tmp_path) -> None:
+    some = {"diffusion_model.blocks.0.to_q.lora_A.weight": torch.zeros(4, 8), "x.alpha": torch.tensor(1.0)}
+    with pytest.raises(LoraError, match=r"fit|none of a LoRA"):
+        engine.set_loras([str(save(tmp_path / "a.safetensors", some))])

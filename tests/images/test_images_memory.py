@@ -1,15 +1,23 @@
 """The memory ladder on the CPU, where nothing is saved: its rungs in order, the same pictures, and the way down."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditError, UsageError
 from toprope.images import EditRequest, Engine
+from toprope.images.callbacks import Notices
+from toprope.images.families import find
 from toprope.images.guests import Whole, bytes_of
+from toprope.images.holding import Holding
+from toprope.images.holding import no_room as no_room_error
 from toprope.images.ladder import RUNGS, below, rung
+from toprope.images.placement import Loaded
 from toprope.images.rungs import make
 
 pytestmark = QUIET
@@ -193,3 +201,39 @@ def test_a_guest_goes_home_as_it_came_and_ties_stay() -> None:
     guest.go()
     after = [*module.parameters(), *module.buffers()]
     assert all(one is other for one, other in zip(tensors_before, after, strict=True))
+
+
+# ---- before the model, and at the end of the ladder
+
+
+def test_at_the_end_of_the_ladder_nothing_is_advised_that_was_tried() -> None:
+    """It said "give memory='auto', a lower rung" where it was auto, on the lowest."""
+    loaded = SimpleNamespace(device="npu:0")
+    ended = no_room_error(loaded, "tiers-least", "NPU out of memory", falls=True)
+    assert "auto" not in ended.do
+    assert "rung" not in ended.do
+    assert "--max-pixels" in ended.do
+    kept = no_room_error(loaded, "none", "NPU out of memory", falls=False)
+    assert "--memory auto" in kept.do
+    assert "'vae'" in kept.do
+    least = no_room_error(loaded, "tiers-least", "NPU out of memory", falls=False)
+    assert "lower rung" not in least.do
+
+
+def test_weights_that_have_no_room_are_refused_before_they_are_loaded(monkeypatch) -> None:
+    folder = tiny("kontext")
+    family, _ = find(folder)
+    wanted = 0
+    for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
+        for file in (folder / name).glob("*.safetensors"):
+            wanted += sum(each.numel() for each in load_file(file).values())
+    assert family.least_bytes(folder, torch.float32) == 4 * wanted
+    assert family.least_bytes(folder, torch.bfloat16) == 2 * wanted
+    device = SimpleNamespace(kind="npu", memory=lambda: SimpleNamespace(free=4 * wanted - 1))
+    loaded = Loaded(family, folder, None, device, torch.float32)
+    monkeypatch.setattr(type(family), "load", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(EditError, match="on the rung 'none'") as caught:
+        Holding(loaded, "none", (), Notices()).load()
+    assert "nothing was loaded" in caught.value.looked_at
+    # files that say nothing refuse nothing
+    assert family.least_bytes(folder / "nowhere", torch.float32) == 0

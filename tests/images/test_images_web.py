@@ -20,6 +20,7 @@ from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
 from toprope.extras import advice
+from toprope.images.output import SOURCES
 from toprope.images.web import Limits, Row, Studio, serve
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
@@ -480,7 +481,8 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert [each.seed for each in studio.histories.of("a")] == [6, 5]
     assert studio.histories.of("b") == []
     assert made[0].before.exists()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert len(list((tmp_path / "out" / SOURCES).iterdir())) == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name != SOURCES) == [
         "cat-0001.json",
         "cat-0001.png",
         "cat-0002.json",
@@ -493,7 +495,7 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert studio.close(LONG)
     assert engine.closed
     assert not made[0].picture.exists()
-    assert len(list((tmp_path / "out").iterdir())) == 4
+    assert len(list((tmp_path / "out").iterdir())) == 5
     assert made[1].record["job"]["of"] == 2
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 

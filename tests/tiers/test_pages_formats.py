@@ -47,6 +47,7 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
 @given(rows=matrices)
 @example(rows=[[0.0] * 33, [math.nan] + [1.0] * 32])
 @example(rows=[[1.0, -3.0, 0.3]])
+@example(rows=[[2.0**-126, 0.0, -0.0, -(2.0**-126)]])  # its factor is larger than the largest float32
 def test_the_reference_scales_and_what_is_decoded_are_those_of_plain_python(form: str, rows: list[list[float]]) -> None:
     whole = plain.global_scale(rows) if form == "nvfp4" else 1.0
     block = plain.BLOCKS[form]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from device_stand_ins import run_anew, told
 from toprope.tiers import pages
-from toprope.tiers.pages import native
+from toprope.tiers.quant import kernels as native
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -182,7 +182,7 @@ def test_threads_and_forks() -> None:
     code = """
         import os, threading, torch
         from toprope.tiers import pages
-        from toprope.tiers.pages import native
+        from toprope.tiers.quant import kernels as native
         page = pages.encode(torch.randn(64, 512), "nvfp4", "reference")
         x = torch.randn(40, 512)
         torch.set_num_threads(4)
@@ -212,7 +212,7 @@ def test_products_run_in_the_threads_of_torchs_operators() -> None:
     code = """
         import os, torch
         from toprope.tiers import pages
-        from toprope.tiers.pages import native
+        from toprope.tiers.quant import kernels as native
         torch.set_num_threads(4)
         page, x = pages.encode(torch.randn(4096, 512), "nvfp4", "reference"), torch.randn(1, 512)
         torch.randn(512, 512) @ torch.randn(512, 512)

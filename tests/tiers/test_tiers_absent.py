@@ -1,20 +1,28 @@
 """Weights outside of their modules: metadata works, a visit and an optimizer work, all else raises and names them."""
 
 import copy
+import gc
 import io
 import os
 import subprocess
 import sys
+import threading
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from toprope import device as devices
 from toprope.errors import TierAbsentError, TierCapacityError, UnsupportedError, UsageError
 from toprope.tiers import attach
-from toprope.tiers.memory import placeholder
+from toprope.tiers.store.memory import placeholder
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64
@@ -331,6 +339,113 @@ def test_a_hand_written_update_works_module_by_module():
 
 
 # On the simulated card
+
+
+def test_an_attached_model_that_is_dropped_is_freed_with_its_threads_and_files(tmp_path):
+    """A hook on all optimizers kept every model that was attached and not detached, as long as the program ran."""
+
+    def use():
+        model = net()
+        handle = attach(model, 60_000, 40_000, tmp_path, on="cpu", small=1000)
+        assert {"host", "disk"} <= {each.tier for each in handle.plan.homes}
+        model(torch.randn(2, WIDTH))
+        return weakref.ref(model), weakref.ref(handle)
+
+    def held():
+        threads = [each for each in threading.enumerate() if each.name.startswith("toprope-tiers")]
+        files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return len(threads), len([each for each in files if each.startswith(os.fspath(tmp_path))])
+
+    gc.collect()
+    before, hooks = held(), len(_global_optimizer_pre_hooks)
+    gone = use()
+    deadline = time.monotonic() + 20
+    while (any(each() is not None for each in gone) or held() != before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert [each() for each in gone] == [None, None]
+    assert held() == before
+    assert len(_global_optimizer_pre_hooks) == hooks
+
+
+TRANSFORMS = {
+    "vmap": lambda model, x: torch.func.vmap(model)(x),
+    "jvp": lambda model, x: torch.stack(torch.func.jvp(model, (x,), (x,))),
+    "jacfwd": lambda model, x: torch.func.jacfwd(model)(x),
+    "vmap of jacfwd": lambda model, x: torch.func.vmap(torch.func.jacfwd(model))(x),
+    "functional_call": lambda model, x: torch.func.functional_call(
+        model, {name: torch.ones(each.shape) for name, each in model.named_parameters()}, (x,)
+    ),
+}
+GRADIENTS = {
+    "grad": lambda model, x: torch.func.grad(lambda y: model(y).sum())(x),
+    "vjp": lambda model, x: torch.func.vjp(model, x)[0],
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x),
+    "hessian": lambda model, x: torch.func.hessian(lambda y: model(y).sum())(x),
+    "parameters": lambda model, x: torch.func.grad(
+        lambda some: torch.func.functional_call(model, some, (x,)).sum()
+    )(dict(model.named_parameters())),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch.func.jvp uses it
+@pytest.mark.parametrize("transform", [*TRANSFORMS, *GRADIENTS])
+def test_torch_func_of_an_attached_model_is_right_or_refused(transform):
+    """jvp ended the program by a segmentation fault; gradients ended in a RuntimeError of torch."""
+    model, same, x = net(), net(), torch.randn(3, WIDTH)
+    with attached(model) as handle:
+        assert handle.plan.slots
+        if transform in GRADIENTS:
+            with pytest.raises(TierAbsentError, match=r"torch\.func.*detach"):
+                GRADIENTS[transform](model, x)
+        else:
+            for _ in range(2):
+                assert torch.equal(TRANSFORMS[transform](model, x), TRANSFORMS[transform](same, x))
+        assert torch.equal(model(x), same(x))
+        y = x.clone().requires_grad_()
+        found, wanted = (torch.autograd.grad(each(y).sum(), y)[0] for each in (model, same))
+        assert torch.equal(found, wanted)
+    assert all(torch.equal(*each) for each in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def fake(model, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return model(mode.from_tensor(x))
+
+
+@pytest.mark.parametrize("trace", [lambda model, x: make_fx(model)(x), fake], ids=["make_fx", "FakeTensorMode"])
+def test_a_trace_with_tensors_without_values_is_refused(trace):
+    """It ended in torch's errors about storages."""
+    model, same, x = net(), net(), torch.randn(3, WIDTH)
+    with attached(model):
+        with pytest.raises(TierAbsentError, match="cannot be traced"):
+            trace(model, x)
+        assert torch.equal(model(x), same(x))
+
+
+def test_distributed_data_parallel_is_refused_and_gradients_are_averaged_by_hand(tmp_path):
+    """It ended in torch's "Cannot access data pointer of Tensor"."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, same, x = net(), net(), torch.randn(3, WIDTH)
+        with attach(model, 150_000, "10MB", on="cpu", small=1000, training=True) as handle:
+            for wrapped in (model, nn.Sequential(model)):
+                with pytest.raises(TierAbsentError, match="DistributedDataParallel needs all weights"):
+                    nn.parallel.DistributedDataParallel(wrapped)
+            optimizers = [handle.optimizer(torch.optim.AdamW(model.parameters())), torch.optim.AdamW(same.parameters())]
+            for _ in range(2):
+                for each, optimizer in zip((model, same), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    each(x).square().sum().backward()
+                    for parameter in each.parameters():
+                        values = parameter.grad.clone()
+                        torch.distributed.all_reduce(values)
+                        parameter.grad.copy_(values / torch.distributed.get_world_size())
+                    optimizer.step()
+        assert all(torch.equal(*each) for each in zip(model.parameters(), same.parameters(), strict=True))
+        nn.parallel.DistributedDataParallel(model)(x).sum().backward()  # detached, it is as any other
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 CARD = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from toprope.tiers import alignment
+from toprope.tiers.store import alignment
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
 

@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from toprope.errors import PlanError, TierBusyError, UsageError, WeightsError
-from toprope.tiers import attach, attaching, pages, skeleton
+from toprope.tiers import attach, pages, skeleton
+from toprope.tiers.engine import attach as attaching
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64
@@ -349,7 +350,7 @@ def test_weights_that_share_memory_and_odd_strides(tmp_path):
 
 @pytest.mark.slow
 def test_views_that_are_kept_are_safe_and_too_many_of_them_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("toprope.tiers.ring.PATIENCE", 0.2)
+    monkeypatch.setattr("toprope.tiers.engine.prefetch_buffer.PATIENCE", 0.2)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
     weights = [each.weight.detach().clone() for each in model]

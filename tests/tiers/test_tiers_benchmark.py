@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from toprope.tiers.spill import SpillStore
+from toprope.tiers.store.spill import SpillStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ def test_the_targets_are_those_that_were_set(bench):
 
 
 def test_a_link_carries_no_more_than_it_may(bench):
-    from toprope.tiers.transfer import Link
+    from toprope.tiers.store.transfer import Link
 
     link = Link(1e9)
     begin = bench.time.perf_counter()

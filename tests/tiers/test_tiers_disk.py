@@ -23,7 +23,7 @@ import json, mmap, resource, sys, torch
 torch.set_num_threads(1)
 from torch import nn
 from toprope.tiers import attach, skeleton
-import toprope.tiers.attaching
+import toprope.tiers.engine.attach
 folder, layers, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 x = torch.linspace(-1, 1, 2 * width).view(2, width)
 nn.Linear(width, 8)(x).sum().backward()

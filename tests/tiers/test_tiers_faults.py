@@ -19,7 +19,8 @@ from test_tiers_ring import Disturbed
 
 from tiers_training_run import KB, Net, Run
 from toprope.errors import PlanError, TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
-from toprope.tiers import attach, away, skeleton
+from toprope.tiers import attach, skeleton
+from toprope.tiers.engine import offloaded_params as away
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 MIB = 2**20

@@ -1,6 +1,7 @@
 """Files that are not those of the model, hold codes, or have other names: read right, or an error that names both."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -212,3 +213,72 @@ def test_eight_bits_with_scales_are_dequantised_by_transformers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=r"compressed-tensors.*LlamaForCausalLM is not"):
         attached(llama, tmp_path, 500_000)
+
+
+def four_bits(parts):
+    """Codes of 4 bits, eight in an int32, with zero points and scales."""
+
+    def convert(weight):
+        rows, columns = weight.shape
+        found = {
+            "qweight": torch.zeros(columns // 8, rows, dtype=torch.int32),
+            "qzeros": torch.zeros(1, rows // 8, dtype=torch.int32),
+            "scales": torch.ones(1, rows, dtype=torch.float16),
+            "g_idx": torch.zeros(columns, dtype=torch.int32),
+        }
+        return {name: found[name] for name in parts}
+
+    return convert
+
+
+def bitsandbytes(bits):
+    def convert(weight):
+        if bits == 8:
+            return {"weight": torch.zeros(weight.shape, dtype=torch.int8), "SCB": torch.ones(weight.shape[0])}
+        return {
+            "weight": torch.zeros(weight.numel() // 2, 1, dtype=torch.uint8),
+            "weight.absmax": torch.ones(weight.numel() // 64),
+            "weight.quant_map": torch.zeros(16),
+        }
+
+    return convert
+
+
+QUANTISED = {
+    "gptq": ({"quant_method": "gptq", "bits": 4}, four_bits(("qweight", "qzeros", "scales", "g_idx"))),
+    "awq": ({"quant_method": "awq", "bits": 4}, four_bits(("qweight", "qzeros", "scales"))),
+    "bitsandbytes 4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes(4)),
+    "bitsandbytes 8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes(8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("said", [True, False], ids=["config.json", "no config.json"])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_folders_are_refused_by_the_name_of_a_weight(kind, said, tmp_path):
+    method, convert = QUANTISED[kind]
+    llama().save_pretrained(tmp_path)
+    state = {}
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            stem = name.removesuffix("weight")
+            state |= {stem + part: each for part, each in convert(value).items()}
+        else:
+            state[name] = value
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = method
+    if said:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    else:
+        (tmp_path / "config.json").unlink()
+    with pytest.raises(WeightsError) as caught:
+        attached(llama, tmp_path, 500_000)
+    assert "model.layers.0.self_attn.q_proj.weight" in str(caught.value)
+    if said:
+        assert f"is quantised ({method['quant_method']})" in str(caught.value)
+        stored = re.search(r"q_proj.weight is stored as (.*?);", str(caught.value))[1]
+        assert sorted(stored.split(", ")) == sorted(convert(torch.zeros(128, 128)))
+        assert "from_pretrained(folder), and attach it without disk=folder" in str(caught.value)
+    else:
+        assert "dequantise the files" in str(caught.value)

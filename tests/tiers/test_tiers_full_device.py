@@ -7,8 +7,8 @@ import torch
 
 from toprope import device
 from toprope.errors import DeviceFullError
-from toprope.tiers.links import measure_device
 from toprope.tiers.modes.attention import why_not_fused
+from toprope.tiers.plan.links import measure_device
 
 
 @pytest.mark.parametrize(("measure", "allocates"), [(why_not_fused, "ones"), (measure_device, "zeros")])

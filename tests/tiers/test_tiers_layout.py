@@ -11,8 +11,8 @@ import pytest
 
 from model_folders import FAMILIES, Shapes, write
 from toprope.errors import WeightsError
-from toprope.tiers.headers import read_folder
-from toprope.tiers.layout import read_layout
+from toprope.tiers.plan.layout import read_layout
+from toprope.tiers.store.headers import read_folder
 
 pytestmark = pytest.mark.process
 
@@ -122,5 +122,5 @@ def test_damaged_files_are_one_error(tmp_path: Path) -> None:
 
 
 def test_reading_a_folder_and_planning_import_no_torch() -> None:
-    code = "import sys, toprope.tiers.layout, toprope.tiers.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, toprope.tiers.plan.layout, toprope.tiers.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.tiers import levels as module
-from toprope.tiers import levels_future
-from toprope.tiers.levels import Levels, Move
-from toprope.tiers.levels_future import Future
+from toprope.tiers.stack import levels as module
+from toprope.tiers.stack.levels import Future, Levels, Move
 
 KEYS = st.sampled_from("abcdefghij")
 STEP = st.tuples(st.sampled_from(["put", "access", "remove"]), KEYS, st.integers(0, 9), st.integers(0, 2))
@@ -304,7 +302,7 @@ def test_what_is_expected_is_what_came_after_the_same_two_uses(uses, period):
 
 
 def test_only_so_many_uses_are_remembered(monkeypatch):
-    monkeypatch.setattr(levels_future, "KEPT", 16)
+    monkeypatch.setattr(module, "KEPT", 16)
     future = Future()
     for number in range(1000):
         future.use(number % 10)
@@ -340,10 +338,7 @@ def test_no_key_is_lost_on_a_level_of_blocks(steps):
 
 def test_the_file_is_pure():
     imported = set()
-    for file in (module, levels_future):
-        tree = ast.parse(Path(file.__file__).read_text(encoding="utf-8"))
-        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert imported == {
-        "__future__", "bisect", "collections", "collections.abc", "dataclasses", "toprope.tiers.levels_future"
-    }  # fmt: skip
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert imported == {"__future__", "bisect", "collections", "collections.abc", "dataclasses"}

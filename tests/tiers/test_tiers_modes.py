@@ -23,11 +23,12 @@ from device_stand_ins import told
 from toprope.device import FallbackWarning
 from toprope.errors import ModeUnavailable, PlanError, SettingError, SizeError, TierAbsentError, UsageError
 from toprope.tiers import attach, modes
-from toprope.tiers.memory import placeholder
-from toprope.tiers.modes import budgets, measured, recompute, switch
+from toprope.tiers.modes import budgets, recompute, switch
 from toprope.tiers.modes.models import needs_of
 from toprope.tiers.modes.names import effects_of
 from toprope.tiers.modes.quantised import QuantisedInPlace
+from toprope.tiers.quant import measure as measured
+from toprope.tiers.store.memory import placeholder
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -532,7 +533,7 @@ def test_tied_and_small_layers_and_those_of_other_classes_stay(tmp_path):
 @pytest.mark.parametrize("rows", [1, 200])
 def test_quantised_products_are_those_of_what_is_stored(tmp_path, rows):
     from toprope.tiers import pages
-    from toprope.tiers.modes.quantised import multiply
+    from toprope.tiers.quant.matmul import multiply
 
     torch.manual_seed(0)
     page = pages.encode(torch.randn(96, 64))
@@ -572,13 +573,14 @@ def test_the_measurement_is_taken_once_and_says_what_it_is(monkeypatch):
     monkeypatch.setattr(measured, "_known", {})
     random = torch.get_rng_state()
     found = modes.verdict(device.get("cpu"))
-    assert modes.verdict(device.get("cpu")) is found
+    assert modes.verdict(device.get("cpu")) == found
     assert torch.equal(torch.get_rng_state(), random)
     assert [rows for rows, _ in found.speedups] == [1, 32]
     assert found.faster == all(each > 1 for _, each in found.speedups)
     assert "nvfp4 on cpu" in found.text
-    with mock.patch("toprope.tiers.pages.native.kernels", return_value=None):
-        without = measured._measure(device.get("cpu"), "nvfp4", torch.float32)
+    with mock.patch("toprope.tiers.quant.kernels.kernels", return_value=None):
+        monkeypatch.setattr(measured, "_known", {})
+        without = modes.verdict(device.get("cpu"))
     assert not without.faster
     assert "there are no kernels" in without.text
 
@@ -694,7 +696,7 @@ toprope.sim.install("910B3", count=1)
 from toprope import device
 from toprope.errors import ModeUnavailable
 from toprope.tiers import attach, modes
-from toprope.tiers.modes import measured
+from toprope.tiers.quant import measure as measured
 torch.set_num_threads(1)
 card = device.get("npu:0")
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from toprope.errors import PlanError
 from toprope.sizes import parse_size
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Tier, Use, plan, training_order, uses
-from toprope.tiers.plan_choose import _placements
-from toprope.tiers.plan_model import aligned
-from toprope.tiers.plan_refuse import enough
-from toprope.tiers.plan_units import problem_of
+from toprope.tiers.plan.model import aligned
+from toprope.tiers.plan.search import _placements, enough
+from toprope.tiers.plan.units import problem_of
 
 MB = 10**6
 KINDS = ("weight", "weight", "weight", "norm", "bias", "buffer")

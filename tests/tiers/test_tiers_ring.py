@@ -17,9 +17,9 @@ from torch import nn
 from toprope import device as devices
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError
 from toprope.tiers import attach, skeleton
-from toprope.tiers.memory import Memory
-from toprope.tiers.ring import Slot
-from toprope.tiers.trace import Order, Trace
+from toprope.tiers.engine.prefetch_buffer import Slot
+from toprope.tiers.engine.trace import Order, Trace
+from toprope.tiers.store.memory import Memory
 
 SOAK = bool(os.environ.get("TOPROPE_SOAK"))
 WIDTH = 64
@@ -146,7 +146,7 @@ def test_a_read_error_is_told_and_the_next_call_is_right(tmp_path, monkeypatch):
             raise OSError(5, "Input/output error")
         return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr("toprope.tiers.disk.os.preadv", preadv)
+    monkeypatch.setattr("toprope.tiers.store.disk_file.os.preadv", preadv)
     broken.set()
     for _ in range(2):
         with pytest.raises(TierReadError, match="Input/output error"):
@@ -199,14 +199,14 @@ def test_a_full_disk_while_attaching_leaves_the_model_as_it_was(tmp_path, monkey
             raise OSError(28, "No space left on device")
         return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", pwritev)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", pwritev)
     with pytest.raises(TierCapacityError, match="the disk is full"):
         attach(model, 60 * KB, 0, tmp_path, small=KB)
     assert torch.equal(run(model), want)
     assert not list(tmp_path.iterdir())
     assert not model._forward_pre_hooks
     assert len(data) == len(list(model.parameters()))
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", real)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", real)
     with attach(model, 60 * KB, 0, tmp_path, small=KB):
         assert torch.equal(run(model), want)
 

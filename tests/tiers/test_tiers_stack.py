@@ -13,7 +13,7 @@ from device_stand_ins import told
 from toprope.device.cpu import CpuDevice
 from toprope.errors import DeviceNameError, TierCapacityError, UsageError
 from toprope.tiers import Tier, TierLinear, TierStack
-from toprope.tiers.stack_contents import Contents
+from toprope.tiers.stack.contents import Contents
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

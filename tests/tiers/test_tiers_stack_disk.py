@@ -21,9 +21,11 @@ import torch
 
 from device_stand_ins import told
 from toprope.errors import TierCapacityError, TierError, TierReadError, TierWriteError, UsageError
-from toprope.tiers import Tier, TierLinear, TierStack, chunks, stack_disk
-from toprope.tiers.disk import DiskFile
-from toprope.tiers.memory import Memory
+from toprope.tiers import Tier, TierLinear, TierStack
+from toprope.tiers.stack import disk as stack_disk
+from toprope.tiers.store import chunks
+from toprope.tiers.store.disk_file import DiskFile
+from toprope.tiers.store.memory import Memory
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -296,7 +298,7 @@ def fails_now_and_then(stack, monkeypatch, seed):
 
         return maybe
 
-    monkeypatch.setattr("toprope.tiers.disk.os.preadv", fails(read))
+    monkeypatch.setattr("toprope.tiers.store.disk_file.os.preadv", fails(read))
     monkeypatch.setattr(chunks.os, "pwritev", fails(write))
     told = 0
     for step in range(400):
@@ -367,7 +369,7 @@ def test_a_disk_with_errors_is_told_and_nothing_is_lost(stack_of, monkeypatch):
     with pytest.raises(TierWriteError, match="Input/output error"):
         stack.put("more", data(1))
     monkeypatch.undo()
-    monkeypatch.setattr("toprope.tiers.disk.os.preadv", broken)
+    monkeypatch.setattr("toprope.tiers.store.disk_file.os.preadv", broken)
     for what in (stack.access, stack.remove, lambda key: stack.access_at(key, 1)):
         with pytest.raises(TierReadError, match="Input/output error"):
             what(0)
@@ -412,7 +414,8 @@ def test_levels_that_are_full_change_places_without_more_room(stack_of, tmp_path
 CTRL_C = """
 import os, signal, sys, threading, time
 import torch
-from toprope.tiers import Tier, TierStack, chunks
+from toprope.tiers import Tier, TierStack
+from toprope.tiers.store import chunks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 MIB = 2**20

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from toprope.tiers import attach, attaching, skeleton
-from toprope.tiers.plan_model import Link, Links
-from toprope.tiers.timeline import Timeline
-from toprope.tiers.transfer import Clock
+from toprope.tiers import attach, skeleton
+from toprope.tiers.engine import attach as attaching
+from toprope.tiers.engine.timeline import Timeline
+from toprope.tiers.plan.model import Link, Links
+from toprope.tiers.store.transfer import Clock
 
 MIB = 2**20
 X = torch.randn(2, 512, generator=torch.Generator().manual_seed(0))

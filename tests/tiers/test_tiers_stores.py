@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
-from toprope.tiers import disk as disk_module
-from toprope.tiers import file_facts
-from toprope.tiers.disk import Buffer, DiskFile
-from toprope.tiers.extents import Extents
-from toprope.tiers.host import HostStore
-from toprope.tiers.memory import Memory
-from toprope.tiers.spill import SpillStore
-from toprope.tiers.store import Stacked, Store
-from toprope.tiers.transfer import Load, Transfers
+from toprope.tiers.store import disk_file as disk_module
+from toprope.tiers.store.base import Stacked, Store
+from toprope.tiers.store.disk_file import Buffer, DiskFile
+from toprope.tiers.store.free_list import Extents
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.spill import SpillStore
+from toprope.tiers.store.transfer import Load, Transfers
 
 MIB = 2**20
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.int64]
@@ -142,7 +141,7 @@ def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(tra
     def broken(descriptor, buffers, offset):
         raise fail
 
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", broken)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", broken)
     values = torch.randn(2 * MIB // 4)
     store.put("a", values)
     deadline = time.monotonic() + 10
@@ -153,7 +152,7 @@ def test_a_failed_write_is_told_at_the_next_call_and_its_values_are_not_lost(tra
         store.read("a", out)
     store.read("a", out).wait()
     assert torch.equal(out, values)
-    monkeypatch.setattr("toprope.tiers.chunks.os.pwritev", real)
+    monkeypatch.setattr("toprope.tiers.store.chunks.os.pwritev", real)
     store.put("a", values + 1)
     store.flush()
     store.read("a", out).wait()
@@ -198,13 +197,40 @@ def test_a_full_disk_is_a_typed_error(transfers, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     store.put("a", torch.arange(10))
-    monkeypatch.setattr("toprope.tiers.spill.os.posix_fallocate", full)
+    monkeypatch.setattr("toprope.tiers.store.spill.os.posix_fallocate", full)
     with pytest.raises(TierCapacityError, match="the disk is full"):
         store.put("b", torch.empty(200 * MIB, dtype=torch.uint8))
     out = torch.empty(10, dtype=torch.int64)
     store.read("a", out).wait()
     assert torch.equal(out, torch.arange(10))
     store.close()
+
+
+def test_a_spill_file_whose_free_room_is_in_pieces_is_no_longer_than_its_budget(transfers, tmp_path):
+    block = 4096
+    store = SpillStore(tmp_path, 8 * block, transfers)
+    try:
+        for number in range(8):
+            store.put(str(number), torch.full((block,), number, dtype=torch.uint8))
+        store.flush()
+        for number in range(0, 8, 2):
+            store.drop(str(number))
+        values = torch.arange(4 * block, dtype=torch.int32).to(torch.uint8)
+        store.put("large", values)  # four free blocks, no two of them neighbours
+        for _ in range(2):
+            out = torch.zeros_like(values)
+            store.read("large", out).wait()
+            assert torch.equal(out, values)
+            store.flush()
+        assert os.fstat(store.file.descriptor).st_size == store.used == 8 * block
+        for number in range(1, 8, 2):
+            out = torch.zeros(block, dtype=torch.uint8)
+            store.read(str(number), out).wait()
+            assert bool((out == number).all())
+        store.drop("large")
+        assert store.used == 4 * block
+    finally:
+        store.close()
 
 
 def test_no_file_can_be_made_where_there_is_no_folder(transfers, tmp_path):
@@ -294,9 +320,9 @@ def test_the_system_tells_what_lies_in_the_page_cache(tmp_path):
         for offset, nbytes in parts:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             length = offset + nbytes - start
-            before = file_facts._all_in_core(descriptor, start, length, -(-length // mmap.PAGESIZE))
-            assert file_facts.all_cached(descriptor, offset, nbytes) == before
-        assert file_facts.all_cached(descriptor, 0, MIB // 2)
+            before = disk_module._all_in_core(descriptor, start, length, -(-length // mmap.PAGESIZE))
+            assert disk_module.all_cached(descriptor, offset, nbytes) == before
+        assert disk_module.all_cached(descriptor, 0, MIB // 2)
     finally:
         os.close(descriptor)
 

@@ -22,11 +22,13 @@ from torch import nn
 from tiers_training_run import Run
 from toprope.device import Capabilities
 from toprope.errors import PlanError, WeightsError
-from toprope.tiers import attach, disk, headers, pages, skeleton
-from toprope.tiers import memory as memory_module
-from toprope.tiers.blocks import settle
-from toprope.tiers.host import HostStore
-from toprope.tiers.transfer import Transfers
+from toprope.tiers import attach, pages, skeleton
+from toprope.tiers.store import disk_file as disk
+from toprope.tiers.store import headers
+from toprope.tiers.store import memory as memory_module
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.transfer import Transfers
+from toprope.tiers.training.blocks import settle
 
 KB = 1000
 MIB = 2**20
@@ -396,7 +398,7 @@ def test_thread_17_pinned_memory_is_registered_and_not_rounded_up(monkeypatch):
     del part
     assert calls[1:] == [("synchronize",), ("unregister", calls[0][1])]
 
-    monkeypatch.setattr("toprope.tiers.pinned.torch.empty", empty)
+    monkeypatch.setattr("toprope.tiers.store.memory.torch.empty", empty)
     memory_module.Memory.host(2 * MIB, Card(), lasting=True)  # refused: torch's allocator, and no page more at first
     memory_module.Memory.host(MIB, Card())
     assert asked[0] == 2 * MIB
@@ -514,7 +516,7 @@ def test_thread_23_files_are_read_in_large_pieces_past_the_page_cache(tmp_path, 
         pieces.append(count)
         return count
 
-    monkeypatch.setattr("toprope.tiers.disk.os.preadv", preadv)
+    monkeypatch.setattr("toprope.tiers.store.disk_file.os.preadv", preadv)
     with small(empty, "6MB", 0, tmp_path) as handle:
         assert torch.equal(out(empty, batch(768)), out(model, batch(768)))
         moved = handle.stats().moved

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.tiers.tiles import GRAIN, UNIT, tiles
+from toprope.tiers.training.tiles import GRAIN, UNIT, tiles
 
 
 def parted(start, stop, threads):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiers_kept import Kept
-from toprope.tiers.activations import Activations
+from toprope.tiers.training.activations import Activations
 
 
 class Block(torch.nn.Module):

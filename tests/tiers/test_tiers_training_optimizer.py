@@ -3,17 +3,17 @@
 import copy
 import io
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from tiers_kept import Done, Kept
 from toprope.errors import TierCapacityError, UnsupportedError, UsageError
-from toprope.tiers.blocks import settle
-from toprope.tiers.gradients import Gradients, clip_grad_norm_
-from toprope.tiers.optimizer import Optimizers, kind_of
-from toprope.tiers.stored import StoredTensor
-from toprope.tiers.weights import ResidentWeights
+from toprope.tiers.training.blocks import settle
+from toprope.tiers.training.gradients import Gradients, clip_grad_norm_
+from toprope.tiers.training.offloaded_tensor import StoredTensor
+from toprope.tiers.training.optimizer import Optimizers, kind_of
 
 O = torch.optim  # noqa: E741
 
@@ -35,6 +35,26 @@ CASES = [
     (O.Rprop, {}),
     (O.Adafactor, {}),
 ]
+
+
+class ResidentWeights:
+    """All weights stay on the device; room for a step is allocated."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def resident(self, parameter):
+        return parameter.data
+
+    def updated(self):
+        pass
+
+    def room(self):
+        return None
+
+    @contextmanager
+    def borrow(self, nbytes):
+        yield torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
 
 class Away(ResidentWeights):

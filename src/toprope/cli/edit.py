@@ -67,7 +67,8 @@ def edit(
         typer.Option("--cfg-norm/--no-cfg-norm", show_default=False, help="Whether guidance is bounded."),
     ] = None,
     seed: Annotated[
-        str | None, typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random. [default: random]")
+        str | None,
+        typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random (-1 too). [default: random]"),
     ] = None,
     num_images: Annotated[
         int | None, typer.Option(metavar="N", show_default=False, help="Of each edit, with seeds N, N + 1, ...")
@@ -88,6 +89,14 @@ def edit(
             metavar="NAME", show_default=False, help="Where noise is drawn: cpu, the same everywhere; device."
         ),
     ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="ddim, dpm++, euler, euler-a, lcm or unipc."),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="authors: as the scripts of the model's authors do it."),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
     memory: Annotated[
@@ -106,6 +115,12 @@ def edit(
     full_hashes: Annotated[
         bool, typer.Option("--full-hashes", help="Records have the SHA-256 of whole files of weights.")
     ] = False,
+    attention: Annotated[
+        str, typer.Option(metavar="NAME", help="auto: the NPU's fused operator where it is there; torch: torch's own.")
+    ] = "auto",
+    sources: Annotated[
+        bool, typer.Option("--sources/--no-sources", help="Keep the edited pictures in --out-dir too.")
+    ] = True,
     at_once: Annotated[
         int, typer.Option(metavar="N", min=1, help="Pictures of one size that go through the model at once.")
     ] = 1,
@@ -124,13 +139,14 @@ def edit(
         "negative": negative, "steps": steps, "guidance": guidance, "image_guidance": image_guidance,
         "refine_strength": refine_strength, "cfg_norm": cfg_norm, "seed": _seed(seed), "num_images": num_images,
         "size": size, "max_pixels": max_pixels, "fit": fit, "generator_device": generator_device,
+        "sampler": sampler, "like": like,
     }  # fmt: skip
     knobs = {name: value for name, value in given.items() if value is not None}
     made_with: dict[str, Any] = {"loras": [_lora(each) for each in lora or []], "refiner": refiner}
     record = None
     if repeat is not None:
         record, model, dtype, made_with = _repeated(repeat, model, dtype, made_with)
-    asked = _asked(record, image or [], instruction, jobs, knobs)
+    asked = _asked(record, image or [], instruction, jobs, knobs, os.path.dirname(os.path.abspath(repeat or "")))
     if model is None:
         raise UsageError("there is no model.", do="name the folder of one with --model")
     from toprope.cli.edit_console import Console
@@ -151,11 +167,12 @@ def edit(
     refuse_knobs(family, asked)
     made_with["model"] = os.path.abspath(model)
     numbered = number_jobs(asked, made_with)
-    output, summary = Output(out_dir, format), Summary(len(numbered))
+    output, summary = Output(out_dir, format, sources=sources), Summary(len(numbered))
     left = _left(numbered, output, summary) if resume else numbered
     options = {
         "device": device or None, "dtype": dtype, "memory": memory, "loras": made_with["loras"],
         "refiner": made_with["refiner"], "host_operators": host_operators, "full_hashes": full_hashes,
+        "attention": attention,
     }  # fmt: skip
     if cards > 1:
         check_cards(cards, device or None)
@@ -189,6 +206,7 @@ def _asked(
     instruction: str | None,
     jobs: str | None,
     knobs: Mapping[str, Any],
+    folder: str,
 ) -> list[Job]:
     """The jobs that the command line asks for, by one of three ways."""
     from toprope.cli.edit_jobs import from_file, from_pictures, pictures_in, to_repeat
@@ -197,7 +215,7 @@ def _asked(
         if jobs is not None:
             raise UsageError("--repeat and --jobs are two ways to ask for edits.", do="leave one out")
         changed = {**knobs, **({} if instruction is None else {"instruction": instruction})}
-        return [to_repeat(record, pictures_in(image), changed)]
+        return [to_repeat(record, pictures_in(image), changed, folder)]
     if jobs is not None:
         if image:
             raise UsageError("--jobs has its own pictures, and there is --image too.", do="leave one out")
@@ -239,10 +257,14 @@ def _left(jobs: Sequence[Job], output: Output, summary: Summary) -> list[Job]:
 
 def _conclude(summary: Summary, console: Console, output: Output, *, quiet: bool) -> None:
     """The last line, where there is more to say than that one picture was written."""
+    from toprope.images.jobs import FAILED
+
     if quiet or (summary.jobs == 1 and summary.done):
         return
-    again = summary.failed or summary.left
-    console.say(f"{summary.text()}; results are in {output.folder}{'; --resume does the rest' if again else ''}")
+    again = "; --resume does the rest" if summary.left else ""
+    if summary.failed and not again:
+        again = f"; {output.folder}/*{FAILED} say why, and --resume tries those again"
+    console.say(f"{summary.text()}; results are in {output.folder}{again}")
 
 
 def _seed(text: str | None) -> int | str | None:

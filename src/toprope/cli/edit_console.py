@@ -75,9 +75,11 @@ class Console(logging.Handler):
             for path in event.pictures:
                 kept = "" if self._quiet else f" (and {path.with_suffix('.json')}: everything needed to repeat it)"
                 sys.stdout.write(f"{path}\n" if self._quiet else f"wrote {path}{kept}\n")
+        name = Path(event.job.request.image).name
+        for note in ((event.record or {}).get("source") or {}).get("notes", ()) if not self._quiet else ():
+            self.say(f"{name}: {note}")
         words = (event.record or {}).get("refinement")
         if words and not self._quiet:
-            name = Path(event.job.request.image).name
             if words["refined"]:
                 self.say(f"{name} was edited with: {words['instruction']}")
             else:

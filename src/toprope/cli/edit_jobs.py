@@ -14,6 +14,7 @@ from typing import Any
 from toprope.errors import UsageError
 from toprope.images.families.base import Family
 from toprope.images.jobs import Job, read_jobs, stem_of
+from toprope.images.output import SOURCES, hash_of
 from toprope.images.request import EditRequest
 
 __all__ = ["PICTURES", "from_file", "from_pictures", "pictures_in", "read_record", "refuse_knobs", "to_repeat"]
@@ -92,13 +93,17 @@ def read_record(path: str) -> dict[str, Any]:
     return record
 
 
-def to_repeat(record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[str, Any]) -> Job:
+def to_repeat(
+    record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[str, Any], folder: str | os.PathLike[str] = "."
+) -> Job:
     """The job that makes the picture of a record anew.
 
     Args:
         record: that lies beside it.
         images: one where the picture that was edited lies elsewhere now.
         knobs: that shall be otherwise.
+        folder: that the record lies in: the picture kept there is taken where the one that was edited is gone or
+            was changed.
 
     Raises:
         UsageError: the record does not say which picture was edited.
@@ -106,12 +111,26 @@ def to_repeat(record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[s
     row = {**record["request"], "seed": record["seed"], "num_images": 1, **knobs}
     if images:
         row["image"] = images[0]
+    else:
+        row["image"] = _kept(record, row.get("image"), Path(folder))
     if not row.get("image"):
         raise UsageError("the record does not say where the picture is that was edited.", do="give it with --image")
     if not os.path.exists(row["image"]):
         raise UsageError(f"the picture of the record, {row['image']}, is not there.", do="give it with --image")
     request = EditRequest.from_json(row)
-    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(request.image))
+    named = request.image if images else (record.get("source") or {}).get("name") or request.image
+    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(named))
+
+
+def _kept(record: Mapping[str, Any], image: Any, folder: Path) -> Any:
+    """The picture that was edited, or the copy of it that was kept with the result."""
+    source = record.get("source") or {}
+    digest, kept = source.get("sha256"), source.get("kept")
+    there = isinstance(image, str) and os.path.exists(image)
+    if not isinstance(kept, str) or digest is None or (there and hash_of(image) == digest):
+        return image
+    copy = folder / SOURCES / Path(kept).name
+    return str(copy) if hash_of(copy) == digest else image
 
 
 def refuse_knobs(family: Family, jobs: Iterable[Job]) -> None:
@@ -121,11 +140,9 @@ def refuse_knobs(family: Family, jobs: Iterable[Job]) -> None:
         UsageError: the first of them.
     """
     for job in jobs:
-        for name in job.request.given():
-            if name not in family.options:
-                where = f"{job.where}: " if job.where else ""
-                raise UsageError(
-                    f"{where}models of the family {family.name} have no {name}.",
-                    looked_at=f"honoured are {', '.join(sorted(family.options))}",
-                    do="leave it out",
-                )
+        try:
+            family.refuse(job.request)
+        except UsageError as error:
+            if not job.where:
+                raise
+            raise type(error)(f"{job.where}: {error.what}", error.looked_at, error.do) from None

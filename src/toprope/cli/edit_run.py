@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toprope.images.jobs import Job, Summary
     from toprope.images.output import Output
 
-__all__ = ["differences", "run_here"]
+__all__ = ["run_here"]
 
 
 def run_here(
@@ -47,40 +47,19 @@ def run_here(
         console.watch(engine.describe, engine.memory)
         stopping.safely()
         if record is not None:
-            for each in differences(record, engine.family.folders(Path(model)), engine.describe(), jobs[0]):
+            for each in (*engine.differences(record), *_other_source(record, jobs[0])):
                 console.say(each)
         run_jobs(engine, jobs, output, console, summary=summary, stopped=stopping.why, at_once=at_once)
 
 
-def differences(record: Mapping[str, Any], folders: Sequence[Path], engine: Mapping[str, Any], job: Job) -> list[str]:
-    """Why a picture may not come out as its record has it, in sentences.
+def _other_source(record: Mapping[str, Any], job: Job) -> list[str]:
+    """Say in a sentence that the record has another picture than the edited one."""
+    from toprope.images.output import SOURCES, hash_of
 
-    Args:
-        record: that lies beside it.
-        folders: of the model.
-        engine: what `Engine.describe` says.
-        job: that repeats it.
-    """
-    from toprope.images.output import hash_of
-    from toprope.images.results import files_of, versions
-
-    found = []
-    before, now = record.get("model_files") or {}, files_of(*folders)
-    other = [
-        name for name in sorted({*before, *now})
-        if before.get(name) != now.get(name) and (before.get(name) or {}).get("sha256_of") != "file"
-    ]  # fmt: skip
-    if other:
-        found.append(f"the model is not the one of the record: {', '.join(other[:3])}{', ...' if other[3:] else ''}")
-    source = (record.get("source") or {}).get("sha256")
-    if source is not None and hash_of(job.request.image) != source:
-        found.append(f"{job.request.image} is not the picture of the record, or was changed")
-    was = record.get("engine") or {}
-    for name in ("device_name", "dtype"):
-        if was.get(name) != engine.get(name):
-            found.append(f"the {name.replace('_', ' ')} is {engine.get(name)}, and was {was.get(name)}")
-    packages = record.get("versions") or {}
-    changed = [f"{name} {version}" for name, version in versions().items() if packages.get(name) != version]
-    if changed:
-        found.append(f"versions differ, here are {', '.join(changed)}")
-    return found
+    source, image = (record.get("source") or {}).get("sha256"), job.request.image
+    if source is None or hash_of(image) == source:
+        before = (record.get("request") or {}).get("image")
+        if os.path.basename(os.path.dirname(image)) != SOURCES or before in (None, image):
+            return []
+        return [f"{before} is gone or was changed: the copy of it that was kept, {image}, is edited"]
+    return [f"{job.request.image} is not the picture of the record, or was changed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 __all__ = ["hush"]
@@ -16,3 +17,6 @@ def hush() -> None:
     """
     if not any(os.environ.get(name) for name in _VERBOSITY):
         os.environ.update(dict.fromkeys(_VERBOSITY, "error"))
+    # diffusers imports torchao where it is installed, which warns of extensions that this torch does not load
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ from toprope.errors import UsageError
 if TYPE_CHECKING:
     from toprope.chips import Chip
     from toprope.device import Device
-    from toprope.tiers.plan_budgets import Free
+    from toprope.tiers.plan.budgets import Free
 
 __all__ = ["app"]
 
@@ -83,11 +83,11 @@ def plan(
     """
     from toprope.sizes import parse_size
     from toprope.terminal import say, show
-    from toprope.tiers.layout import read_layout
-    from toprope.tiers.links import measure
     from toprope.tiers.plan import plan as made_of
-    from toprope.tiers.plan_budgets import resolve
-    from toprope.tiers.plan_table import as_dict, table
+    from toprope.tiers.plan.budgets import resolve
+    from toprope.tiers.plan.layout import read_layout
+    from toprope.tiers.plan.links import measure
+    from toprope.tiers.plan.report import as_dict, table
 
     if as_json and str(svg) == "-":
         raise UsageError("--json and --svg - both write to stdout.", do="give --svg the name of a file")
@@ -107,7 +107,7 @@ def plan(
     seconds = layout.bytes / speeds.device_memory.bytes_per_second if compute is None else compute
     made = made_of(layout.computing(seconds), layout.order, budgets, speeds.links)
     if svg is not None:
-        from toprope.tiers.plan_picture import svg as draw
+        from toprope.tiers.plan.report import svg as draw
 
         _write(svg, draw(made, str(folder)))
     if as_json:
@@ -145,7 +145,7 @@ def _chip(name: str | None, device: Device | None) -> Chip | None:
 def _free(device: Device | None, chip: Chip | None, folder: Path) -> Free:
     import psutil
 
-    from toprope.tiers.plan_budgets import Free
+    from toprope.tiers.plan.budgets import Free
 
     host, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     if device is None:

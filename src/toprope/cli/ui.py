@@ -37,6 +37,9 @@ def ui(
         list[str] | None,
         typer.Option(metavar="PATH", help="A LoRA that can be picked: a file, or a folder of them. May come again."),
     ] = None,
+    attention: Annotated[
+        str, typer.Option(metavar="NAME", help="auto: the NPU's fused operator where it is there; torch: torch's own.")
+    ] = "auto",
     refiner: Annotated[
         str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
     ] = "none",
@@ -50,6 +53,11 @@ def ui(
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="The most of one file.")] = "32MiB",
     max_files: Annotated[int, typer.Option(metavar="N", min=1, help="The most files of one batch.")] = 64,
     max_waiting: Annotated[int, typer.Option(metavar="N", min=1, help="The most edits that wait.")] = 32,
+    max_uploads: Annotated[int, typer.Option(metavar="N", min=1, help="The most uploaded files that are kept.")] = 256,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that the server goes by, such as a proxy's. May come again."),
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
 ) -> None:
     """Serve a page that edits pictures: one or many at a time, with progress, history and the device's state.
@@ -64,12 +72,14 @@ def ui(
     from toprope.sizes import parse_size
 
     hush()
-    limits = Limits(upload=parse_size(max_upload), files=max_files, waiting=max_waiting)
+    limits = Limits(
+        upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max(max_uploads, 2 * max_files)
+    )
     loras = known_loras(lora or [])
     find(model)  # a folder that is no model is an error now, and not on the page
     open_engine = _opener(
         model, device=device or None, dtype=dtype, memory=memory, refiner=refiner,
-        host_operators=host_operators,
+        host_operators=host_operators, attention=attention,
     )  # fmt: skip
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,7 +87,7 @@ def ui(
     # From here on Ctrl-C ends the wait below, whatever is going on.
     studio = Studio(model.resolve().name, open_engine, out_dir=out_dir, loras=loras, limits=limits)
     try:
-        served = serve(studio, host=host, port=port, open_browser=open_browser)
+        served = serve(studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [])
         studio.load()  # after the page is there: both are mostly imports, which do not go side by side
         _say(f"{served.url}  (Ctrl-C stops it)")
         if not is_local(host):

@@ -395,6 +395,10 @@ class Device(ABC):
 
     # Dtypes
 
+    def fused_attention(self) -> Any:
+        """The operator `npu_fusion_attention` with torch_npu's signature; None where the device has none."""
+        return None
+
     def refuses(self, dtype: torch.dtype) -> str:
         """The reason not to try a dtype, known without making a tensor of it; "" where it is worth trying."""
         return ""

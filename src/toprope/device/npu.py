@@ -74,6 +74,10 @@ class NpuDevice(AcceleratorDevice):
             surprising=os.environ.get(VARIABLE) != "",
         )  # fmt: skip
 
+    def fused_attention(self) -> Any:
+        """torch_npu's fused attention, as it or the simulated card has registered it."""
+        return getattr(torch.ops.npu, "npu_fusion_attention", None)
+
     @classmethod
     def facts(cls) -> str:
         """Versions, driver, device files and masks; of the simulated card, that it is one."""

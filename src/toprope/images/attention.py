@@ -11,7 +11,9 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PATHS", "AttentionWatch", "chosen_backend"]
+__all__ = ["FUSED", "PATHS", "AttentionWatch", "chosen_backend"]
+
+FUSED = "fused by the NPU"
 
 PATHS = {
     "_scaled_dot_product_flash_attention": "flash",
@@ -22,10 +24,10 @@ PATHS = {
     "scaled_dot_product_attention": "the device's own kernel",  # registered for the whole operator, as torch_npu does
     "_scaled_dot_product_attention_math": "math",
     "_scaled_dot_product_attention_math_for_mps": "math on MPS",
-    "npu_fusion_attention": "fused by the NPU",
-    "npu_fusion_attention_v2": "fused by the NPU",
-    "npu_fused_infer_attention_score": "fused by the NPU",
-    "npu_prompt_flash_attention": "fused by the NPU",
+    "npu_fusion_attention": FUSED,
+    "npu_fusion_attention_v2": FUSED,
+    "npu_fused_infer_attention_score": FUSED,
+    "npu_prompt_flash_attention": FUSED,
     "_flash_attention_forward": "flash",
     "_flash_attn_forward": "flash (flash_attn)",
     "_efficient_attention_forward": "memory-efficient",

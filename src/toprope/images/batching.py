@@ -51,7 +51,7 @@ class Row:
         """What must be the same for all pictures of a batch."""
         request = self.settled.request
         knobs = tuple(getattr(request, name) for name in KNOBS if name != "negative")
-        return self.settled.frame.model, request.generator_device, knobs
+        return self.settled.frame.model, request.generator_device, request.sampler, request.like, knobs
 
 
 def rows_of(settled: Sequence[Settled]) -> list[Row]:

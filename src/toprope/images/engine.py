@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
-from toprope.images.attention import AttentionWatch
+from toprope.images import samplers
+from toprope.images.attention import FUSED, AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
 from toprope.images.dtypes import read_dtype
 from toprope.images.families import find
 from toprope.images.families.base import Family, Prompt, stack_prompts
+from toprope.images.fused_attention import FusedAttention
 from toprope.images.guard import check_pictures
 from toprope.images.holding import Holding
 from toprope.images.host_operators import HostOperators
 from toprope.images.pictures import fit_back, fit_in, to_pictures
 from toprope.images.placement import Loaded
 from toprope.images.prompts import PromptCache
+from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
 from toprope.images.results import EditResult, files_of, make_record
 from toprope.images.settling import settle
@@ -44,6 +47,9 @@ __all__ = ["Engine"]
 OnStep = Callable[[Step], None]
 Cancelled = Callable[[], bool]
 
+ATTENTIONS = ("auto", "torch")
+"""Values of `attention`: the fused operator of an NPU where there is one, or torch's own choice always."""
+
 
 class Engine:
     """A model that edits pictures. Made by `open`; close it, or use it as a context manager.
@@ -53,9 +59,19 @@ class Engine:
     """
 
     def __init__(
-        self, holding: Holding, notices: Notices, files: dict[str, Any], refiner: Any, host: HostOperators | None
+        self,
+        holding: Holding,
+        notices: Notices,
+        files: dict[str, Any],
+        refiner: Any,
+        host: HostOperators | None,
+        attention: str = "auto",
     ) -> None:
         self._holding, self._notices, self._files, self._refiner, self._host = holding, notices, files, refiner, host
+        self._fused = FusedAttention(
+            self.loaded.device.fused_attention() if attention == "auto" else None, self.loaded.device.kind
+        )
+        self._attention_asked = attention
         self._lock = threading.RLock()
         self._open = True
         self._kind = type(self.loaded.pipeline).__name__
@@ -77,6 +93,7 @@ class Engine:
         refiner: str | None = None,
         host_operators: bool = False,
         full_hashes: bool = False,
+        attention: str = "auto",
         progress: Callable[[str], None] | None = None,
     ) -> Engine:
         """Load a model and make it ready.
@@ -92,6 +109,7 @@ class Engine:
             host_operators: whether an operator that the device refuses is run on the host, with a warning.
             full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
                 of their headers alone.
+            attention: "auto" for the fused operator of an NPU where the card has it, "torch" for torch's own choice.
             progress: is told in a sentence what is done, and every notice.
 
         Raises:
@@ -99,6 +117,10 @@ class Engine:
             WeightsError, LoraError: files cannot be loaded.
             EnvironmentProblem: no such device, or a package is missing.
         """
+        if attention not in ATTENTIONS:
+            raise UsageError(
+                f"attention is {attention!r}, and must be one of {', '.join(ATTENTIONS)}.", do="give one of them"
+            )
         family, folder = find(model)
         chosen, notices = devices.get(device), Notices(progress)
         words = None
@@ -111,7 +133,8 @@ class Engine:
             holding = Holding(loaded, memory, loras, notices)
             holding.load()
         host = HostOperators(notices.notice) if host_operators else None
-        return cls(holding, notices, files_of(*family.folders(folder), full=full_hashes), words, host)
+        files = files_of(*family.folders(folder), full=full_hashes)
+        return cls(holding, notices, files, words, host, attention)
 
     # What it is
 
@@ -157,6 +180,15 @@ class Engine:
     def memory(self) -> dict[str, int | None]:
         """The device's memory in bytes: allocated, reserved, peak, free, total; see `toprope.device.Memory`."""
         return self._checked().device.memory().as_dict()
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The model's files with their hashes, as records have them; see `toprope.images.results.files_of`."""
+        return self._files
+
+    def differences(self, record: Mapping[str, Any]) -> list[str]:
+        """Reasons why this engine may not give the picture of a record again; none where nothing is different."""
+        return differences(record, self._files, self.describe())
 
     # Editing
 
@@ -307,9 +339,15 @@ class Engine:
         first = group[0].settled.request
         where: Literal["device", "cpu"] = "device" if first.generator_device == "device" else "cpu"
         with torch.no_grad(), self._host or nullcontext():
+            progress.check()  # before texts are encoded, which nothing can interrupt
             prompt = self._prompt([row.settled.request for row in group], shown)
+            progress.check()
             generators = [loaded.device.generator(row.seed, on=where) for row in group]
-            with self._holding.placement.running(loaded), self._attention_seen((shown[0].size, len(group))):
+            with (
+                self._holding.placement.running(loaded),
+                samplers.used(loaded.pipeline, first.sampler, loaded.family.samplers),
+                self._attention_seen((shown[0].size, len(group))),
+            ):
                 images = loaded.family.run(loaded.pipeline, shown, first, prompt, generators, progress)
         images = images.float().cpu()
         check_pictures(images, shown)
@@ -319,18 +357,30 @@ class Engine:
     def _attention_seen(self, shape: tuple[Any, ...]) -> Iterator[None]:
         """A context that finds which attention runs, the first time that pictures of a shape are edited."""
         if shape not in self._attention:
-            with AttentionWatch() as seen:
+            self._fused.forget()
+            with AttentionWatch() as seen, self._fused:
                 yield
-            self._attention[shape] = seen.describe()
+            found = seen.describe()
+            if self._fused.used:  # the simulated card's is made of plain products
+                others = (found["path"],) if self._fused.passed and found["path"] != FUSED else ()
+                found["path"] = " and ".join((FUSED, *others))
+            self._attention[shape] = found | self._choice()
         else:
-            yield
+            with self._fused:
+                yield
         self._attention_now = self._attention[shape]
+
+    def _choice(self) -> dict[str, Any]:
+        """The choice of attention and its reason, ready for JSON."""
+        if self._attention_asked == "torch":
+            return {"chosen": "torch's own", "why": "it was asked for"}
+        return self._fused.describe()
 
     def _prompt(self, requests: Sequence[EditRequest], shown: Sequence[Image]) -> Prompt:
         """The texts of a batch for the pipeline, on the device; those that were encoded before are not again."""
         loaded, sees = self.loaded, self.family.prompt_sees_picture
         keys = [
-            PromptCache.key(request.instruction, request.negative or "", picture if sees else None)
+            PromptCache.key(request.instruction, request.negative or "", picture if sees else None, request.like)
             for request, picture in zip(requests, shown, strict=True)
         ]
         found = {key: self._prompts.get(key) for key in dict.fromkeys(keys)}
@@ -339,7 +389,7 @@ class Engine:
                 for key, request, picture in zip(keys, requests, shown, strict=True):
                     if found[key] is None:
                         made = loaded.family.encode(
-                            loaded.pipeline, request.instruction, request.negative or "", [picture]
+                            loaded.pipeline, request.instruction, request.negative or "", [picture], request.like
                         )
                         found[key] = self._prompts.put(key, made)
         return stack_prompts([prompt for key in keys if (prompt := found[key])]).to(loaded.device.torch_device)

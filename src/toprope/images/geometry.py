@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MEGAPIXEL", "SQUARE", "Frame", "area_size", "halvings", "plan_frame"]
+__all__ = ["MEGAPIXEL", "SQUARE", "Frame", "Script", "area_size", "halvings", "plan_as_authors", "plan_frame"]
 
 SQUARE = 768
 """The side of the policy "768"."""
@@ -18,7 +18,25 @@ SQUARE = 768
 MEGAPIXEL = 1024 * 1024
 """The pixels of the policy "1m"."""
 
+SCRIPT_MULTIPLE = 16
+"""Divisor of both sides in the authors' script of HiDream-E1.1."""
+
 Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Script:
+    """How the scripts of a model's authors prepare a picture, where they are followed step by step.
+
+    Attributes:
+        halvings: times that the picture is halved by averaging, each side rounded down.
+        resized: width and height that it is resized to then, by bicubic interpolation.
+        crop: the box of the resized picture that the model sees.
+    """
+
+    halvings: int
+    resized: tuple[int, int]
+    crop: Box
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,7 @@ class Frame:
         crop: the box of the source that is shown: left, top, right, bottom.
         inner: the box of what the model sees that shows it; all of it, unless it is padded.
         output: width and height of the result: the source's, or those of the box that was cropped.
+        script: how the authors' scripts prepare the picture; None where they are not followed.
     """
 
     source: tuple[int, int]
@@ -38,6 +57,7 @@ class Frame:
     crop: Box
     inner: Box
     output: tuple[int, int]
+    script: Script | None = None
 
 
 def area_size(width: int, height: int, pixels: int, multiple: int = 16) -> tuple[int, int]:
@@ -119,6 +139,31 @@ def plan_frame(
     if fit == "pad":
         return Frame(source, model, everything, _middle(model, source), source)
     return Frame(source, model, everything, whole, source)
+
+
+def plan_as_authors(source: tuple[int, int], *, pixels: int, multiple: int, square: bool) -> Frame:
+    """The frame of a picture as the authors' scripts of HiDream-E1 have it, which stretch the result to the source.
+
+    E1-Full (inference.py) sees all of the picture in a square. E1.1 (inference_e1_1.py) halves it while its shorter
+    side is twice the model's, resizes it to cover the model's size, and crops the middle.
+
+    Args:
+        source: width and height.
+        pixels, multiple, square: what the model is made for, see `families.base.Native`.
+    """
+    side = math.isqrt(pixels)
+    everything = (0, 0, *source)
+    if square:
+        model = (side, side)
+        return Frame(source, model, everything, (0, 0, *model), source, Script(0, model, (0, 0, *model)))
+    times = halvings(*source, side)
+    width, height = source[0] >> times, source[1] >> times
+    model = area_size(width, height, side * side, max(multiple, SCRIPT_MULTIPLE))
+    across, down = width / model[0], height / model[1]
+    resized = (model[0], round(height / across)) if across < down else (round(width / down), model[1])
+    left, top = (resized[0] - model[0]) // 2, (resized[1] - model[1]) // 2
+    script = Script(times, resized, (left, top, left + model[0], top + model[1]))
+    return Frame(source, model, everything, (0, 0, *model), source, script)
 
 
 def _middle(of: tuple[int, int], shape: tuple[int, int]) -> Box:

@@ -14,7 +14,7 @@ from torch import nn
 
 from toprope.errors import PlanError
 from toprope.tiers import attach
-from toprope.tiers.links import measure
+from toprope.tiers.plan.links import measure
 
 if TYPE_CHECKING:
     from toprope.device import Device

@@ -14,6 +14,7 @@ from toprope.images.dtypes import safer_dtype
 from toprope.images.guard import NoPicture
 from toprope.images.ladder import below
 from toprope.images.placement import Loaded, OnDevice, Placement
+from toprope.sizes import gibibytes
 
 __all__ = ["Holding"]
 
@@ -49,6 +50,8 @@ class Holding:
     def load(self) -> None:
         """Load the pipeline and its LoRAs, and place it; on a lower rung where memory runs out."""
         loaded = self.loaded
+        if not self.falls:
+            self._look_ahead()
         self._notices.stage(f"loading {loaded.folder} in {loaded.dtype_name} for {loaded.device}")
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
@@ -60,6 +63,20 @@ class Holding:
         except BaseException:
             self.drop()
             raise
+
+    def _look_ahead(self) -> None:
+        """Refuse a rung that is kept to, where the weights alone exceed the free memory.
+
+        Raises:
+            EditError: before anything is loaded.
+        """
+        loaded = self.loaded
+        if self.placement.rung not in ("none", "vae") or loaded.device.kind == "cpu":
+            return
+        least, free = loaded.family.least_bytes(loaded.folder, loaded.dtype), loaded.device.memory().free
+        if free is not None and least > free:
+            said = f"its weights take {gibibytes(least)}, and {gibibytes(free)} are free; nothing was loaded"
+            raise no_room(loaded, self.placement.rung, said, falls=False)
 
     def drop(self) -> None:
         """Give back what the pipeline takes, on the device and on the host."""
@@ -117,11 +134,7 @@ class Holding:
         said = " ".join(str(error).split())[:300]
         lower = below(rung) if self.falls else None
         if lower is None:
-            raise EditError(
-                f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder.",
-                looked_at=said,
-                do="give memory='auto', a lower rung, a smaller max_pixels, or a smaller batch",
-            ) from error
+            raise no_room(loaded, rung, said, falls=self.falls) from error
         self._notices.notice(f"memory ran out on the rung {rung!r}, going on with {lower!r}: {said}")
         error.__traceback__ = None  # its frames hold tensors
         self.placement.undo(loaded)
@@ -151,6 +164,28 @@ class Holding:
         """Give back to the device what nothing holds any more."""
         gc.collect()
         self.loaded.device.empty_cache()
+
+
+def no_room(loaded: Loaded, rung: str, said: str, *, falls: bool) -> EditError:
+    """The error where memory ran out and nothing else is tried, with what can still help.
+
+    Args:
+        loaded: the model.
+        rung: of the memory ladder, where it ended.
+        said: by the device.
+        falls: whether all rungs above were tried.
+    """
+    less = "let the model see fewer pixels (max_pixels, --max-pixels)"
+    few = "fewer pictures at once (at_once, --at-once)"
+    if falls:
+        what = f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder, the lowest."
+        do = f"{less}, or {few}, end other programs on the device, or use one with more memory"
+    else:
+        what = f"{loaded.device} has not the memory for this, on the rung {rung!r} of the memory ladder."
+        lower = below(rung)
+        step = f"give memory 'auto' (--memory auto) or a lower rung such as {lower!r}, " if lower else ""
+        do = f"{step}{less}, or {few}"
+    return EditError(what, looked_at=said, do=do)
 
 
 def make_placement(rung: str) -> Placement:

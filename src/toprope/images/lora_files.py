@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from toprope.images.placement import Loaded
 
-__all__ = ["LoraFile", "Report", "Spec", "inspect", "read_spec"]
+__all__ = ["LoraFile", "Report", "Spec", "check_scale", "inspect", "read_spec", "renamed"]
 
 SUFFIX = ".safetensors"
 
@@ -220,12 +220,13 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             raw = sorted(opened.keys())
+            known = renamed({name: opened.get_tensor(name) for name in raw}, pipeline)
         options: dict[str, Any] = {"weight_name": file.name, "local_files_only": True, "return_lora_metadata": True}
         if any("lora_unet_" in name for name in raw) and hasattr(pipeline, "unet"):
             options["unet_config"] = pipeline.unet.config
         if type(pipeline).__name__.startswith("Flux"):
             options["return_alphas"] = True
-        got = pipeline.lora_state_dict(str(file.parent), **options)
+        got = pipeline.lora_state_dict(str(file.parent) if known is None else known, **options)
     except (OSError, SafetensorError) as error:
         raise LoraError(
             f"{file.name} cannot be read.", looked_at=" ".join(str(error).split())[:300], do="download it again"
@@ -247,6 +248,52 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
     tensors, *more = got
     metadata = more[-1] or None
     return raw, dict(tensors), more[0] if len(more) == 2 else None, metadata
+
+
+_FOREIGN = "diffusion_model."
+"""How names begin in files of ComfyUI and of ai-toolkit, in place of the component's name."""
+
+_PART = re.compile(
+    r"(?P<module>.+)\.(?:(?P<side>lora_A|lora_B|lora_down|lora_up)(?:\.default)?\.weight|(?P<alpha>alpha))"
+)
+_SIDES = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B"}
+
+
+def renamed(tensors: Mapping[str, torch.Tensor], pipeline: Any) -> dict[str, torch.Tensor] | None:
+    """A LoRA of ComfyUI or ai-toolkit in names that the pipeline's loader reads; None where it is of another kind.
+
+    Names of layers are the model's own, after "diffusion_model." or bare; or, for FLUX, those of its first authors,
+    which diffusers converts where the two matrices are called down and up. What is added is scaled by alpha / rank.
+
+    Args:
+        tensors: of the file, by their names there.
+        pipeline: of diffusers.
+    """
+    part = "transformer" if getattr(pipeline, "transformer", None) is not None else "unet"
+    layers = {name for name, _ in getattr(pipeline, part).named_modules()}
+    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    others: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        matched = _PART.fullmatch(name.removeprefix(_FOREIGN))
+        if matched is not None and matched["module"] in layers:
+            found[matched["module"]][_SIDES.get(matched["side"], "alpha")] = tensor
+        else:
+            others[name] = tensor
+    if not found:
+        if type(pipeline).__name__.startswith("Flux") and any(name.startswith(_FOREIGN) for name in others):
+            return {
+                name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up."): tensor
+                for name, tensor in others.items()
+            }
+        return None
+    for module, sides in found.items():
+        alpha = sides.pop("alpha", None)
+        if alpha is not None and len(sides) == 2 and alpha.numel() == 1:
+            sides["lora_B"] = sides["lora_B"] * (float(alpha) / sides["lora_A"].shape[0])
+        elif alpha is not None:
+            others[f"{module}.alpha"] = alpha  # is told as what belongs to no layer
+        others |= {f"{part}.{module}.{side}.weight": tensor for side, tensor in sides.items()}
+    return others
 
 
 def _as_peft(some: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import tempfile
 import time
 import traceback
@@ -14,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, TopropeError, UsageError
 from toprope.images.jobs import FAILED, Job, next_number
-from toprope.images.pictures import SUFFIXES, save_picture
+from toprope.images.pictures import SUFFIXES, save_picture, umask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Output", "hash_of", "problem_of"]
+__all__ = ["SOURCES", "Output", "hash_of", "problem_of"]
+
+SOURCES = "sources"
+"""The folder, among the results, with the pictures that were edited."""
 
 
 class Output:
@@ -28,13 +33,14 @@ class Output:
     Args:
         folder: is made where it is not there.
         suffix: of pictures: "png", "jpg" or "webp".
+        sources: whether the pictures that were edited are kept too, each once, in the folder "sources" in it.
 
     Raises:
         UsageError: no such format, or no such folder can be.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], suffix: str = "png") -> None:
-        self.folder, self.suffix = Path(folder), f".{suffix.lower().lstrip('.')}"
+    def __init__(self, folder: str | os.PathLike[str], suffix: str = "png", *, sources: bool = True) -> None:
+        self.folder, self.suffix, self._sources = Path(folder), f".{suffix.lower().lstrip('.')}", sources
         if self.suffix not in SUFFIXES:
             raise UsageError(
                 f"pictures cannot be saved as {suffix}.", do=f"give {', '.join(each[1:] for each in SUFFIXES)}"
@@ -75,6 +81,8 @@ class Output:
             OSError: they cannot be written; nothing of them is left then.
         """
         written: list[Path] = []
+        digest = hash_of(job.request.image)
+        source = {**record["source"], "sha256": digest, "kept": self._keep(job.request.image, digest)}
         try:
             for at, (picture, seed) in enumerate(zip(pictures, record["seeds"], strict=True), 1):
                 sidecar = self._claim(job.stem)
@@ -82,7 +90,6 @@ class Output:
                 written.append(path)
                 save_picture(picture, path)
                 about = {**job.as_json(), "picture": at, "of": len(pictures)}
-                source = {**record["source"], "sha256": hash_of(job.request.image)}
                 whole = {"picture": path.name, "seed": seed, "job": about, **record, "source": source}
                 _write_json(sidecar, {**whole, "written": _now()}, sidecar)
         except BaseException:
@@ -114,6 +121,26 @@ class Output:
         finally:
             claimed.unlink(missing_ok=True)
         return path
+
+    def _keep(self, image: str | os.PathLike[str], digest: str | None) -> str | None:
+        """Copy the picture that was edited into the folder, once; where, or None where it is not kept."""
+        if not self._sources or digest is None:
+            return None
+        ending = Path(image).suffix.lower()
+        name = digest[:16] + (ending if re.fullmatch(r"\.[a-z0-9]{1,5}", ending) else "")
+        kept = self.folder / SOURCES / name
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            handle, half = tempfile.mkstemp(dir=kept.parent, prefix=f".{name}.")
+            try:
+                os.close(handle)
+                shutil.copyfile(image, half)
+                os.chmod(half, 0o666 & ~umask())
+                os.replace(half, kept)
+            except BaseException:
+                os.unlink(half)
+                raise
+        return f"{SOURCES}/{name}"
 
     def _claim(self, stem: str) -> Path:
         """An empty sidecar under the next number, which is this program's from now on."""

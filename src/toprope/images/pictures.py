@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, PackageError
 from toprope.extras import advice
+from toprope.images.colours import srgb_profile, to_srgb
 from toprope.images.geometry import Frame
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-__all__ = ["MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_picture", "save_picture", "to_pictures"]
+__all__ = [
+    "MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_picture", "save_picture", "to_pictures", "umask",
+]  # fmt: skip
 
 MAX_PIXELS = 89_478_485
 """More is refused before it is decoded: 256 MiB as RGB, and the limit from which Pillow itself warns."""
@@ -43,9 +47,10 @@ class Opened:
 
 
 def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_pixels: int = MAX_PIXELS) -> Opened:
-    """A picture from a path or from Pillow, as RGB and upright.
+    """A picture from a path or from Pillow, as sRGB and upright.
 
     What is transparent is laid on the background, 16 bits become 8, and of an animation the first frame is taken.
+    Colours are converted to sRGB from the profile that the file has.
 
     Args:
         source: a path, or a picture of Pillow, which stays as it is.
@@ -75,7 +80,7 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(name, str(error), max_pixels) from None
+        raise _too_large(name, _pixels_in(str(error)), max_pixels) from None
     except FileNotFoundError:
         raise ImageError(f"there is no picture {name}.", looked_at=name, do="check the path") from None
     except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, ...: whatever a broken file raises
@@ -102,6 +107,12 @@ def _too_large(name: str, seen: str, most: int) -> ImageError:
     )
 
 
+def _pixels_in(said: str) -> str:
+    """The size that Pillow names in its error, without Pillow's own limit."""
+    found = re.search(r"\d+ pixels", said)
+    return found[0] if found else "more pixels than Pillow opens"
+
+
 def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> Opened:
     from PIL import Image, ImageOps
 
@@ -117,6 +128,8 @@ def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> O
     if upright.mode.startswith("I") or upright.mode == "F":
         upright = _eight_bits(upright, name)
         notes.append("16 bits made 8")
+    upright, told = to_srgb(upright, picture)
+    notes += told
     if upright.has_transparency_data:
         above = upright.convert("RGBA")
         ground = Image.new("RGBA", above.size, (*background, 255))
@@ -125,6 +138,7 @@ def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> O
     result = upright.convert("RGB")
     if result is picture:
         result = picture.copy()
+    result.info.pop("icc_profile", None)  # its colours are sRGB now
     return Opened(result, name, tuple(notes))
 
 
@@ -147,6 +161,10 @@ def fit_in(picture: Image, frame: Frame) -> Image:
     """What the model sees of a picture."""
     from PIL import Image
 
+    if frame.script is not None:
+        for _ in range(frame.script.halvings):
+            picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
+        return picture.resize(frame.script.resized, Image.Resampling.BICUBIC).crop(frame.script.crop)
     wide, high = frame.inner[2] - frame.inner[0], frame.inner[3] - frame.inner[1]
     if frame.crop == (0, 0, *picture.size) and (wide, high) == picture.size:
         shown = picture
@@ -171,15 +189,18 @@ def fit_back(result: Image, frame: Frame) -> Image:
 
 
 def to_pictures(images: torch.Tensor) -> list[Image]:
-    """Pictures from floats from 0 to 1, (pictures, 3, height, width), on the CPU."""
+    """Pictures from floats from 0 to 1, (pictures, 3, height, width), on the CPU; they say that they are sRGB."""
     from PIL import Image
 
     values = (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
-    return [Image.fromarray(each) for each in values]
+    made = [Image.fromarray(each) for each in values]
+    for each in made:
+        each.info["icc_profile"] = srgb_profile()
+    return made
 
 
 def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int = 95) -> Path:
-    """Save a picture; whoever looks at the path sees all of it or nothing.
+    """Save a picture with the profile of sRGB; anyone who looks at the path sees all of it or nothing.
 
     Args:
         picture: to save.
@@ -201,8 +222,9 @@ def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int =
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            picture.save(file, kind, **({} if kind == "PNG" else {"quality": quality}))
-        os.chmod(half, 0o666 & ~_umask())
+            options = {} if kind == "PNG" else {"quality": quality}
+            picture.save(file, kind, icc_profile=srgb_profile(), **options)
+        os.chmod(half, 0o666 & ~umask())
         os.replace(half, path)
     except BaseException:
         os.unlink(half)
@@ -210,7 +232,7 @@ def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int =
     return path
 
 
-def _umask() -> int:
+def umask() -> int:
     """The process's mask for new files, which can only be read by setting it; Linux tells it in /proc."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

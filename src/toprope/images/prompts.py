@@ -32,11 +32,11 @@ class PromptCache:
         self.misses = 0
 
     @staticmethod
-    def key(instruction: str, negative: str, picture: Image | None) -> tuple[str, ...]:
+    def key(instruction: str, negative: str, picture: Image | None, like: str | None = None) -> tuple[str, ...]:
         """What a prompt depends on. Give the picture where it is seen by the encoder."""
         if picture is None:
-            return instruction, negative
-        return instruction, negative, str(picture.size), hashlib.sha256(picture.tobytes()).hexdigest()
+            return instruction, negative, like or ""
+        return instruction, negative, like or "", str(picture.size), hashlib.sha256(picture.tobytes()).hexdigest()
 
     def get(self, key: tuple[str, ...]) -> Prompt | None:
         """The prompt, or None where it has to be encoded."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from toprope.errors import SeedError, UsageError
 
-__all__ = ["FITS", "KNOBS", "RANGES", "SIZES", "EditRequest"]
+__all__ = ["FITS", "KNOBS", "LIKES", "MOST_LETTERS", "RANGES", "SAMPLERS", "SIZES", "EditRequest"]
 
 SIZES = ("model", "768", "1m", "keep")
 """Policies for the size that the model sees; see `toprope.images.geometry`."""
@@ -24,6 +24,15 @@ FITS = ("stretch", "crop", "pad")
 
 KNOBS = ("negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm")
 """Fields that not every family has. Giving one that the family does not honour is an error."""
+
+SAMPLERS = ("ddim", "dpm++", "euler", "euler-a", "lcm", "unipc")
+"""Samplers, of which a family has some; see `toprope.images.samplers`."""
+
+LIKES = ("authors",)
+"""Values of `like`: the scripts of the model's authors, to the pixel."""
+
+MOST_LETTERS = 10_000
+"""The longest instruction or negative. Text encoders read a few hundred words; the rest would cost time alone."""
 
 RANGES: dict[str, tuple[type, float, float]] = {
     "steps": (int, 1, 1000),
@@ -57,6 +66,8 @@ class EditRequest:
         fit: how the picture gets into that size: "stretch", "crop" (the middle; the result is the middle too), "pad".
         generator_device: where noise is drawn: "cpu", which is the same noise for every device, or "device".
         refine: whether the engine's refiner words the instruction anew; None where it has one.
+        sampler: one of `SAMPLERS`; None for the model's own.
+        like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
     """
 
     image: Any
@@ -74,6 +85,8 @@ class EditRequest:
     fit: str = "stretch"
     generator_device: str = "cpu"
     refine: bool | None = None
+    sampler: str | None = None
+    like: str | None = None
 
     def validate(self) -> EditRequest:
         """The request with its numbers in their types.
@@ -86,6 +99,14 @@ class EditRequest:
             raise _wrong("instruction", self.instruction, "a text that says what to do")
         if self.negative is not None and not isinstance(self.negative, str):
             raise _wrong("negative", self.negative, "a text")
+        for name in ("instruction", "negative"):
+            length = len(getattr(self, name) or "")
+            if length > MOST_LETTERS:
+                raise UsageError(
+                    f"{name} has {length} characters, and the most is {MOST_LETTERS}.",
+                    looked_at=f"it begins {getattr(self, name)[:60]!r}",
+                    do="write a shorter one: models read a few hundred words",
+                )
         for name in ("cfg_norm", "refine"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "true or false")
@@ -94,6 +115,18 @@ class EditRequest:
         for name, among in (("size", SIZES), ("fit", FITS), ("generator_device", ("cpu", "device"))):
             if getattr(self, name) not in among:
                 raise _wrong(name, getattr(self, name), f"one of {', '.join(among)}")
+        for name, some in (("sampler", SAMPLERS), ("like", LIKES)):
+            if getattr(self, name) is not None and getattr(self, name) not in some:
+                raise _wrong(name, getattr(self, name), f"one of {', '.join(some)}")
+        if self.like is not None:
+            own = {"size": "model", "fit": "stretch", "max_pixels": None, "sampler": None}
+            given = [name for name, usual in own.items() if getattr(self, name) != usual]
+            if given:
+                raise UsageError(
+                    f"like is {self.like!r}, which decides {' and '.join(given)} too.",
+                    looked_at=", ".join(f"{name}={getattr(self, name)!r}" for name in given),
+                    do=f"leave out {' and '.join(given)}, or like",
+                )
         _check_seed(self.seed)
         return replace(self, **{name: _number(name, getattr(self, name)) for name in RANGES})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,12 @@ def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any])
         "request": request.as_json() | {"refine": False},
         "seeds": [(settled.seed + number) % 2**64 for number in range(request.num_images)],
         "source": {"name": settled.opened.name, "size": list(frame.source), "notes": list(settled.opened.notes)},
-        "frame": {"model": list(frame.model), "crop": list(frame.crop), "inner": list(frame.inner)},
+        "frame": {
+            "model": list(frame.model),
+            "crop": list(frame.crop),
+            "inner": list(frame.inner),
+            "script": None if frame.script is None else asdict(frame.script),
+        },
         "engine": engine,
         "model_files": files,
         "refinement": settled.refinement,

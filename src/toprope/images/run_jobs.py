@@ -57,7 +57,7 @@ class Event:
 
 
 class Listener(Protocol):
-    """Who is told how a run goes."""
+    """Receiver of a run's progress."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """These jobs are begun, together."""
@@ -122,19 +122,34 @@ def keep(job: Job, result: EditResult | Problem, output: Output, listener: Liste
 def attempts(
     editor: Editor, group: Sequence[Job], listener: Listener, stopped: Callable[[], str], at_once: int
 ) -> Iterator[Attempt]:
-    """Do jobs together; where that fails, each alone."""
+    """Do jobs together; where that fails, each alone.
+
+    Raises:
+        Exception: what the listener raised. The run ends then, and the job has not failed.
+    """
     listener.begin(group)
+    deaf: list[Exception] = []
+
+    def step(each: Step) -> None:
+        try:
+            listener.step(each)
+        except Exception as error:  # such as a console that is gone: no fault of the job
+            deaf.append(error)
+            raise
+
     results: list[EditResult] | Problem | None
     try:
         results = editor.edit_all(
             [job.request for job in group],
-            on_step=listener.step,
+            on_step=step,
             cancelled=lambda: bool(stopped()),
             at_once=at_once,
         )
     except EditCancelled:
         results = None
     except Exception as error:
+        if deaf:
+            raise deaf[0] from None
         results = problem_of(error)  # not the error, whose frames hold tensors
     if isinstance(results, dict) and len(group) > 1:
         for job in group:

@@ -9,10 +9,11 @@ from toprope import device
 from toprope.errors import UsageError
 from toprope.images.batching import Settled
 from toprope.images.callbacks import Notices
-from toprope.images.geometry import plan_frame
+from toprope.images.geometry import plan_as_authors, plan_frame
 from toprope.images.pictures import open_picture
 from toprope.images.placement import Loaded
 from toprope.images.request import EditRequest
+from toprope.images.truncation import truncated
 
 __all__ = ["settle"]
 
@@ -32,13 +33,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     """
     family = loaded.family
     request = request.validate()
-    for name in request.given():
-        if name not in family.options:
-            raise UsageError(
-                f"models of the family {family.name} have no {name}.",
-                looked_at=f"{name}={getattr(request, name)!r}; honoured are {', '.join(sorted(family.options))}",
-                do="leave it out",
-            )
+    family.refuse(request)
     if request.refine and refiner is None:
         raise UsageError("refine is on, and the engine has no refiner.", do="open the engine with refiner=...")
     defaults = family.defaults(loaded.pipeline)
@@ -47,10 +42,16 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     opened = open_picture(request.image)
     native = family.native(loaded.pipeline)
     bounds = [each for each in (request.max_pixels, native.max_pixels) if each is not None]
-    frame = plan_frame(
-        opened.picture.size, size=request.size, fit=request.fit, pixels=native.pixels, multiple=native.multiple,
-        square=native.square, sizes=native.sizes, max_pixels=min(bounds, default=None),
-    )  # fmt: skip
+    if request.like == "authors":
+        closed["generator_device"] = "device"
+        frame = plan_as_authors(
+            opened.picture.size, pixels=native.pixels, multiple=native.multiple, square=native.square
+        )
+    else:
+        frame = plan_frame(
+            opened.picture.size, size=request.size, fit=request.fit, pixels=native.pixels, multiple=native.multiple,
+            square=native.square, sizes=native.sizes, max_pixels=min(bounds, default=None),
+        )  # fmt: skip
     family.check(loaded.pipeline, replace(request, **closed))
     refinement = None
     if refiner is not None and request.refine is not False:
@@ -62,4 +63,10 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
             notices.notice(f"the instruction is used as it was given: {found.reason}")
         refinement = found.as_json()
     request = replace(request, **closed)
+    readers = family.readers(loaded.pipeline)
+    for what in ("instruction", "negative"):
+        for said in truncated(readers, getattr(request, what) or "", what):
+            notices.notice(said)
+    for said in family.remarks(loaded.pipeline, request):
+        notices.notice(said)
     return Settled(request, opened, frame, closed["seed"], refinement)

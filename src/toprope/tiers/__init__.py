@@ -13,13 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toprope.tiers.attaching import attach
-    from toprope.tiers.handle import Handle
-    from toprope.tiers.linear import TierLinear
-    from toprope.tiers.load import skeleton
-    from toprope.tiers.stack import Reservation, TierStack
-    from toprope.tiers.stats import Stats
-    from toprope.tiers.tier import LevelStats, StackStats, Tier, free_memory
+    from toprope.tiers.engine.attach import attach
+    from toprope.tiers.engine.handle import Handle
+    from toprope.tiers.engine.stats import Stats
+    from toprope.tiers.engine.weight_files import skeleton
+    from toprope.tiers.stack.linear import TierLinear
+    from toprope.tiers.stack.stack import Reservation, TierStack
+    from toprope.tiers.stack.tier import LevelStats, StackStats, Tier
+    from toprope.tiers.store.memory import free_memory
 
 __all__ = [
     "Handle",
@@ -36,17 +37,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Handle": "handle",
-    "LevelStats": "tier",
-    "Reservation": "stack",
-    "StackStats": "tier",
-    "Stats": "stats",
-    "Tier": "tier",
-    "TierLinear": "linear",
-    "TierStack": "stack",
-    "attach": "attaching",
-    "free_memory": "tier",
-    "skeleton": "load",
+    "Handle": "engine.handle",
+    "LevelStats": "stack.tier",
+    "Reservation": "stack.stack",
+    "StackStats": "stack.tier",
+    "Stats": "engine.stats",
+    "Tier": "stack.tier",
+    "TierLinear": "stack.linear",
+    "TierStack": "stack.stack",
+    "attach": "engine.attach",
+    "free_memory": "store.memory",
+    "skeleton": "engine.weight_files",
 }
 
 

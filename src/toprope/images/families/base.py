@@ -7,14 +7,18 @@ seed and writes no file: the engine does, through `toprope.device`, for all fami
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from toprope.errors import UsageError
+from toprope.images import samplers
+from toprope.images.families.sizes import least_bytes
 from toprope.images.request import EditRequest
+from toprope.images.truncation import Reader
 
 if TYPE_CHECKING:
     import torch
@@ -104,13 +108,19 @@ class Family(ABC):
     """The component that does the steps, and that a LoRA changes: "unet" or "transformer"."""
 
     options: ClassVar[frozenset[str]]
-    """Which of `request.KNOBS` it honours. The engine refuses the others where they are given."""
+    """Knobs, of `request.KNOBS`, that it honours. The engine refuses the others where they are given."""
 
     batches: ClassVar[bool] = True
     """Whether several edits of one size can go through the pipeline at once."""
 
     prompt_sees_picture: ClassVar[bool] = False
     """Whether what `encode` gives depends on the picture too, so that it is kept for this text and picture alone."""
+
+    samplers: ClassVar[dict[str, tuple[str, dict[str, Any]]]] = samplers.FLOW
+    """The samplers that can take the place of the model's own, by the name that `EditRequest.sampler` has."""
+
+    likes: ClassVar[frozenset[str]] = frozenset()
+    """Values of `like` that it honours, of `request.LIKES`."""
 
     alternates: ClassVar[tuple[str, ...]] = ()
     """Components that take the denoiser's place for some steps. A placement that is short of memory may leave them on
@@ -132,6 +142,37 @@ class Family(ABC):
     def native(self, pipeline: Any) -> Native:
         """The sizes that the loaded model is made for."""
 
+    def refuse(self, request: EditRequest) -> None:
+        """Refuse what models of this family have not, before anything is loaded.
+
+        Raises:
+            UsageError: the first knob, sampler or "like" that is none of its.
+        """
+        for name in request.given():
+            if name not in self.options:
+                raise UsageError(
+                    f"models of the family {self.name} have no {name}.",
+                    looked_at=f"{name}={getattr(request, name)!r}; honoured are {', '.join(sorted(self.options))}",
+                    do="leave it out",
+                )
+        offered: dict[str, Iterable[str]] = {"sampler": self.samplers, "like": self.likes}
+        for name, among in offered.items():
+            value = getattr(request, name)
+            if value is not None and value not in among:
+                raise UsageError(
+                    f"models of the family {self.name} have no {name} {value!r}.",
+                    looked_at=f"there are {', '.join(sorted(among)) or 'none'}",
+                    do=f"leave it out{', or give one of these' if among else ''}",
+                )
+
+    def readers(self, pipeline: Any) -> Sequence[Reader]:
+        """The tokenizers of its text encoders with what each reads at most; none where texts are never cut."""
+        return ()
+
+    def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
+        """Sentences that the user should read about a request that can be done; `request` as for `check`."""
+        return ()
+
     def check(self, pipeline: Any, request: EditRequest) -> None:  # noqa: B027 - most have nothing to add
         """Refuse what this model cannot do, before anything is computed. `request` has no None among `options`.
 
@@ -149,6 +190,10 @@ class Family(ABC):
         """
         return instruction
 
+    def least_bytes(self, folder: Path, dtype: torch.dtype) -> int:
+        """Bytes that the weights in a model's folder take at least in a dtype, from the headers of their files."""
+        return least_bytes(folder, dtype)
+
     @abstractmethod
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline on the host, in evaluation mode, from local files alone.
@@ -164,7 +209,9 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
+    def encode(
+        self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
+    ) -> Prompt:
         """Texts as the pipeline takes them, for one edit, on `pipeline._execution_device`.
 
         Args:
@@ -172,6 +219,7 @@ class Family(ABC):
             instruction: what to do.
             negative: "" where nothing is to be avoided.
             pictures: the input, one; only families with `prompt_sees_picture` look at it.
+            like: of the request; only families with `likes` look at it.
         """
 
     @abstractmethod

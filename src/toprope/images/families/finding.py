@@ -22,7 +22,7 @@ def families() -> tuple[Family, ...]:
     """One of each family, by name."""
     found = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name in ("base", "finding", "loading"):
+        if module.name in ("base", "finding", "loading", "sizes"):
             continue
         for _, each in inspect.getmembers(import_module(f"toprope.images.families.{module.name}"), inspect.isclass):
             if issubclass(each, Family) and not inspect.isabstract(each) and each.__module__.endswith(module.name):

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from toprope.errors import UsageError
 from toprope.images.families.base import Family, Native, OnStep, Prompt
 from toprope.images.request import EditRequest
+from toprope.images.truncation import Reader
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
 __all__ = ["HiDreamE1"]
+
+TOKENS = 128
+"""What each text encoder is given at most, as in the authors' pipeline."""
 
 # The authors' own: inference.py (E1-Full) and inference_e1_1.py of their repository.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -32,6 +36,7 @@ class HiDreamE1(Family):
     denoiser = "transformer"
     alternates = ("refiner",)
     options = frozenset({"negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm"})
+    likes = frozenset({"authors"})
 
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
         """Those of the authors' scripts; without a base there is nothing to refine with."""
@@ -65,12 +70,34 @@ class HiDreamE1(Family):
         Raises:
             UsageError: refine_strength is above 0, and the folder has the edit weights alone.
         """
-        if request.refine_strength and not pipeline.stages.can_refine:
+        # The authors' script of E1.1 refines with the edit weights, which are there.
+        alone = pipeline.variant == "1.1" and request.like == "authors"
+        if request.refine_strength and not (pipeline.stages.can_refine or alone):
             raise UsageError(
                 f"refine_strength is {request.refine_strength:g}, and this model has no base to refine with.",
                 looked_at="the edit weights are there, HiDream-I1-Full is neither in the model's folder nor beside it",
                 do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder",
             )
+
+    def readers(self, pipeline: Any) -> Sequence[Reader]:
+        """Those of two CLIPs, T5 and Llama."""
+        names = ("CLIP", "CLIP", "T5", "Llama")
+        tokenizers = (pipeline.tokenizer, pipeline.tokenizer_2, pipeline.tokenizer_3, pipeline.tokenizer_4)
+        return [
+            Reader(name, each, TOKENS if name == "CLIP" else min(TOKENS, each.model_max_length))
+            for name, each in zip(names, tokenizers, strict=True)
+        ]
+
+    def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
+        """E1-Full was trained with a description of the result; a plain instruction gives less."""
+        from toprope.images.hidream.pipeline import target_of
+
+        if pipeline.variant != "full" or target_of(request.instruction) != request.instruction:
+            return ()
+        return (
+            "E1-Full was trained with 'Editing Instruction: ... Target Image Description: ...', and the instruction has"
+            " no description: write one, or have --refiner write it",
+        )
 
     def worded(self, pipeline: Any, instruction: str, description: str) -> str:
         """E1-Full was trained with instruction and description, E1.1 with instructions alone."""
@@ -84,12 +111,14 @@ class HiDreamE1(Family):
 
         return load_pipeline(folder, dtype, components)
 
-    def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
+    def encode(
+        self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
+    ) -> Prompt:
         """The instruction, what to avoid, and what the result shall show, each by all four encoders."""
         from toprope.images.hidream.pipeline import target_of
 
         wanted, avoided = _encoded(pipeline, instruction, negative)
-        target, described = wanted, target_of(instruction)
+        target, described = wanted, target_of(instruction, exactly=like == "authors")
         if described != instruction:
             target, _ = _encoded(pipeline, described, None)
         return Prompt({**_named("", wanted), **_named("avoided_", avoided), **_named("target_", target)})
@@ -121,6 +150,7 @@ class HiDreamE1(Family):
             image_guidance=request.image_guidance,
             refine_strength=request.refine_strength,
             cfg_norm=request.cfg_norm,
+            authors=request.like == "authors",
             on_step=on_step,
         )
         return edited

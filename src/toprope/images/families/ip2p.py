@@ -18,6 +18,8 @@ from toprope.images.families.base import (
 from toprope.images.families.finding import index_of
 from toprope.images.families.loading import from_folder
 from toprope.images.request import EditRequest
+from toprope.images.samplers import DIFFUSION
+from toprope.images.truncation import Reader
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,7 @@ class InstructPix2Pix(Family):
     encoders = ("text_encoder", "text_encoder_2")
     denoiser = "unet"
     options = frozenset({"negative", "steps", "guidance", "image_guidance"})
+    samplers = DIFFUSION
 
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
         """Those of the pipelines' documentation; fewer steps than its 100, as in the authors' own demo."""
@@ -49,6 +52,11 @@ class InstructPix2Pix(Family):
         deepest = 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
         return Native(edge * edge, noise_multiple(factor * deepest, factor, pipeline.vae.config.latent_channels))
 
+    def readers(self, pipeline: Any) -> Sequence[Reader]:
+        """CLIP's, one or two."""
+        found = (pipeline.tokenizer, getattr(pipeline, "tokenizer_2", None))
+        return [Reader("CLIP", each, each.model_max_length) for each in found if each is not None]
+
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline that the folder names; without its safety checker, which paints pictures black."""
         kind = index_of(folder)["_class_name"]
@@ -57,7 +65,9 @@ class InstructPix2Pix(Family):
             given |= {"safety_checker": None, "requires_safety_checker": False}
         return from_folder(kind, folder, dtype, given)
 
-    def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
+    def encode(
+        self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
+    ) -> Prompt:
         """Embeddings of the instruction and of what to avoid, one row each; for nothing, SDXL has zeros."""
         device = pipeline._execution_device
         if _is_xl(pipeline):

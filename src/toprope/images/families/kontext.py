@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.images.families.base import Family, Native, OnStep, Prompt, diffusers_callback, noise_multiple
 from toprope.images.families.loading import from_folder
 from toprope.images.request import EditRequest
+from toprope.images.truncation import Reader
 
 if TYPE_CHECKING:
     import torch
@@ -44,15 +45,23 @@ class Kontext(Family):
         factor = int(pipeline.vae_scale_factor)
         return Native(edge * edge, noise_multiple(2 * factor, factor, pipeline.latent_channels), sizes=sizes)
 
+    def readers(self, pipeline: Any) -> Sequence[Reader]:
+        """CLIP's and T5's. Of CLIP only the whole counts: what it does not read T5 may still read."""
+        return [
+            Reader("CLIP", pipeline.tokenizer, pipeline.tokenizer.model_max_length),
+            Reader("T5", pipeline.tokenizer_2, _words(pipeline)),
+        ]
+
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline."""
         return from_folder("FluxKontextPipeline", folder, dtype, components)
 
-    def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
+    def encode(
+        self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
+    ) -> Prompt:
         """Embeddings of every word by T5, and of the whole by CLIP."""
-        length = min(TOKENS, int(pipeline.tokenizer_2.model_max_length))
         words, whole, _ = pipeline.encode_prompt(
-            instruction, None, pipeline._execution_device, max_sequence_length=length
+            instruction, None, pipeline._execution_device, max_sequence_length=_words(pipeline)
         )
         return Prompt({"prompt_embeds": words, "pooled_prompt_embeds": whole})
 
@@ -82,3 +91,8 @@ class Kontext(Family):
         )
         images: torch.Tensor = done.images
         return images
+
+
+def _words(pipeline: Any) -> int:
+    """The most tokens that T5 is given."""
+    return min(TOKENS, int(pipeline.tokenizer_2.model_max_length))

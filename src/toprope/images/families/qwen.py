@@ -60,7 +60,9 @@ class QwenEdit(Family):
             )
         return from_folder("QwenImageEditPipeline", folder, dtype, components)
 
-    def encode(self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image]) -> Prompt:
+    def encode(
+        self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
+    ) -> Prompt:
         """Embeddings of the instruction and of what to avoid, both with the picture, as the pipeline makes them."""
         from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 

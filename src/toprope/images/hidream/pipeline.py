@@ -6,6 +6,7 @@ the left half counts. While it refines, it sees the noise alone, and the text of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,20 +16,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toprope.images.families.base import OnStep
-from toprope.images.hidream.guidance import guide, guide_by_text, guide_with_norm, refine_from
+from toprope.images.hidream.guidance import AUTHORS, OURS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["Texts", "edit", "pipeline_class", "target_of"]
 
-TARGET = "target image description:"
+TARGET = "Target Image Description:"
 
 
-def target_of(instruction: str) -> str:
-    """What the result shall show: what follows "Target Image Description:", or else the whole instruction."""
-    at = instruction.lower().find(TARGET)
-    return (instruction[at + len(TARGET) :].strip() if at >= 0 else "") or instruction
+def target_of(instruction: str, *, exactly: bool = False) -> str:
+    """What the result shall show: what follows "Target Image Description:", or else the whole instruction.
+
+    Args:
+        instruction: whole.
+        exactly: as the authors' pipeline reads it: in this case alone, up to the next label, also if it is empty.
+    """
+    if exactly:
+        return instruction.split(TARGET)[1].strip() if TARGET in instruction else instruction
+    found = re.search(re.escape(TARGET), instruction, re.IGNORECASE)
+    return (instruction[found.end() :].strip() if found else "") or instruction
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,23 @@ class _Guidance:
     text: float
     picture: float
     norm: bool
+    authors: bool = False
 
     @property
     def off(self) -> bool:
-        """Whether guiding changes nothing while the picture is seen."""
-        return self.text == 1 and self.picture == 1
+        """Whether there is no guidance while the picture is seen."""
+        return self.off_by_text if self.authors else self.text == 1 and self.picture == 1
+
+    @property
+    def off_by_text(self) -> bool:
+        """Whether there is no guidance while refining; the authors have none of either kind for 1 and less."""
+        return self.text <= 1 if self.authors else self.text == 1
+
+    def _predict(
+        self, transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, texts: Texts, width: int
+    ) -> torch.Tensor:
+        predicted = _predict(transformer, inputs, timestep, texts, width)
+        return predicted if self.authors else predicted.float()
 
     def texts(self, wanted: Texts, avoided: Texts) -> Texts:
         """What the predictions of `edit` are told, in their order; the authors have them so."""
@@ -80,19 +100,20 @@ class _Guidance:
         """With the picture beside the noise."""
         width = latents.shape[-1]
         if self.off:
-            return _predict(transformer, torch.cat([latents, seen], dim=-1), timestep, texts, width)
+            return self._predict(transformer, torch.cat([latents, seen], dim=-1), timestep, texts, width)
         inputs = torch.cat([torch.cat([latents] * 3), torch.cat([torch.zeros_like(seen), seen, seen])], dim=-1)
-        nothing, picture, everything = _predict(transformer, inputs, timestep, texts, width).chunk(3)
-        guided = guide_with_norm if self.norm else guide
+        nothing, picture, everything = self._predict(transformer, inputs, timestep, texts, width).chunk(3)
+        way = AUTHORS if self.authors else OURS
+        guided = way.with_norm if self.norm else way.plain
         return guided(nothing, picture, everything, self.text, self.picture)
 
     def refine(self, transformer: Any, latents: torch.Tensor, timestep: torch.Tensor, texts: Texts) -> torch.Tensor:
         """By the base, which sees the noise alone."""
         width = latents.shape[-1]
-        if self.text == 1:
-            return _predict(transformer, latents, timestep, texts, width)
-        nothing, everything = _predict(transformer, torch.cat([latents] * 2), timestep, texts, width).chunk(2)
-        return guide_by_text(nothing, everything, self.text)
+        if self.off_by_text:
+            return self._predict(transformer, latents, timestep, texts, width)
+        nothing, everything = self._predict(transformer, torch.cat([latents] * 2), timestep, texts, width).chunk(2)
+        return (AUTHORS if self.authors else OURS).by_text(nothing, everything, self.text)
 
 
 def edit(
@@ -109,6 +130,7 @@ def edit(
     refine_strength: float,
     cfg_norm: bool,
     on_step: OnStep,
+    authors: bool = False,
 ) -> torch.Tensor:
     """Edit pictures of one size.
 
@@ -123,23 +145,29 @@ def edit(
         refine_strength: the part of the steps that the base does; 0 for none.
         cfg_norm: whether text guidance is bounded.
         on_step: told of each step, with the stage.
+        authors: whether it is done as by the authors' scripts: noise, latents and guidance in the model's dtype, and
+            refining with the edit weights.
 
     Returns:
         Floats from 0 to 1, (pictures, 3, height, width).
     """
     device, scheduler = pipeline._execution_device, pipeline.scheduler
     seen = _latents_of(pipeline, pictures)
+    if not authors:
+        seen = seen.float()
+    seen = _scaled(pipeline, seen)
     latents = _noise(seen, generators)
     timesteps = _timesteps(scheduler, steps, device, pipeline.transformer.max_seq)
-    begin = refine_from(len(timesteps), refine_strength)
-    how = _Guidance(guidance, image_guidance, cfg_norm)
+    begin = (AUTHORS if authors else OURS).refine_from(len(timesteps), refine_strength)
+    how = _Guidance(guidance, image_guidance, cfg_norm, authors)
     texts = how.texts(wanted, avoided)
     with ExitStack() as stack:
         transformer, stage = pipeline.transformer, "edit"
         for number, timestep in enumerate(timesteps):
             if number == begin:
-                transformer, stage = stack.enter_context(pipeline.stages.refining(pipeline)), "refine"
-                texts = target if guidance == 1 else Texts.rows(avoided, target)
+                refining = pipeline.stages.refining(pipeline, edit_weights=authors)
+                transformer, stage = stack.enter_context(refining), "refine"
+                texts = target if how.off_by_text else Texts.rows(avoided, target)
             if stage == "edit":
                 guided = how.edit(transformer, latents, seen, timestep, texts)
             else:
@@ -160,15 +188,20 @@ def _predict(transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, tex
         pooled_embeds=texts.pooled,
         return_dict=False,
     )[0]
-    return -predicted[..., :width].float()
+    return -predicted[..., :width]
 
 
 def _latents_of(pipeline: Any, pictures: Sequence[Image]) -> torch.Tensor:
-    """What the VAE makes of the pictures, in float32; its most likely value, nothing drawn."""
+    """What the VAE makes of the pictures; its most likely value, nothing drawn."""
     vae = pipeline.vae
     pixels = pipeline.image_processor.preprocess(list(pictures)).to(pipeline._execution_device, vae.dtype)
-    latents = vae.encode(pixels).latent_dist.mode().float()
-    scaled: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+    latents: torch.Tensor = vae.encode(pixels).latent_dist.mode()
+    return latents
+
+
+def _scaled(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
+    config = pipeline.vae.config
+    scaled: torch.Tensor = (latents - config.shift_factor) * config.scaling_factor
     return scaled
 
 
@@ -181,10 +214,9 @@ def _pictures_of(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def _noise(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """Noise, each picture's from its own generator, in float32 so that it is the same for every dtype."""
+    """Noise in the dtype of the latents, each picture's from its own generator; float32 is the same for all models."""
     drawn = [
-        torch.randn((1, *like.shape[1:]), generator=each, device=each.device, dtype=torch.float32)
-        for each in generators
+        torch.randn((1, *like.shape[1:]), generator=each, device=each.device, dtype=like.dtype) for each in generators
     ]
     return torch.cat([each.to(like.device) for each in drawn])
 

@@ -40,8 +40,13 @@ class Stages(ABC):
     """Whether some weights are those of both stages: what is fused into them would refine, too."""
 
     @abstractmethod
-    def refining(self, pipeline: Any) -> AbstractContextManager[nn.Module]:
-        """A context with the transformer that has the base's weights, on the pipeline's device."""
+    def refining(self, pipeline: Any, *, edit_weights: bool = False) -> AbstractContextManager[nn.Module]:
+        """A context with the transformer that refines, on the pipeline's device.
+
+        Args:
+            pipeline: that it is a part of.
+            edit_weights: refine with the edit weights, without LoRAs, as the authors' scripts do; else with the base's.
+        """
 
     def describe(self) -> dict[str, Any]:
         """What there is to say about it, ready for JSON."""
@@ -53,12 +58,14 @@ class Alone(Stages):
 
     can_refine = False
 
-    def refining(self, pipeline: Any) -> AbstractContextManager[nn.Module]:
-        """Refused.
+    def refining(self, pipeline: Any, *, edit_weights: bool = False) -> AbstractContextManager[nn.Module]:
+        """Refused, unless it is done with the edit weights.
 
         Raises:
-            UsageError: always.
+            UsageError: it needs the base.
         """
+        if edit_weights:
+            return _plain(pipeline.transformer)
         raise UsageError(
             "this model has no base to refine with.",
             looked_at="its folder has the edit weights alone",
@@ -130,13 +137,13 @@ class Twins(Stages):
         self.added += 1
 
     @contextmanager
-    def refining(self, pipeline: Any) -> Iterator[nn.Module]:
+    def refining(self, pipeline: Any, *, edit_weights: bool = False) -> Iterator[nn.Module]:
         """The same transformer with the other weights, and without adapters."""
         turned = []
         with _without_adapters(pipeline.transformer):
             try:
                 self.editing = self.switch.on = False
-                for owner, short in self.differ:
+                for owner, short in () if edit_weights else self.differ:
                     _change_names(owner, short)
                     turned.append((owner, short))
                 yield pipeline.transformer
@@ -159,8 +166,12 @@ class Pair(Stages):
     """Two transformers: the pipeline's `transformer` edits, its `refiner` is the base."""
 
     @contextmanager
-    def refining(self, pipeline: Any) -> Iterator[nn.Module]:
+    def refining(self, pipeline: Any, *, edit_weights: bool = False) -> Iterator[nn.Module]:
         """The refiner; where it is on the host and computing is elsewhere, it takes the transformer's place."""
+        if edit_weights:
+            with _plain(pipeline.transformer) as transformer:
+                yield transformer
+            return
         place = torch.device(pipeline._execution_device)
         away = [each.device for each in pipeline.refiner.parameters() if each.device.type != place.type]
         with ExitStack() as stack:
@@ -181,6 +192,13 @@ def _in_the_place_of(first: nn.Module, second: nn.Module, place: torch.device) -
         second.to("cpu")
         device.empty_cache()
         first.to(place)
+
+
+@contextmanager
+def _plain(transformer: nn.Module) -> Iterator[nn.Module]:
+    """A context with a transformer without adapters."""
+    with _without_adapters(transformer):
+        yield transformer
 
 
 @contextmanager

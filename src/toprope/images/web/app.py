@@ -22,6 +22,9 @@ __all__ = ["SLOTS", "make_app"]
 SLOTS = 4
 """LoRAs that can be picked at once."""
 
+HIDDEN: dict[str, Any] = {"api_visibility": "undocumented"}
+"""For the page alone: its fields have places and no names. Programs use `toprope.images.web.api`."""
+
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "undocumented"}
 NAMES = {
     "steps": "Steps",
@@ -168,9 +171,9 @@ class Page:
         single = [self.progress, self.slider, self.several, self.files, self.refined, self.gallery]
         batch = [self.progress_all, self.rows, self.results, self.packed, self.gallery]
         common: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None}
-        self.edit.click(self.on_edit, [self.image, *inputs], single, api_name="edit", **common)
+        self.edit.click(self.on_edit, [self.image, *inputs], single, api_name="edit", **HIDDEN, **common)
         self.fields["instruction"].submit(self.on_edit, [self.image, *inputs], single, concurrency_limit=None, **QUIET)
-        self.edit_all.click(self.on_edit_all, [self.uploads, *inputs], batch, api_name="batch", **common)
+        self.edit_all.click(self.on_edit_all, [self.uploads, *inputs], batch, api_name="batch", **HIDDEN, **common)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, None, None, queue=False, **QUIET)
         self.dice.click(dice, None, self.fields["seed"], queue=False, **QUIET)

@@ -97,6 +97,7 @@ class Job:
         parts: of a batch, what `add` was given.
         result: what the function returned, once it is done.
         problem: why it failed.
+        refused: whether it failed because of what was asked for, and not of the server's.
     """
 
     def __init__(self, desk: Desk, number: int, client: str, work: Callable[[Job], Any]) -> None:
@@ -104,6 +105,7 @@ class Job:
         self.parts: list[Any] = []
         self.result: Any = None
         self.problem: Problem | None = None
+        self.refused = False
         self._desk, self._work = desk, work
         self._state = State.WAITING
         self._stop = threading.Event()
@@ -169,7 +171,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """Seconds that it has run, or ran."""
         if self._began is None:
             return 0.0
         return (time.monotonic() if self._until is None else self._until) - self._began
@@ -189,7 +191,7 @@ class Job:
         except EditCancelled:
             return State.CANCELLED
         except Exception as error:
-            self.problem = Problem.of(error)
+            self.problem, self.refused = Problem.of(error), isinstance(error, UsageError)
             return State.FAILED
         return State.DONE
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toprope.errors import SeedError, UsageError
+from toprope.images.lora_files import check_scale
 from toprope.images.request import KNOBS, EditRequest
 
 __all__ = ["FIELDS", "Knob", "dice", "knobs", "picked_loras", "read_form", "read_seed", "seed_text"]
@@ -125,6 +126,7 @@ def picked_loras(picked: Iterable[str] | None, scales: Iterable[Any], known: Map
     for name, scale in zip(picked or (), scales, strict=False):
         if name not in known:
             raise UsageError(f"there is no LoRA {name!r}.", f"known are {', '.join(known) or 'none'}", "pick another")
+        check_scale(float(scale))
         if float(scale):
             found.append(f"{known[name]}:{float(scale):g}")
     return found

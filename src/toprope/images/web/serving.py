@@ -1,4 +1,4 @@
-"""Serving the page: on which address, with which limits; nothing is fetched from elsewhere, nobody is told."""
+"""Serving the page and the API: on which address, with which limits; nothing is fetched from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import ipaddress
 import logging
 import os
 import socket
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from toprope.errors import PackageError, UsageError
+from toprope.errors import EnvironmentProblem, PackageError, UsageError
 from toprope.extras import advice
+from toprope.images.results import versions
+from toprope.images.web.gate import Gate, Uploads
 from toprope.images.web.studio import Studio
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
@@ -20,24 +26,28 @@ __all__ = ["Served", "is_local", "quiet_environment", "serve"]
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs.
+    """A server that runs, in a thread of its own.
 
     Attributes:
         url: of its page.
         host, port: that it listens on.
         app: of Gradio.
+        server: of uvicorn.
+        thread: that it runs in.
     """
 
     url: str
     host: str
     port: int
     app: Any
+    server: Any
+    thread: threading.Thread
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = 10.0) -> None:
         """Answer nobody any more: pages that are open hold connections, which are not waited for."""
-        if getattr(self.app, "server", None) is not None:
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each that is cut
-            self.app.server.force_exit = True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each that is cut
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(seconds)
         self.app.close(verbose=False)
 
 
@@ -57,67 +67,116 @@ def quiet_environment(scratch: Path) -> None:
     os.environ["GRADIO_TEMP_DIR"] = str(scratch / "pages")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    # Gradio asks itself over HTTP whether it is up: a proxy would be asked instead.
+    # What asks this server from this process must not ask a proxy instead.
     for name in ("NO_PROXY", "no_proxy"):
         others = [each for each in os.environ.get(name, "").split(",") if each]
         os.environ[name] = ",".join(dict.fromkeys([*others, "127.0.0.1", "localhost", "::1"]))
 
 
-def serve(studio: Studio, *, host: str = "127.0.0.1", port: int = 7860, open_browser: bool = False) -> Served:
-    """Serve the page of a studio, in threads of its own.
+def serve(
+    studio: Studio,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    open_browser: bool = False,
+    allow_hosts: Sequence[str] = (),
+) -> Served:
+    """Serve the page of a studio and the HTTP API, in threads of its own.
+
+    The server is started here and not by Gradio's `launch`, which asks itself over HTTP whether it is up, gives up
+    after 3 s on a busy machine, and then recommends a public tunnel.
 
     Args:
         studio: does the work.
         host: address to listen on; the default is reached from this machine alone.
         port: 0 for any that is free.
         open_browser: open the page in the user's browser.
+        allow_hosts: names that the server goes by, in addition to addresses and localhost: of a proxy before it.
 
     Raises:
         PackageError: Gradio is not installed.
         UsageError: the address cannot be listened on.
+        EnvironmentProblem: the server ended while it was starting.
     """
     quiet_environment(studio.scratch)
-    _port(host, port)  # asked before Gradio is imported, which takes seconds
+    listening = _listen(host, port)  # before Gradio is imported, which takes seconds
     try:
-        app: Any = import_module("toprope.images.web.app").make_app(studio)
+        return _served(studio, listening, host, allow_hosts, open_browser)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _served(
+    studio: Studio, listening: socket.socket, host: str, allow_hosts: Sequence[str], open_browser: bool
+) -> Served:
+    try:
+        gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
+        api, look, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "look", "app"))
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
-    look = import_module("toprope.images.web.look")
-    for left in (2, 1, 0):
-        chosen = _port(host, port)
-        try:
-            _, url, _ = app.launch(
-                server_name=host, server_port=chosen, share=False, inbrowser=open_browser, prevent_thread_lock=True,
-                quiet=True, show_error=True, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
-                enable_monitoring=False, max_file_size=studio.limits.upload,
-                theme=look.theme(), css=look.CSS,
-            )  # fmt: skip
-            break
-        except OSError as error:
-            if port or not left:  # a port that was free may be taken by now
-                raise UsageError(
-                    f"{host}:{chosen} cannot be listened on.",
-                    str(error),
-                    "name another --port, or 0 for one that is free",
-                ) from error
-    return Served(url, host, chosen, app)
+    blocks: Any = page.make_app(studio)
+    port, limits = int(listening.getsockname()[1]), studio.limits
+    # Documentation pages would fetch scripts from elsewhere; the description itself is at /openapi.json.
+    app = fastapi.FastAPI(title="toprope ui", version=versions()["toprope"], docs_url=None, redoc_url=None)
+    api.add_api(app, studio)
+    gradio.mount_gradio_app(
+        app, blocks, path="/", server_name=host, server_port=port, footer_links=[], run_history=False, show_error=True,
+        max_file_size=limits.upload, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
+        theme=look.theme(), css=look.CSS,
+    )  # fmt: skip
+    two = 2 * limits.files  # a batch that waits leaves room for the next one
+    uploads = Uploads(
+        lambda: getattr(blocks, "upload_file_set", ()), most=limits.uploads, size=two * limits.upload,
+        in_use=studio.images_in_use,
+    )  # fmt: skip
+    names = {*allow_hosts, *(() if _is_address(host) else (host,))}
+    gate = Gate(app, names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting)
+    config = uvicorn.Config(gate, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)
+    thread.start()
+    while not server.started:  # however long it takes: it starts, or the thread ends
+        if not thread.is_alive():
+            raise EnvironmentProblem(
+                f"the server on {host}:{port} ended while it was starting.",
+                looked_at="what it wrote above",
+                do="start it again; if it ends again, report what it wrote",
+            )
+        time.sleep(0.02)
+    blocks.is_running = True  # which its `close` asks
+    blocks.app, blocks.server = getattr(blocks, "app", app), None
+    shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
+    if open_browser:
+        webbrowser.open(url)
+    return Served(url, host, port, blocks, server, thread)
 
 
-def _port(host: str, port: int) -> int:
-    """The port, or one that is free where it is 0.
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address; its port is one that is free where 0 is given.
 
     Raises:
         UsageError: it cannot be listened on.
     """
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        with socket.socket(kind) as found:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            found.bind((host, port))
-            return int(found.getsockname()[1])
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(128)
     except OSError as error:
+        found.close()
         raise UsageError(
             f"{host}:{port} cannot be listened on." if port else f"{host} cannot be listened on.",
             looked_at=str(error),
             do="name another --port, or 0 for one that is free" if port else "name another --host",
         ) from error
+    return found

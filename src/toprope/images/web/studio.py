@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.errors import EditCancelled, ImageError, UsageError
 from toprope.images.output import Output
 from toprope.images.pictures import open_picture
+from toprope.images.request import EditRequest
 from toprope.images.web.desk import Desk, Job, Problem
 from toprope.images.web.form import picked_loras, read_form
 from toprope.images.web.history import Entry, Histories
@@ -37,12 +38,14 @@ class Limits:
         files: in one batch.
         waiting: edits in the queue.
         waiting_each: edits of one page in the queue.
+        uploads: files of all pages that are kept at the same time.
     """
 
     upload: int = 32 * 2**20
     files: int = 64
     waiting: int = 32
     waiting_each: int = 4
+    uploads: int = 256
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class Studio:
     ) -> None:
         self.name, self.limits, self.loras = name, limits or Limits(), dict(loras or {})
         self.scratch = Path(tempfile.mkdtemp(prefix="toprope-ui-"))
-        self._output = Output(out_dir or self.scratch / "made")
+        # Sources are kept with results that are; pages have theirs anyway.
+        self._output = Output(out_dir or self.scratch / "made", sources=out_dir is not None)
+        self._asked: list[tuple[Job, tuple[str, ...]]] = []
         self.histories = Histories()
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
         self._job: Job | None = None
@@ -157,7 +162,29 @@ class Studio:
             outcome.entries = self._one(job, client, values, str(image))
             return outcome
 
-        return self.desk.submit(client, work)
+        return self._submit(client, work, [str(image)])
+
+    def submit(self, client: str, request: EditRequest, loras: Sequence[str] = ()) -> Job:
+        """Ask for an edit that is described whole. The job's result is an `Outcome`.
+
+        Args:
+            client: who asks.
+            request: its picture is a path. What the model does not honour fails the job.
+            loras: "path:scale" each.
+
+        Raises:
+            UsageError: the request cannot be, the picture is none, or too many edits wait.
+        """
+        request = request.validate()
+        with _by_name(request.image):
+            open_picture(request.image)
+
+        def work(job: Job) -> Outcome:
+            job.result = outcome = Outcome()
+            outcome.entries = self._run(job, client, lambda engine: request, list(loras))
+            return outcome
+
+        return self._submit(client, work, [str(request.image)])
 
     def edit_all(self, client: str, values: Mapping[str, Any], images: Sequence[str]) -> Job:
         """Ask for the same edit of several pictures. One that fails stops no other.
@@ -191,7 +218,17 @@ class Studio:
                     outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
             return outcome
 
-        return self.desk.submit(client, work)
+        return self._submit(client, work, images)
+
+    def images_in_use(self) -> set[str]:
+        """The pictures of edits that wait or run."""
+        self._asked = [each for each in self._asked if not each[0].state.over]
+        return {image for _, images in self._asked for image in images}
+
+    def _submit(self, client: str, work: Callable[[Job], Outcome], images: Sequence[str]) -> Job:
+        job = self.desk.submit(client, work)
+        self._asked = [*(each for each in self._asked if not each[0].state.over), (job, tuple(images))]
+        return job
 
     def cancel(self, client: str) -> int:
         """Stop all edits of a client; how many there were."""
@@ -273,14 +310,23 @@ class Studio:
         picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
 
     def _one(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+        def request(engine: Engine) -> EditRequest:
+            return read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+
+        loras = picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
+        return self._run(job, client, request, loras)
+
+    def _run(
+        self, job: Job, client: str, request_for: Callable[[Engine], EditRequest], loras: list[str]
+    ) -> list[Entry]:
         self._job = job
         try:
             if self.loader.state == "loading":
                 job.tell("waiting for the model to be loaded")
             engine = self.loader.get(job.check)
-            request = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
-            self._set_loras(engine, picked_loras(values.get("loras"), values.get("scales") or (), self.loras))
-            with _by_name(image):
+            request = request_for(engine)
+            self._set_loras(engine, loras)
+            with _by_name(request.image):
                 result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
         finally:
             self._job = None

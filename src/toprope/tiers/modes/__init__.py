@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toprope.tiers.modes.measured import Verdict, verdict
     from toprope.tiers.modes.names import MODES, Effects, asked_for
     from toprope.tiers.modes.switch import Active, active, disable, enable, optimize
+    from toprope.tiers.quant.measure import Verdict, verdict
 
 __all__ = ["MODES", "Active", "Effects", "Verdict", "active", "asked_for", "disable", "enable", "optimize", "verdict"]
 
@@ -23,17 +23,18 @@ _HOMES = {
     "MODES": "names",
     "Active": "switch",
     "Effects": "names",
-    "Verdict": "measured",
+    "Verdict": "toprope.tiers.quant.measure",
     "active": "switch",
     "asked_for": "names",
     "disable": "switch",
     "enable": "switch",
     "optimize": "switch",
-    "verdict": "measured",
+    "verdict": "toprope.tiers.quant.measure",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))
+    home = _HOMES[name] if "." in _HOMES[name] else f"{__name__}.{_HOMES[name]}"
+    return globals().setdefault(name, getattr(import_module(home), name))

@@ -15,6 +15,7 @@ from typing import Any
 
 from toprope.errors import SettingError, SizeError, UsageError
 from toprope.sizes import parse_size
+from toprope.tiers.plan.budgets import folder_and_limit
 
 __all__ = ["VARIABLE", "Budget", "Needs", "Room", "read_room"]
 
@@ -140,7 +141,7 @@ def read_room(config: Mapping[str, Any] | None, environment: Mapping[str, str]) 
         host = parse_size(host)
     folder, disk = found.folder, found.disk
     if config.get("disk") is not None:
-        folder, disk = _folder(str(config["disk"]))
+        folder, disk = folder_and_limit(str(config["disk"]))
     return Room(device, host, folder, disk)
 
 
@@ -159,13 +160,3 @@ def _levels(rows: Any) -> Room:
         elif name.partition(":")[0] == "cpu" and isinstance(size, int):
             host = size  # type: ignore[assignment]
     return Room(device, host, None if folder is None else str(folder), disk)
-
-
-def _folder(text: str) -> tuple[str, int | None]:
-    path, colon, size = text.rpartition(":")
-    if colon:
-        try:
-            return path, parse_size(size)
-        except SizeError:
-            pass
-    return text, None

@@ -12,7 +12,7 @@ from toprope.device import Device, FallbackWarning
 from toprope.errors import ModeUnavailable
 from toprope.settings import Settings
 from toprope.tiers.modes.budgets import Room
-from toprope.tiers.stack_disk import can_be_written, check_folder, is_memory
+from toprope.tiers.store.disk_file import can_be_written, check_folder, is_memory
 
 __all__ = ["folder_of", "refuse", "why_not_mixed"]
 

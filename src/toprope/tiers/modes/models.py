@@ -15,15 +15,15 @@ from torch import nn
 from toprope import device as devices
 from toprope.device import Device
 from toprope.errors import PlanError
-from toprope.tiers.attaching import ATTACHED, attach
-from toprope.tiers.handle import Handle
+from toprope.tiers.engine.attach import ATTACHED, attach
+from toprope.tiers.engine.handle import Handle
+from toprope.tiers.engine.saved_weights import Packing
 from toprope.tiers.modes import attention, quantised, recompute
 from toprope.tiers.modes.budgets import Budget, Needs, Room
-from toprope.tiers.modes.measured import verdict
 from toprope.tiers.modes.names import Effects
-from toprope.tiers.packing import Packing
-from toprope.tiers.placing import set_data
-from toprope.tiers.tier import free_memory
+from toprope.tiers.quant.measure import verdict
+from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.memory import free_memory
 
 __all__ = ["Managed", "Mode", "needs_of", "overlapping", "target_of"]
 

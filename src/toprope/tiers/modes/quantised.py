@@ -19,48 +19,23 @@ from torch import nn
 from torch.nn import functional
 
 from toprope.device import Device
-from toprope.tiers import pages
-from toprope.tiers.absent import Absence, is_absent, withdraw
-from toprope.tiers.memory import placeholder
 from toprope.tiers.modes.outputs import transforming
-from toprope.tiers.pages.native import kernels
-from toprope.tiers.placing import set_data
-from toprope.tiers.spill import SpillStore
-from toprope.tiers.transfer import Transfers
+from toprope.tiers.quant.codec import decode, encode
+from toprope.tiers.quant.formats import FORMATS
+from toprope.tiers.quant.matmul import multiply
+from toprope.tiers.quant.tensor import Page
+from toprope.tiers.store.absent import Absence, is_absent, set_data, withdraw
+from toprope.tiers.store.memory import placeholder
+from toprope.tiers.store.spill import SpillStore
+from toprope.tiers.store.transfer import Transfers
 
-__all__ = [
-    "Origins",
-    "QuantisedInPlace",
-    "candidates",
-    "figures",
-    "multiply",
-    "page_bytes",
-    "quantise",
-    "restore",
-    "restored",
-]
+__all__ = ["Origins", "QuantisedInPlace", "candidates", "figures", "page_bytes", "quantise", "restore", "restored"]
 
 _SMALLEST = 2**14
 """Weights of fewer values stay as they are: calling costs more than multiplying."""
 
-_MANY = 128
-"""From so many rows of activations on, the weight is decoded as a whole, for a moment, and torch multiplies."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def multiply(x: torch.Tensor, page: pages.Page, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ page.T + bias in the dtype of x; on a CPU that multiplies bf16, with activations rounded to bf16."""
-    native = kernels() if x.device.type == "cpu" and not torch.compiler.is_compiling() else None
-    if native is None or x.dtype not in (torch.float32, torch.bfloat16) or "avx512_bf16" not in native.paths:
-        return pages.product(x, page, bias)
-    rounded = x.to(torch.bfloat16)
-    recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if x.numel() < _MANY * page.columns or recorded:
-        return pages.product(rounded, page, bias).to(x.dtype)
-    with torch.autocast("cpu", enabled=False):
-        weight = pages.decode(page, torch.bfloat16)
-        return functional.linear(rounded, weight, None if bias is None else bias.to(torch.bfloat16)).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +122,7 @@ def _drop(store: weakref.ref[SpillStore], key: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    page: pages.Page
+    page: Page
     origin: _Origin
     error: float
     weight: nn.Parameter
@@ -163,7 +138,7 @@ class QuantisedInPlace(nn.Linear):
         if self.weight is not self._kept.weight:  # torch.func.functional_call has put another one there
             return nn.Linear.forward(self, input)
         if transforming():
-            return functional.linear(input, pages.decode(self._kept.page, input.dtype), self.bias)
+            return functional.linear(input, decode(self._kept.page, input.dtype), self.bias)
         if torch.is_grad_enabled() and self.weight.requires_grad and not torch.compiler.is_compiling():
             restore(self)  # gradients were switched on inside a call that began without
             return nn.Linear.forward(self, input)
@@ -224,7 +199,7 @@ def candidates(model: nn.Module) -> list[nn.Linear]:
 
 def page_bytes(layer: nn.Linear, format: str) -> int:
     """Bytes that its weight takes in few bits."""
-    form = pages.FORMATS[format]
+    form = FORMATS[format]
     values = layer.in_features * layer.out_features
     codes = -(-values // 2) if form.bits == 4 else values
     scales = layer.out_features * form.blocks(layer.in_features) * form.scale_dtype.itemsize
@@ -239,8 +214,8 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     """
     weight: Any = layer.weight
     device = weight.device
-    page = pages.encode(weight.detach(), format).to(device)
-    difference = pages.decode(page, torch.float32) - weight.detach().float()
+    page = encode(weight.detach(), format).to(device)
+    difference = decode(page, torch.float32) - weight.detach().float()
     error = float(difference.norm() / weight.detach().float().norm().clamp_min(1e-30))
     origin = origins.keep(weight)
     set_data(weight, origin.like)
@@ -251,7 +226,7 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     return made  # type: ignore[no-any-return]
 
 
-def _absence(page: pages.Page) -> Absence:
+def _absence(page: Page) -> Absence:
     def linear(input: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """torch has looked `forward` up before the hook in which the layer it calls was quantised."""
         return multiply(input, page, bias)

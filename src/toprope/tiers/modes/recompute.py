@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.modes.outputs import transforming
-from toprope.tiers.packing import Packing, Reference
 
 __all__ = ["blocks", "put_on", "settle"]
 

@@ -23,14 +23,14 @@ from toprope.settings import Settings
 from toprope.tiers.modes import outputs, recompute
 from toprope.tiers.modes.budgets import Room, read_room
 from toprope.tiers.modes.checks import folder_of, refuse, why_not_mixed
-from toprope.tiers.modes.measured import Verdict, verdict
 from toprope.tiers.modes.models import Managed, Mode, overlapping, target_of
 from toprope.tiers.modes.names import Effects, effects_of
 from toprope.tiers.modes.quantised import Origins
-from toprope.tiers.optimizer import stepping
-from toprope.tiers.placing import set_data
-from toprope.tiers.stack_disk import free_on_disk
-from toprope.tiers.tier import free_memory
+from toprope.tiers.quant.measure import Verdict, verdict
+from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.disk_file import free_on_disk
+from toprope.tiers.store.memory import free_memory
+from toprope.tiers.training.optimizer import stepping
 
 if TYPE_CHECKING:
     from toprope.device.select import DeviceLike

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from toprope.device import Device
 from toprope.errors import TierCapacityError, UsageError
 from toprope.tiers import LevelStats, Tier, TierLinear, TierStack, free_memory
-from toprope.tiers.stack_disk import free_on_disk, is_memory
+from toprope.tiers.store.disk_file import free_on_disk, is_memory
 
 from .._choice import best
 

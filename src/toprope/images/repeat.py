@@ -1,0 +1,37 @@
+"""Comparison of a record with the engine that repeats it: the model's files, the device, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toprope.images.results import versions
+
+__all__ = ["differences"]
+
+
+def differences(record: Mapping[str, Any], files: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
+    """Compare an engine with a record, in sentences about each difference.
+
+    Args:
+        record: that lies next to a picture.
+        files: of the model, as `toprope.images.results.files_of` has them.
+        engine: what `Engine.describe` says.
+    """
+    found = []
+    before = record.get("model_files") or {}
+    other = [
+        name for name in sorted({*before, *files})
+        if before.get(name) != files.get(name) and (before.get(name) or {}).get("sha256_of") != "file"
+    ]  # fmt: skip
+    if other:
+        found.append(f"the model is not the one of the record: {', '.join(other[:3])}{', ...' if other[3:] else ''}")
+    was = record.get("engine") or {}
+    for name in ("device_name", "dtype"):
+        if was.get(name) != engine.get(name):
+            found.append(f"the {name.replace('_', ' ')} is {engine.get(name)}, and was {was.get(name)}")
+    packages = record.get("versions") or {}
+    changed = [f"{name} {version}" for name, version in versions().items() if packages.get(name) != version]
+    if changed:
+        found.append(f"versions differ, here are {', '.join(changed)}")
+    return found

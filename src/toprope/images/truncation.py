@@ -1,0 +1,60 @@
+"""Texts that are longer than a text encoder reads: what it does not see is reported, never cut in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Reader", "truncated"]
+
+SHOWN = 300
+"""Characters of what was cut that a notice shows."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A text encoder's tokenizer.
+
+    Attributes:
+        name: of the encoder, for people: "CLIP".
+        tokenizer: of transformers.
+        tokens: that the encoder is given at most, those that mark begin and end included.
+    """
+
+    name: str
+    tokenizer: Any
+    tokens: int
+
+
+def truncated(readers: Sequence[Reader], text: str, what: str) -> list[str]:
+    """Sentences about what each encoder does not read of a text; none where all of it is read.
+
+    Args:
+        readers: of the model.
+        text: that they are given.
+        what: the text is: "instruction".
+    """
+    found: dict[tuple[str, int], list[str]] = {}
+    for reader in readers:
+        cut = _cut(reader, text)
+        if cut:
+            found.setdefault((cut, reader.tokens), []).append(reader.name)
+    return [
+        f"the {what} is too long for {' and '.join(dict.fromkeys(names))}, which reads {tokens} tokens. Not read: "
+        f"{(cut if len(cut) <= SHOWN else f'{cut[:SHOWN]}…')!r}"
+        for (cut, tokens), names in found.items()
+    ]
+
+
+def _cut(reader: Reader, text: str) -> str:
+    """The end of a text that an encoder does not read."""
+    given = reader.tokenizer(
+        text, truncation=True, max_length=reader.tokens, return_offsets_mapping=reader.tokenizer.is_fast
+    )
+    if reader.tokenizer.is_fast:
+        end = max((stop for _, stop in given["offset_mapping"]), default=0)
+        return text[end:].strip()
+    kept = len(given["input_ids"])
+    ids = reader.tokenizer(text, truncation=False)["input_ids"]
+    return str(reader.tokenizer.decode(ids[kept:], skip_special_tokens=True)).strip() if len(ids) > kept else ""

@@ -1,0 +1,200 @@
+"""The HTTP API for programs: a picture in, pictures and the record out; fields by name, described by OpenAPI.
+
+    curl -F image=@cat.png -F instruction="make it snow" -F seed=3 http://127.0.0.1:7860/api/edits
+
+Names and ranges are those of `toprope edit`. The description is at /openapi.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, File, Form, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from toprope.errors import TopropeError
+from toprope.images.request import FITS, LIKES, MOST_LETTERS, RANGES, SAMPLERS, SIZES, EditRequest
+from toprope.images.web.desk import Problem, State
+from toprope.images.web.form import picked_loras, read_seed
+from toprope.images.web.studio import Outcome, Studio
+
+__all__ = ["Edited", "Picture", "add_api"]
+
+KINDS = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
+
+Size = Literal[SIZES]  # type: ignore[valid-type]
+Fit = Literal[FITS]  # type: ignore[valid-type]
+Sampler = Literal[SAMPLERS]  # type: ignore[valid-type]
+Like = Literal[LIKES]  # type: ignore[valid-type]
+Where = Literal["cpu", "device"]
+
+BUSY = "the queue is full"
+
+
+def _text(description: str) -> Any:
+    return Form(max_length=MOST_LETTERS, description=description)
+
+
+def _number(name: str, description: str) -> Any:
+    _, least, most = RANGES[name]
+    return Form(ge=least, le=most, description=description)
+
+
+@dataclass
+class Picture:
+    """One picture of an edit.
+
+    Attributes:
+        seed: of its noise.
+        media_type: "image/png".
+        data: of the file, in base64.
+    """
+
+    seed: int
+    media_type: str
+    data: str
+
+
+@dataclass
+class Edited:
+    """The result of an edit.
+
+    Attributes:
+        pictures: as many as num_images.
+        instruction: that was used: the client's, or what a refiner made of it.
+        notices: of everything done otherwise than asked for, and of conversions of the picture.
+        record: everything needed to repeat the edit; `toprope edit --repeat` reads it.
+    """
+
+    pictures: list[Picture]
+    instruction: str
+    notices: list[str]
+    record: dict[str, Any]
+
+
+def add_api(app: FastAPI, studio: Studio) -> None:
+    """Add the API of a studio to an application: POST /api/edits and GET /api/model."""
+
+    @app.exception_handler(TopropeError)
+    async def refused(_request: Request, error: TopropeError) -> JSONResponse:
+        status = 503 if error.what.startswith(BUSY) else 422
+        return _error(status, error.what, error.looked_at, error.do)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name, given = str(first["loc"][-1]), str(first.get("input"))[:80]
+        return _error(422, f"{name}: {first['msg']}.", f"{name}={given}", "see /openapi.json for names and ranges")
+
+    @app.get("/api/model", summary="The model, its device and the queue")
+    def model() -> dict[str, Any]:
+        """The model, the device, the queue, and the knobs with their defaults; null until the model is loaded."""
+        return studio.facts() | {"options": studio.options(), "loras": sorted(studio.loras)}
+
+    @app.post("/api/edits", summary="Edit a picture by instruction", responses={422: {}, 500: {}, 503: {}})
+    async def edit(
+        request: Request,
+        image: Annotated[UploadFile, File(description="PNG, JPEG, WebP, TIFF, ... of any mode")],
+        instruction: Annotated[str, _text('What to do, such as "make it snow"')],
+        negative: Annotated[str | None, _text("What the picture shall not be")] = None,
+        steps: Annotated[int | None, _number("steps", "Steps of denoising")] = None,
+        guidance: Annotated[float | None, _number("guidance", "How closely the instruction is followed")] = None,
+        image_guidance: Annotated[float | None, _number("image_guidance", "The same for the picture")] = None,
+        refine_strength: Annotated[float | None, _number("refine_strength", "Part of the steps of the base")] = None,
+        cfg_norm: Annotated[bool | None, Form(description="Whether guidance is bounded")] = None,
+        seed: Annotated[str | None, Form(description='0 to 2**64 - 1, or "random"', max_length=20)] = None,
+        num_images: Annotated[int, _number("num_images", "Pictures, with the seeds N, N + 1, ...")] = 1,
+        size: Annotated[Size, Form(description="What the model sees")] = "model",
+        max_pixels: Annotated[int | None, _number("max_pixels", "The most that the model sees")] = None,
+        fit: Annotated[Fit, Form(description="How the picture gets into that size")] = "stretch",
+        generator_device: Annotated[Where, Form(description="Where noise is drawn")] = "cpu",
+        sampler: Annotated[Sampler | None, Form(description="A scheduler instead of the model's own")] = None,
+        like: Annotated[Like | None, Form(description="As the scripts of the model's authors do it")] = None,
+        refine: Annotated[bool | None, Form(description="Whether the server's refiner words the instruction")] = None,
+        lora: Annotated[list[str] | None, Form(description="NAME or NAME:SCALE of /api/model, may come again")] = None,
+    ) -> Edited:
+        """Edit a picture and answer with the result. Fields that are left out are the model's own.
+
+        The answer comes when the edit is done. A client that goes away cancels it.
+        """
+        folder = await asyncio.to_thread(_folder, studio.scratch)
+        try:
+            path = folder / _file_name(image.filename)
+            await asyncio.to_thread(_store, image, path)
+            asked = EditRequest(
+                str(path), instruction.strip(), negative, steps, guidance, image_guidance, refine_strength, cfg_norm,
+                read_seed(seed), num_images, size, max_pixels, fit, generator_device, refine, sampler, like,
+            )  # fmt: skip
+            loras = [each.rpartition(":") if ":" in each else (each, "", "1") for each in lora or ()]
+            picked = picked_loras([name for name, _, _ in loras], [_scale(text) for _, _, text in loras], studio.loras)
+            answer: Edited = await _done(studio, request, asked, picked)
+            return answer
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, True)
+
+
+async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[str]) -> Any:
+    """The answer to an edit, waited for; the edit is cancelled where the client goes away."""
+    client = f"api {uuid.uuid4()}"
+    job = await asyncio.to_thread(studio.submit, client, asked, loras)
+    try:
+        while not job.state.over:
+            if await http.is_disconnected():
+                job.cancel()
+            await asyncio.sleep(0.05)
+        if job.state is not State.DONE:
+            problem = job.problem or Problem("the edit was cancelled.")
+            return _error(422 if job.refused else 500, problem.what, problem.looked_at, problem.do)
+        return await asyncio.to_thread(_answer, job.result)
+    finally:
+        await asyncio.to_thread(studio.leave, client)
+
+
+def _answer(outcome: Outcome) -> Edited:
+    pictures = [
+        Picture(
+            each.seed,
+            KINDS.get(each.picture.suffix, "application/octet-stream"),
+            base64.b64encode(each.picture.read_bytes()).decode(),
+        )
+        for each in outcome.entries
+    ]
+    return Edited(pictures, outcome.instruction, outcome.notes, dict(outcome.entries[0].record))
+
+
+def _error(status: int, what: str, looked_at: str, do: str) -> JSONResponse:
+    return JSONResponse({"error": {"what": what, "looked_at": looked_at, "do": do}}, status)
+
+
+def _folder(scratch: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix="api-", dir=scratch))
+
+
+def _store(image: UploadFile, path: Path) -> None:
+    with open(path, "wb") as file:
+        shutil.copyfileobj(image.file, file)
+
+
+def _file_name(given: str | None) -> str:
+    """A name for the file that a client sent, which keeps nothing of its path."""
+    name = re.split(r"[/\\]", given or "")[-1]
+    stem, dot, ending = name.rpartition(".")
+    stem = re.sub(r"[^\w.-]+", "_", stem if dot else ending).strip("._")[:60] or "picture"
+    return f"{stem}.{ending.lower()}" if dot and re.fullmatch(r"[A-Za-z0-9]{1,5}", ending) else stem
+
+
+def _scale(text: str) -> float:
+    """The scale of a LoRA; what is no number is refused where it is checked, by name."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

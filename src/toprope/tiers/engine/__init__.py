@@ -1,0 +1,1 @@
+"""Runs an attached model: weights are prefetched before their modules run, and released after them."""

@@ -1,0 +1,433 @@
+"""One call that lets a model be larger than the memory of its device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import nn
+
+from toprope import device as devices
+from toprope.device import Device
+from toprope.errors import PlanError, TierCapacityError, UsageError, WeightsError
+from toprope.progress import Progress
+from toprope.sizes import gibibytes, parse_size
+from toprope.terminal import Display
+from toprope.tiers.engine.handle import Automatic, Handle
+from toprope.tiers.engine.hooks import Hooks
+from toprope.tiers.engine.library_loaders import load_values
+from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
+from toprope.tiers.engine.places import Activated, Placed, check_places
+from toprope.tiers.engine.runtime import DIRECT, Engine
+from toprope.tiers.engine.state import State
+from toprope.tiers.engine.weight_files import Files, fill_buffers
+from toprope.tiers.plan import SMALL, plan
+from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
+from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
+from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.memory import free_memory, placeholder
+from toprope.tiers.store.transfer import LIMIT, Link, Transfers
+
+if TYPE_CHECKING:
+    from toprope.device.select import DeviceLike
+
+__all__ = ["ATTACHED", "attach"]
+
+_WORTH = 256 * 2**20
+"""Models of fewer bytes are planned with estimates of the links: measuring takes a second."""
+
+_QUIET_SECONDS = 2.0
+"""Time before progress is shown."""
+
+
+def attach(
+    model: nn.Module,
+    device: int | str = "auto",
+    host: int | str = "auto",
+    disk: str | os.PathLike[str] | None = None,
+    *,
+    on: DeviceLike | None = None,
+    training: bool = False,
+    states: Placed = "auto",
+    activations: Activated = "device",
+    slots: int | None = None,
+    small: int | str = SMALL,
+    links: Links | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+    limit: float = LIMIT,
+    threads: int = 2,
+    link: float | None = None,
+    poison: bool = False,
+    disturb: Callable[[], None] | None = None,
+) -> Handle:
+    """Let a model be larger than the memory of its device: what does not fit comes when it is used.
+
+    The model is changed in place: its parameters stay the objects that they are, and hold their values while their
+    module runs. Results are those of the model on the device as a whole, bit for bit.
+
+    Args:
+        model: in memory, or on meta (see `skeleton`) with its files in `disk`; of what `torch.compile` gives, the model
+            in it.
+        device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
+            which the first step shows (the device's peak is counted anew for that); until then for half of it.
+        host: bytes of the host's memory; "auto" for a part of what is available.
+        disk: a folder with the model's safetensors files (or one such file), read in place; or a folder where a file
+            for what has no room elsewhere can be made. "folder:64GB" limits that file. None for no disk.
+        on: the device that computes; None for the one that the model is on, and for a model on the host or on meta the
+            one that `toprope.device.get` gives.
+        training: plan for training: gradients and the optimizer's states are counted.
+        states: where the gradients and the states of optimizers go: "auto" for where the plan has them, "host" (what
+            has no room there goes to the disk) or "disk".
+        activations: where what forward saves for backward goes: it stays on the "device", or is moved to the "host"
+            (what has no room there to the disk) or the "disk", and fetched ahead of backward.
+        slots: of the ring; None for what the plan finds best.
+        small: tensors of fewer bytes always stay on the device.
+        links: the speeds between tiers; None to measure them.
+        progress: called with bytes done and in all while attaching, if that takes more than two seconds; None for a
+            line where stderr is a terminal.
+        limit: seconds that a transfer may take.
+        threads: that move bytes.
+        link: bytes a second of an emulated link between host and device, for measurements.
+        poison: fill slots with 0xFF before they are loaded, for tests.
+        disturb: called before and after each request, for tests.
+
+    Returns:
+        A handle: `plan`, `stats()`, `optimizer(...)`, `detach()`. It is a context manager that detaches.
+
+    Raises:
+        PlanError: the model cannot fit into these budgets; nothing has changed then.
+        WeightsError: the files are not this model's.
+        TierError: something could not be moved; the model is as it was then.
+        UsageError: the model is attached already.
+    """
+    for name, module in model.named_modules():
+        if ATTACHED in vars(module):
+            raise UsageError(
+                f"{f'{name} of this model' if name else 'this model'} is attached already.",
+                do="detach it first: handle.detach()",
+            )
+    if "_orig_mod" in model._modules:  # torch.compile(model): the model in it is attached, and compiled again
+        model = model.get_submodule("_orig_mod")
+        torch.compiler.reset()
+    computes = _device(model, on)
+    folder, most = _folder(disk)
+    check_places(states, activations, disk=folder is not None)
+    taken = read_model(model, _bytes(small))
+    files, values = _read(model, taken, folder)
+    try:
+        handle = _Attaching(model, taken, computes, files, folder, values).run(
+            device, host, most, training=training, states=states, slots=slots, small=_bytes(small), links=links,
+            progress=progress, limit=limit, threads=threads, link=link, poison=poison, disturb=disturb,
+        )  # fmt: skip
+        handle.states, handle.activations, handle.smallest = states, activations, _bytes(small)
+        return handle
+    except BaseException:
+        if files is not None:
+            files.close()
+        raise
+
+
+ATTACHED = "__toprope_tiers__"
+"""The attribute that an attached model has."""
+
+
+def _bytes(size: int | str) -> int:
+    return size if isinstance(size, int) else parse_size(size)
+
+
+def _device(model: nn.Module, on: DeviceLike | None) -> Device:
+    if on is not None:
+        return devices.get(on)
+    there = {each.device for each in model.parameters() if each.device.type not in ("meta", "cpu")}
+    return devices.get(there.pop()) if len(there) == 1 else devices.get()
+
+
+def _folder(disk: str | os.PathLike[str] | None) -> tuple[Path | None, int | str]:
+    if disk is None:
+        return None, 0
+    text = os.fspath(disk)
+    path, limit = (text, None) if os.path.exists(text) else folder_and_limit(text)
+    return _existing(Path(path)), "auto" if limit is None else limit
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise UsageError(f"{path} is not there.", do="name a folder that is: attach(..., disk=folder)")
+    return path
+
+
+def _has_weights(folder: Path) -> bool:
+    return folder.suffix == ".safetensors" or any(folder.glob("*.safetensors"))
+
+
+def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | None, dict[str, torch.Tensor]]:
+    """The files that weights are read from in place; or their values, where only the model's library can read them."""
+    empty = any(each.is_meta for each in model.parameters())
+    files: Files | None = None
+    if folder is None:
+        return None, {}
+    try:
+        if _has_weights(folder):
+            files = Files(folder, taken, model)
+            if empty:
+                files.check()
+            return files, {}
+    except WeightsError:
+        if files is not None:
+            files.close()
+        values = load_values(model, folder) if empty and folder.is_dir() else None
+        if values is None:
+            raise
+        return None, values
+    return None, (load_values(model, folder) if empty and folder.is_dir() else None) or {}
+
+
+class _Attaching:
+    """One call of `attach`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        model: Model,
+        device: Device,
+        files: Files | None,
+        folder: Path | None,
+        values: dict[str, torch.Tensor],
+    ) -> None:
+        self.module, self.model, self.device, self.files, self.folder = module, model, device, files, folder
+        self.values = values
+        self.origins = {each: each.parameters[0].device for each in model.weights.values()}
+
+    def run(
+        self,
+        device: int | str,
+        host: int | str,
+        disk: int | str,
+        *,
+        training: bool,
+        states: Placed,
+        slots: int | None,
+        small: int,
+        links: Links | None,
+        progress: Callable[[int, int], Any] | None,
+        limit: float,
+        threads: int,
+        link: float | None,
+        poison: bool,
+        disturb: Callable[[], None] | None,
+    ) -> Handle:
+        self._check_meta()
+        budgets, automatic = self._budgets(device, host, disk)
+        speeds = links or self._links()
+        groups = self._groups(speeds, training)
+        spare = self._spare(budgets)
+
+        asked: Tier | None = None if states == "auto" else states
+
+        def again(some: list[Group], order: list[Use | str], train: bool, have: Budgets) -> Plan:
+            given = Budgets(have.device - spare, have.host, have.disk, have.reserve)
+            stored = self.files is not None and all(name in self.files.homes for name in self.model.weights)
+            return plan(
+                some, order, given, speeds, training=train, stored=stored, slots=slots, small=small, states=asked
+            )
+
+        names: list[Use | str] = [each.name for each in self.model.groups]
+        order: list[Use | str] = list(training_order(names)) if training else names
+        try:
+            made = again(groups, order, training, budgets)
+        except PlanError:
+            if automatic is None:
+                raise
+            budgets, automatic = automatic.most, None
+            made = again(groups, order, training, budgets)
+        moving = self.device if self.device.capabilities.separate_memory else None
+        transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
+        total = sum(each.nbytes for each in self.model.weights.values())
+        display = Display("weights", quiet=not sys.stderr.isatty())
+        show = display.step if progress is None else (lambda step: progress(step.number, step.of))
+        moved = Progress(show, total=total, unit="B", after=_QUIET_SECONDS, every=0.2)
+        store = HostStore(budgets.host, transfers, moving)
+        homes = {} if self.files is None else self.files.homes
+        where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
+        placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
+        placing.limit = limit
+        engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
+        hooks = Hooks(self.module, self.model, engine)
+        try:
+            empty = any(each.type == "meta" for each in self.origins.values())
+            stored = self.values.get if self.files is None else self.files.value
+            fill_buffers(self.module, stored, all_of_them=empty)
+            self._from_files()
+            hooks.install()
+            self._move_rest()
+            engine.apply(made)
+            handle = Handle(self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins)
+            State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
+        except BaseException as error:
+            self._undo(hooks, engine, placing)
+            if self.device.is_out_of_memory(error):
+                raise TierCapacityError(
+                    f"{self.device} has no room for its part of the model, which is {gibibytes(budgets.device)}.",
+                    looked_at=str(error).splitlines()[0],
+                    do='give it less: attach(model, device="...")',
+                ) from error
+            raise
+        finally:
+            placing.on_moved = None
+            display.clear()
+        for weight in self.model.weights.values():
+            weight.version = weight.parameters[0]._version
+        if automatic is not None:
+            handle.watch_memory(automatic)
+        vars(self.module)[ATTACHED] = True
+        hooks.add(lambda: vars(self.module).pop(ATTACHED, None))
+        hooks.refuse_copies()
+        hooks.refuse_replicas()
+        return handle
+
+    def _check_meta(self) -> None:
+        missing = [
+            name
+            for name, weight in self.model.weights.items()
+            if self.origins[weight].type == "meta"
+            and name not in self.values
+            and (self.files is None or name not in self.files.homes)
+        ]
+        meta = {
+            f"{prefix}.{short}" if prefix else short
+            for prefix, owner in self.module.named_modules()
+            for short, each in owner._parameters.items()
+            if each is not None and each.device.type == "meta"
+        }
+        missing += [name for name in self.model.left if name in meta]
+        if missing and self.folder is not None and self.folder.is_dir():
+            others = sorted(
+                each.name for each in self.folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf")
+            )
+            if others and self.files is None:
+                raise WeightsError(
+                    f"{self.folder} has no safetensors files, and this {type(self.module).__name__} has no values.",
+                    looked_at=", ".join(others[:5]),
+                    do="load such a file into a model in memory and attach that; or save it as safetensors once",
+                )
+        if missing:
+            raise WeightsError(
+                f"{len(missing)} weights of the model have no values, and are not in the files.",
+                looked_at=f"such as {missing[0]}; {self.folder or 'no folder was given'}",
+                do="name the model's folder: attach(model, disk=folder); tie its weights (model.tie_weights()) before",
+            )
+
+    def _budgets(self, device: int | str, host: int | str, disk: int | str) -> tuple[Budgets, Automatic | None]:
+        unified = not self.device.capabilities.separate_memory
+        free = Free(
+            device=None if unified else free_memory(self.device),
+            host=psutil.virtual_memory().available,
+            disk=None if self.folder is None else shutil.disk_usage(self.folder).free,
+            unified=unified,
+        )
+
+        def found(activations: int) -> Budgets:
+            made = resolve(free, device, host, disk, activations=activations)
+            return made if self.folder is not None else Budgets(made.device, made.host, None, made.reserve)
+
+        if device != "auto" or free.device is None:
+            return found(0), None
+        automatic = Automatic(self.device, free.device, found)
+        return automatic.first, automatic
+
+    def _links(self) -> Links:
+        from toprope.tiers.plan.links import estimate, measure
+
+        total = sum(each.nbytes for each in self.model.weights.values())
+        if total < _WORTH:
+            unified = not self.device.capabilities.separate_memory
+            memory = estimate("memory") if unified else estimate("host_to_device")
+            back = memory if unified else estimate("device_to_host")
+            return Links(
+                memory, back, estimate("memory"), estimate("disk_read"), estimate("disk_write"), unified=unified
+            )
+        file = None
+        if self.files is not None:
+            file = max((each.file for each in self.files.stored.values()), key=lambda each: each.stat().st_size)
+        where = self.folder if self.folder is not None and self.folder.is_dir() and self.files is None else None
+        return measure(self.device, model=file, disk=where).links
+
+    def _groups(self, links: Links, training: bool) -> list[Group]:
+        """The groups, with a first guess of how long each computes: as long as its weights are read."""
+        found = []
+        for group in self.model.groups:
+            weights = [weight for each in group.members for weight in self.model.members[each.key]]
+            train = sum(each.nbytes for each in weights if each.parameters[0].requires_grad) if training else 0
+            found.append(
+                Group(
+                    group.name,
+                    group.members,
+                    compute_seconds=group.bytes / (2 * links.memory.bytes_per_second),
+                    gradient_bytes=train,
+                    state_bytes=2 * train,
+                )
+            )
+        fixed = self.model.fixed_bytes(self.module)
+        if fixed:
+            self.model.members[FIXED] = []
+            found.append(Group(FIXED, (Member(FIXED, fixed, "buffer", FIXED),)))
+        return found
+
+    def _spare(self, budgets: Budgets) -> int:
+        """What slots take beside the weights so that files are read straight into them; 0 where that is too much."""
+        if self.files is None or self.device.capabilities.separate_memory:
+            return 0
+        most = max((len(weights) for weights in self._weights_of_groups()), default=0)
+        spare = 8 * most * DIRECT
+        return spare if spare * 200 <= budgets.device and any(each.direct for each in self.files.homes.values()) else 0
+
+    def _weights_of_groups(self) -> list[list[Weight]]:
+        return [[one for each in group.members for one in self.model.members[each.key]] for group in self.model.groups]
+
+    def _from_files(self) -> None:
+        """Weights on meta are in their files from now on, or have the values that were read."""
+        for name, weight in self.model.weights.items():
+            if self.origins[weight].type == "meta":
+                if name in self.values:
+                    for each in weight.parameters:
+                        set_data(each, self.values[name])
+                    weight.version = weight.parameters[0]._version
+                    continue
+                assert self.files is not None
+                weight.home = self.files.homes[name]
+                weight.placeholder = placeholder(weight.like, self.device)
+                for each in weight.parameters:
+                    set_data(each, weight.placeholder)
+                weight.withdraw()
+
+    def _move_rest(self) -> None:
+        """Buffers, and what is no plain weight, go to the device."""
+        there = self.device.torch_device
+        for owner in self.module.modules():
+            for short, buffer in owner._buffers.items():
+                if buffer is not None and buffer.device != there:
+                    owner._buffers[short] = buffer.to(there)
+        known = {id(each) for weight in self.model.weights.values() for each in weight.parameters}
+        for parameter in self.module.parameters():
+            if id(parameter) not in known and parameter.device != there:
+                set_data(parameter, parameter.detach().to(there))
+
+    def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
+        """Leave the model as it was."""
+        hooks.remove()
+        for weight, origin in self.origins.items():
+            if weight.home is None and weight.parameters[0].device == origin:
+                continue
+            data = weight.like if origin.type == "meta" else placing.values(weight).to(origin)
+            for each in weight.parameters:
+                set_data(each, data)
+            weight.home = None
+        engine.close()

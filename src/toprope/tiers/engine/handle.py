@@ -1,0 +1,450 @@
+"""Handle returned by `attach`: plan, statistics, training, `detach`; and the "auto" budget of a device."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from toprope.device import Device
+from toprope.errors import PlanError, TierCapacityError, UsageError
+from toprope.tiers.engine.hooks import Hooks, uncompiled
+from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.offloaded_params import AwayWeights
+from toprope.tiers.engine.places import Activated, Placed, Places
+from toprope.tiers.engine.runtime import Engine
+from toprope.tiers.engine.saved_weights import Packing
+from toprope.tiers.engine.stats import Figures, Stats
+from toprope.tiers.engine.timeline import Timeline
+from toprope.tiers.engine.visit import Visit
+from toprope.tiers.engine.weight_files import Files
+from toprope.tiers.plan import SMALL
+from toprope.tiers.plan.model import Budgets, Group, Plan, Use, aligned
+from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.backing import MemoryHome
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.training.optimizer import stepping
+from toprope.tiers.training.training import Sizes, Training
+
+__all__ = ["Automatic", "Handle"]
+
+
+class Automatic:
+    """The budget of a device with memory of its own, where it is "auto".
+
+    The first step has half of what is free. What it allocates beside the weights is left free from then on: by the
+    device's peak, which is counted anew for that.
+
+    Args:
+        device: that computes.
+        free: bytes of it before anything is moved.
+        resolve: gives the budgets where computing takes so many bytes.
+    """
+
+    def __init__(self, device: Device, free: int, resolve: Callable[[int], Budgets]) -> None:
+        self.device, self._resolve = device, resolve
+        self.first = resolve(free // 2)
+        """The budgets for the first step."""
+        self.most = resolve(0)
+        """The budgets if computing takes next to nothing: what does not fit into these does not fit."""
+        self._base = 0
+
+    def begin(self) -> None:
+        """The weights are where they shall be; what is allocated more from now on is for computing."""
+        self._base = self.device.memory_allocated()
+        self.device.reset_peak_memory()
+
+    def end(self) -> Budgets:
+        """A step is over: the budgets that it leaves to the weights."""
+        peak = self.device.max_memory_allocated() or 0
+        self.device.empty_cache()
+        return self._resolve(max(0, peak - self._base))
+
+
+class Handle:
+    """A model whose weights come and go. Made by `toprope.tiers.attach`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        hooks: Hooks,
+        host: HostStore,
+        files: Files | None,
+        budgets: Budgets,
+        again: Callable[[list[Group], list[Use | str], bool, Budgets], Plan],
+        groups: list[Group],
+        origins: dict[Weight, torch.device],
+    ) -> None:
+        self.model = model
+        """The model; the same object as was given."""
+        self._engine, self._hooks, self._host, self._files = engine, hooks, host, files
+        self._budgets, self._again, self._groups, self._origins = budgets, again, groups, origins
+        self.timeline = Timeline()
+        """What was in which slot when."""
+        engine.watch = engine.ring.watch = self.timeline.note
+        engine.learned = self._learned
+        self._weights = AwayWeights(engine)
+        self._training: Training | None = None
+        self._places: Places | None = None
+        self.states: Placed = "auto"
+        """Where gradients and optimizer states go."""
+        self.activations: Activated = "device"
+        """Where what forward saves for backward goes."""
+        self.smallest = SMALL
+        """Bytes of a gradient or of states from which on they leave the device."""
+        self._automatic: Automatic | None = None
+        self._figures = Figures(engine, host)
+        self._figures.planned()
+        self._closed = False
+        self._times: list[float] = []
+        self._began = 0.0
+        self._clock()
+        hooks.add(self._hook_optimizers())
+
+    @property
+    def device(self) -> Device:
+        """The device that computes."""
+        return self._engine.device
+
+    @property
+    def plan(self) -> Plan:
+        """Where everything lies and what is loaded when."""
+        assert self._engine.plan is not None
+        return self._engine.plan
+
+    @property
+    def packing(self) -> Packing:
+        """How autograd's saved weights are kept."""
+        return self._engine.packing
+
+    def weights(self, module: nn.Module) -> Visit:
+        """Bring weights of a module to the device, to read or to change them outside of its run.
+
+        Args:
+            module: the model, or one in it; as much at once as the slots hold.
+
+        Returns:
+            A context manager. What was changed goes to where the weight lies when it ends.
+
+        Raises:
+            UsageError: the module is not of this model.
+            TierCapacityError: its weights do not fit into the slots, when the context begins.
+        """
+        return Visit(self._engine, self.model, module)
+
+    def _clock(self) -> None:
+        """Take the time of each run of the model."""
+
+        def before(_module: nn.Module, _args: Any) -> None:
+            now = time.perf_counter()
+            if self._began and torch.is_grad_enabled():
+                self._times.append(now - self._began)
+            self._began = now
+
+        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+            if not torch.is_grad_enabled():
+                self._times.append(time.perf_counter() - self._began)
+                self._began = 0.0
+            del self._times[:-64]
+
+        self._hooks.add(self.model.register_forward_pre_hook(uncompiled(before), prepend=True).remove)
+        self._hooks.add(self.model.register_forward_hook(uncompiled(after)).remove)
+
+    # Planning again
+
+    def _learned(self) -> None:
+        """A step was seen: plan with its order and its times."""
+        engine = self._engine
+        trace, engine.tracing = engine.trace, False
+        whole = {part.name: part.group for part in self.plan.split}
+        seconds: Counter[str] = Counter()
+        count: Counter[str] = Counter()
+        order: list[Use | str] = []
+        for (name, backward), took in zip(trace.uses, trace.seconds, strict=False):
+            group = whole.get(name, name)
+            use = Use(group, backward)
+            if not order or order[-1] != use:
+                order.append(use)
+            if not backward:
+                seconds[group] += took  # type: ignore[assignment]
+                count[group] += 1
+        known = {each.name for each in self._groups}
+        order = [each for each in order if isinstance(each, Use) and each.group in known]
+        if not order:
+            return
+        self._groups = [
+            replace(each, compute_seconds=seconds[each.name] / count[each.name]) if count[each.name] else each
+            for each in self._groups
+        ]
+
+        old, budgets = self.plan, self._budgets
+        automatic, self._automatic = self._automatic, None
+        try:
+            if automatic is not None:
+                self._budgets = automatic.end()
+            self._plan_anew(order, old.training)
+        except Exception as error:  # what the step has left on the host, say, is in the way of the better plan
+            if not isinstance(error, PlanError | TierCapacityError) and not self.device.is_out_of_memory(error):
+                raise
+            self._budgets = budgets
+            self._apply(old)
+
+    def watch_memory(self, automatic: Automatic) -> None:
+        """See in the first step what computing takes, and give the weights the rest."""
+        self._automatic = automatic
+        automatic.begin()
+
+    def _plan_anew(self, order: list[Use | str], training: bool, *, force: bool = False) -> None:
+        engine, old = self._engine, self.plan
+        new = self._again(self._groups, order, training, self._budgets)
+        if not force and _alike(old, new):
+            engine.plan = replace(new, homes=old.homes, resident=old.resident, host=old.host, disk=old.disk)
+            return
+        self._apply(new)
+
+    def _apply(self, plan: Plan) -> None:
+        engine = self._engine
+        traces = engine.traces
+        engine.apply(plan)
+        self._figures.planned()
+        names = set(engine.ring.units)
+        if all(use in names for each in traces.values() for use in each.uses):
+            engine.traces = traces
+            engine.ring.order = traces[False]
+
+    def _resized(self) -> None:
+        """Weights have another dtype: other sizes, another plan, before anything runs."""
+
+        def again() -> None:
+            members = self._engine.model.members
+            self._groups = [
+                replace(
+                    group,
+                    members=tuple(
+                        replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
+                        if members[each.key]
+                        else replace(each, bytes=self._engine.model.fixed_bytes(self.model))
+                        for each in group.members
+                    ),
+                )
+                for group in self._groups
+            ]
+            self._plan_anew(list(self.plan.traced), self.plan.training, force=True)
+
+        self._engine.stale = again
+
+    # Figures
+
+    def stats(self) -> Stats:
+        """The figures so far."""
+        return self._figures.stats(self._times, self._training, self._places, self._budgets)
+
+    def reset_stats(self) -> None:
+        """Count from now on."""
+        self._figures.reset()
+        self._times.clear()
+
+    # Training
+
+    @property
+    def training(self) -> Training:
+        """Gradients, activations and optimizer states; made when it is first asked for."""
+        if self._training is None:
+            self._training = self._train()
+        return self._training
+
+    def _train(self) -> Training:
+        engine = self._engine
+        places = self._places = Places(engine, self._host, self.states, self.activations)
+        self._weights.staged = places.staged
+        room = self._weights.room()
+        if room is None:
+            room = max(2**20, self._budgets.device - self._budgets.reserve - self.plan.resident_bytes)
+        sizes = Sizes.of(room, self.smallest)
+        training = Training(self.model, self._weights, places.place, places.all, places.activations(), sizes)
+        if training.activations is not None:
+            training.activations.skip = lambda tensor: tensor.untyped_storage()._cdata in self._resident_storages()
+            engine.packing.otherwise = (training.activations.pack, training.activations.unpack)
+        return training
+
+    def _resident_storages(self) -> set[int]:
+        return {
+            each.parameters[0].data.untyped_storage()._cdata
+            for each in self._engine.model.weights.values()
+            if each.home is None
+        }
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
+        """Take an optimizer over: its step goes tile by tile. See `Training.optimizer`.
+
+        One that is not given here is taken over in its first step.
+        """
+        return self.training.optimizer(optimizer, elementwise=elementwise)
+
+    def _hook_optimizers(self) -> Callable[[], None]:
+        """Put `_stepping` on all optimizers of torch, which keep neither this nor the model alive.
+
+        Returns:
+            What takes it away; done as well when this is gone.
+        """
+        mine = weakref.ref(self)
+
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            handle = mine()
+            return None if handle is None else handle._stepping(optimizer, args, kwargs)
+
+        remove: Callable[[], None] = register_optimizer_step_pre_hook(before).remove
+        weakref.finalize(self, remove).atexit = False
+        return remove
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before any optimizer's step: one that updates weights that come and go is taken over."""
+        mine = {id(each) for weight in self._engine.unit_of for each in weight.parameters}
+
+        def take(each: torch.optim.Optimizer) -> bool:
+            self.optimizer(each)
+            return True
+
+        if not any(id(each) in mine for group in optimizer.param_groups for each in group["params"]):
+            return None
+        return stepping(optimizer, args, kwargs, take)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        parameters: Iterable[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Clip gradients. See `Training.clip_grad_norm_`."""
+        return self.training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, parameters)
+
+    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+        """Write a checkpoint. See `Training.save`."""
+        self.training.save(path, extra)
+
+    def restore(self, path: str | os.PathLike[str]) -> Any:
+        """Go on from a checkpoint. See `Training.restore`."""
+        return self.training.restore(path)
+
+    # The way back
+
+    def detach(self, device: str | torch.device | None = None) -> nn.Module:
+        """Give the model its weights back, and take everything away that was put on it.
+
+        Args:
+            device: where they go; None for where they were. A model that was on meta is on meta again.
+
+        Returns:
+            The model.
+
+        Raises:
+            UsageError: the model was on meta, and its weights have changed: they would be lost.
+        """
+        if self._closed:
+            return self.model
+        engine = self._engine
+        engine.ring_clear()
+        where = None if device is None else torch.device(device)
+        if where is None:
+            lost = [
+                each.name
+                for each in engine.model.weights.values()
+                if self._origins[each].type == "meta" and not self._unchanged(each)
+            ]
+            if lost:
+                raise UsageError(
+                    "the model was on meta, and its weights have changed: they would be lost.",
+                    looked_at=f"{len(lost)} weights, such as {lost[0]}",
+                    do='detach it with a device that holds all of them: handle.detach("cpu"), or save it and close()',
+                )
+        for weight in engine.model.weights.values():
+            self._return(weight, where or self._origins[weight])
+        if self._training is not None:
+            self._training.close()
+        self.close()
+        return self.model
+
+    def _unchanged(self, weight: Weight) -> bool:
+        return not weight.changed and (weight.home is not None or weight.parameters[0]._version == weight.version)
+
+    def _return(self, weight: Weight, where: torch.device) -> None:
+        if where.type == "meta":
+            data: torch.Tensor = weight.like
+        elif weight.home is None:
+            data = weight.parameters[0].data
+            data = data if data.device == where else data.to(where)
+        elif isinstance(weight.home, MemoryHome) and isinstance(weight.home.keep, torch.Tensor) and where.type == "cpu":
+            data = weight.home.keep
+        else:
+            data = self._engine.placing.values(weight)
+            data = data if where.type == "cpu" else data.to(where)
+        home, weight.home = weight.home, None
+        for each in weight.parameters:
+            set_data(each, data)
+        if home is not None:
+            home.release()
+
+    def close(self) -> None:
+        """Take everything away without giving the weights back: those that were not on the device hold nothing then."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hooks.remove()
+        try:
+            self._engine.ring_clear()
+        finally:
+            if self._places is not None:
+                self._places.close()
+            self._host.close()
+            self._engine.close()
+            if self._files is not None:
+                self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.detach()
+            return
+        try:
+            self.detach()
+        except Exception:  # the first error counts
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<toprope tiers of {type(self.model).__name__} on {self.device}>"
+
+    def save_timeline(self, path: str | os.PathLike[str], seconds: float | None = None) -> None:
+        """Draw what was in which slot when, as SVG.
+
+        Args:
+            path: of the file.
+            seconds: of the end that are drawn; None for all that is kept.
+        """
+        stays = f"{len(self.plan.resident)} of {len(self.plan.groups)} groups always stay on the device"
+        Path(path).write_text(self.timeline.svg(seconds, stays), encoding="utf-8")
+
+
+def _alike(old: Plan, new: Plan) -> bool:
+    """Whether a plan is as good where it is: as many slots, as many bytes in each tier."""
+    return (
+        (old.slots, old.slot_bytes, old.training) == (new.slots, new.slot_bytes, new.training)
+        and old.resident_bytes == new.resident_bytes
+        and all(old.bytes_in(tier) == new.bytes_in(tier) for tier in ("host", "disk"))
+        and not (old.split or new.split)
+    ) or not (old.slots or new.slots)

@@ -1,0 +1,138 @@
+"""Folders of transformers' and diffusers' models that are no plain safetensors of the model: read by those libraries.
+
+They rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from toprope.errors import TierCapacityError, WeightsError
+from toprope.sizes import gibibytes
+from toprope.tiers.store.headers import FLOATS, read_folder
+
+__all__ = ["load_values", "quantization"]
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def quantization(folder: Path) -> dict[str, Any] | None:
+    """The `quantization_config` of a model's folder."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = config.get("quantization_config") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def load_values(module: nn.Module, folder: Path) -> dict[str, torch.Tensor] | None:
+    """The tensors of a model, by their names in the model, read by the library that the model is of.
+
+    Returns:
+        None where the folder has no config.json, or the model is of no such library.
+
+    Raises:
+        WeightsError: the library cannot read it, or it is not this model's.
+        TierCapacityError: the host has no memory for it: it is read as a whole.
+    """
+    if not (folder / "config.json").is_file():
+        return None
+    library = next((name for name, base in _BASES.items() if _is(module, name, base)), None)
+    if library is None:
+        return None
+    size = sum(each.stat().st_size for each in folder.iterdir() if each.suffix in _WEIGHTS)
+    free = psutil.virtual_memory().available
+    if size > free * 9 // 10:
+        raise TierCapacityError(
+            f"{folder} has to be read by {library} as a whole, and the host has no memory for it.",
+            looked_at=f"{gibibytes(size)} in files, {gibibytes(free)} available",
+            do=f"with more memory, save it in the layout of this version of {library}: save_pretrained(other)",
+        )
+    cls: Any = type(module)
+    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+    options = _transformers_options(module, folder) if library == "transformers" else {}
+    try:
+        loaded, info = cls.from_pretrained(
+            folder, **{"dtype" if library == "transformers" else "torch_dtype": dtype},
+            output_loading_info=True, local_files_only=True, **options,
+        )  # fmt: skip
+    except Exception as error:
+        raise WeightsError(
+            f"{library} cannot read the weights of {folder} into a {cls.__name__}.",
+            looked_at=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            do="check the folder, and that the packages for its format are installed",
+        ) from error
+    problems = {
+        name: sorted(map(str, info.get(name) or ())) for name in ("missing_keys", "mismatched_keys", "unexpected_keys")
+    }
+    if any(problems.values()):
+        raise WeightsError(
+            f"{folder} and this {cls.__name__} do not have the same weights.",
+            looked_at="; ".join(f"{len(some)} {name}, such as {some[0]}" for name, some in problems.items() if some),
+            do="build the model from the config.json of the same folder",
+        )
+    state: dict[str, torch.Tensor] = loaded.state_dict(keep_vars=True)
+    values = {name: each.detach() for name, each in (*state.items(), *loaded.named_buffers())}
+    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    for name, each in own.items():
+        there = values.get(name)
+        if there is None or there.shape != each.shape or there.is_floating_point() != each.is_floating_point():
+            raise WeightsError(
+                f"{name} is not in the model that {library} reads from {folder} as it is in this one.",
+                looked_at=f"{_brief(there)} in the files, {_brief(each)} in the model",
+                do="build the model from the config.json of the same folder",
+            )
+    return {name: values[name].to(each.dtype) for name, each in own.items()}
+
+
+_BASES = {"transformers": "PreTrainedModel", "diffusers": "ModelMixin"}
+
+
+def _is(module: nn.Module, library: str, base: str) -> bool:
+    cls = getattr(sys.modules.get(library), base, None)  # a model of it has imported it
+    return cls is not None and isinstance(module, cls)
+
+
+def _transformers_options(module: Any, folder: Path) -> dict[str, Any]:
+    config = copy.deepcopy(module.config)
+    stored = quantization(folder)
+    if stored is not None:
+        method = stored.get("quant_method")
+        if method != "fp8":
+            raise WeightsError(
+                f"{folder} is quantised ({method}), and this {type(module).__name__} is not.",
+                looked_at=f"{_first_quantised(module, folder)}quantization_config of its config.json; the model's "
+                f"parameters are {next(module.parameters()).dtype}",
+                do="build the model with from_pretrained(folder), and attach it without disk=folder",
+            )
+        config.quantization_config = {**stored, "dequantize": True}
+    return {"config": config}
+
+
+def _first_quantised(module: nn.Module, folder: Path) -> str:
+    """The first weight that is stored in another form, with the tensors that hold it; empty where files do not tell."""
+    try:
+        stored = {each.name: each for each in read_folder(folder)}
+    except WeightsError:
+        return ""
+    for name, parameter in module.named_parameters():
+        found = stored.get(name)
+        if found is None or found.dtype not in FLOATS or found.shape != tuple(parameter.shape):
+            prefix = name.rpartition(".")[0] + "."
+            parts = [each.removeprefix(prefix) for each in stored if each.startswith(prefix)]
+            if parts:
+                return f"{name} is stored as {', '.join(parts[:5])}; "
+    return ""
+
+
+def _brief(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

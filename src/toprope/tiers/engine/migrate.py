@@ -1,0 +1,256 @@
+"""Moving weights for good: to the device, to the host, to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from toprope.device import Device
+from toprope.errors import TierCapacityError
+from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.plan.model import Tier
+from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.backing import DiskHome, Home, MemoryHome
+from toprope.tiers.store.chunks import StageChunk, cut
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.memory import Memory, placeholder, without_values
+from toprope.tiers.store.spill import SpillFile
+from toprope.tiers.store.transfer import LIMIT, Load, Transfers
+
+__all__ = ["Placing"]
+
+
+class Placing:
+    """Moves weights.
+
+    Args:
+        device: that computes.
+        transfers: who copies.
+        host: the host's memory and its budget.
+        folder: where a file for weights can be made; None for none.
+        disk: bytes that it may have.
+        in_place: weights that lie in files already, by name.
+        on_moved: called with the bytes of each weight that has moved; None for nobody.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        transfers: Transfers,
+        host: HostStore,
+        folder: Path | None,
+        disk: int,
+        in_place: Mapping[str, DiskHome],
+        on_moved: Callable[[int], None] | None,
+    ) -> None:
+        self.device, self.transfers, self.host, self.folder, self.disk = device, transfers, host, folder, disk
+        self.in_place, self.on_moved = dict(in_place), on_moved
+        self.limit = LIMIT
+        """Seconds that a transfer may take."""
+        self._spill: SpillFile | None = None
+        self.written = 0
+
+    @property
+    def spill(self) -> SpillFile:
+        """The file for weights that lie nowhere else; made when it is first asked for."""
+        if self._spill is None:
+            if self.folder is None:
+                raise TierCapacityError(
+                    "weights have to lie on a disk, and no folder was given.",
+                    do="give one: attach(..., disk=folder); or a larger budget for the host",
+                )
+            self._spill = SpillFile(self.folder, self.disk)
+        return self._spill
+
+    @property
+    def spilled_peak(self) -> int:
+        """The most bytes that were in use in that file."""
+        return 0 if self._spill is None else self._spill.peak
+
+    # Where a weight goes
+
+    def place(self, weight: Weight, tier: Tier) -> None:
+        """Move a weight to a tier, if it is not there."""
+        if tier == "device":
+            self._to_device(weight)
+        elif tier == "host":
+            self._to_host(weight)
+        else:
+            self._to_disk(weight)
+        if self.on_moved is not None:
+            self.on_moved(weight.nbytes)
+
+    def _data(self, weight: Weight) -> torch.Tensor:
+        return weight.parameters[0].data
+
+    def _to_device(self, weight: Weight) -> None:
+        there = self.device.torch_device
+        if weight.home is None:
+            data = self._data(weight)
+            if data.device == there:
+                return
+            made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=there)
+            made.copy_(data)
+        else:
+            made = self.values(weight, there)
+        self._settle(weight, None)
+        for each in weight.parameters:
+            set_data(each, made)
+        weight.version = weight.parameters[0]._version
+
+    def _to_host(self, weight: Weight) -> None:
+        if isinstance(weight.home, MemoryHome):
+            return
+        self.host.reserve(weight.nbytes)
+        try:
+            data = self._data(weight)
+            if weight.home is None and data.device.type == "cpu" and not self.device.capabilities.pinned_memory:
+                home = MemoryHome(Memory.of(data), data)
+            else:
+                memory = Memory.host(weight.nbytes, self.device, lasting=True)
+                if weight.home is None:
+                    memory.tensor.copy_(Memory.of(data).tensor)
+                else:
+                    self.run(weight, memory)
+                home = MemoryHome(memory)
+        except BaseException:
+            self.host.release(weight.nbytes)
+            raise
+        self._settle(weight, home)
+
+    def _to_disk(self, weight: Weight) -> None:
+        if isinstance(weight.home, DiskHome):
+            return
+        found = next((self.in_place[name] for name in weight.names if name in self.in_place), None)
+        if weight.home is None:
+            source = Memory.of(self._data(weight))
+        else:
+            assert isinstance(weight.home, MemoryHome)
+            source = weight.home.memory
+        if found is not None and found.nbytes == weight.nbytes and self._same(weight, found, source):
+            self._settle(weight, found)
+            return
+        self._settle(weight, self.write(weight, source))
+
+    def write(self, weight: Weight, source: Memory) -> DiskHome:
+        """Write a weight's bytes to our own file."""
+        offset = self.spill.take(weight.nbytes)
+        chunks = [
+            StageChunk(self.spill, offset + start, source.part(start, stop)) for start, stop in cut(source.nbytes)
+        ]
+        try:
+            self.transfers.begin(Load(weight.name, chunks)).wait(self.limit)
+        except BaseException:
+            self.spill.give_back(offset, weight.nbytes)
+            raise
+        self.written += weight.nbytes
+        return DiskHome(self.spill.file, offset, weight.like.dtype, weight.like.numel(), spill=self.spill)
+
+    def _same(self, weight: Weight, home: DiskHome, source: Memory) -> bool:
+        """Whether a file holds what the model has in memory."""
+        memory = Memory.host(weight.nbytes)
+        home.check()
+        self.transfers.begin(Load(weight.name, home.chunks(memory))).wait(self.limit)
+        return torch.equal(memory.tensor, source.tensor.cpu())
+
+    def _settle(self, weight: Weight, home: Home | None) -> None:
+        """A weight has a new home: the old one is given back, and its parameters hold no memory."""
+        if weight.home is None and weight.parameters[0]._version != weight.version:
+            weight.changed = True
+        old, weight.home = weight.home, home
+        if isinstance(old, MemoryHome):
+            self.host.release(weight.nbytes)
+        if old is not None and old is not home:
+            old.release()
+        if home is not None:
+            if weight.placeholder is None or weight.placeholder.dtype != weight.like.dtype:
+                weight.placeholder = placeholder(weight.like, self.device)
+            self._withdraw(weight)
+
+    # Values
+
+    def run(self, weight: Weight, target: Memory, start: int = 0) -> None:
+        """Bring bytes of a weight into memory of the host or the device, and wait for them."""
+        assert weight.home is not None
+        weight.home.check()
+        load = Load(weight.name, weight.home.chunks(target, start))
+        self.transfers.begin(load, urgent=True).wait(self.limit)
+        for event in load.events:
+            event.synchronize()
+
+    def values(self, weight: Weight, device: torch.device | None = None) -> torch.Tensor:
+        """A weight's values as a tensor of their own; on the host where no device is named."""
+        where = torch.device("cpu") if device is None else device
+        with torch.inference_mode(False), torch.no_grad():
+            made = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=weight.like.dtype, device=where)
+            if weight.home is None:
+                made.copy_(self._data(weight))
+            elif isinstance(weight.home, MemoryHome) or where.type == "cpu" or self.device.torch_device == where:
+                if where.type == "cpu" and isinstance(weight.home, MemoryHome):
+                    Memory.of(made).tensor.copy_(weight.home.memory.tensor)
+                else:
+                    self.run(weight, Memory.of(made))
+            return made
+
+    def replace(self, weight: Weight, values: torch.Tensor) -> None:
+        """New values of a weight, of its shape and of any dtype, for where it lies."""
+        with torch.inference_mode(False), torch.no_grad():
+            ordered = without_values(weight.like, values.dtype)
+            if values.stride() != ordered.stride() or values.device.type != "cpu":
+                values = torch.empty_strided(ordered.shape, ordered.stride(), dtype=values.dtype).copy_(values)
+            if values.dtype != weight.like.dtype:
+                self._change_dtype(weight, values.dtype)
+        self.rewrite(weight, values)
+
+    def rewrite(self, weight: Weight, values: torch.Tensor) -> None:
+        """New values of a weight, of its shape, strides and dtype and on the host, for where it lies."""
+        weight.changed = True
+        home = weight.home
+        assert home is not None
+        with torch.inference_mode(False), torch.no_grad():
+            if isinstance(home, MemoryHome) and home.nbytes == values.nbytes:
+                home.memory.tensor.copy_(Memory.of(values).tensor)
+                return
+            if isinstance(home, MemoryHome):
+                self.host.release(home.nbytes)
+                self.host.reserve(values.nbytes)
+                memory = Memory.host(values.nbytes, self.device, lasting=True)
+                memory.tensor.copy_(Memory.of(values).tensor)
+                weight.home = MemoryHome(memory)
+                return
+            weight.home = self.write(weight, Memory.of(values))
+            home.release()
+
+    def cast(self, weight: Weight, dtype: torch.dtype) -> None:
+        """Convert a weight; one in a file is converted when it is read."""
+        home = weight.home
+        assert home is not None
+        if isinstance(home, DiskHome):
+            self._change_dtype(weight, dtype)
+            weight.home = home.cast(dtype)
+            return
+        changed = weight.changed
+        self.replace(weight, self.values(weight).to(dtype))
+        weight.changed = changed
+        self._withdraw(weight)
+
+    def _change_dtype(self, weight: Weight, dtype: torch.dtype) -> None:
+        weight.like = without_values(weight.like, dtype)
+        weight.placeholder = placeholder(weight.like, self.device)
+        self._withdraw(weight)
+
+    @staticmethod
+    def _withdraw(weight: Weight) -> None:
+        """Its parameters move to the device, without values."""
+        assert weight.placeholder is not None
+        for each in weight.parameters:
+            set_data(each, weight.placeholder)
+        weight.withdraw()
+
+    def close(self) -> None:
+        """Delete our own file."""
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None

@@ -1,0 +1,100 @@
+"""Where gradients, optimizer states and activations of a model go: what its plan says, or what was asked for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from toprope.errors import UsageError
+from toprope.tiers.engine.runtime import Engine
+from toprope.tiers.plan.model import Plan, Tier, What
+from toprope.tiers.store.base import Stacked, Store
+from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.spill import SpillStore
+
+__all__ = ["Places", "check_places"]
+
+Placed = Literal["auto", "host", "disk"]
+"""Where gradients and states go: as the plan has them, or one place for all."""
+
+Activated = Literal["device", "host", "disk"]
+"""Where what forward saves for backward goes: it stays on the device, or is moved out."""
+
+
+class Places:
+    """The stores of a model's training, and what goes where.
+
+    Args:
+        engine: the model's.
+        host: the store in the host's memory.
+        states: where gradients and states go.
+        activations: where saved activations go.
+    """
+
+    def __init__(self, engine: Engine, host: HostStore, states: Placed, activations: Activated) -> None:
+        self.engine, self.host, self._states, self._activations = engine, host, states, activations
+        self.staged = min(2**26, max(2**22, host.capacity // 8))
+        """Bytes on their way to the disk that may be in the host's memory beside what it keeps."""
+        self.disk: SpillStore | None = None
+        if engine.placing.folder is not None:
+            moving = engine.device if engine.device.capabilities.separate_memory else None
+            folder, capacity = engine.placing.folder, engine.placing.disk
+            self.disk = SpillStore(folder, capacity, engine.transfers, moving, self.staged, host.spare)
+        on_disk = [] if self.disk is None else [self.disk]
+        self.all = Stacked([host, *on_disk])
+        """The host's memory, and the disk for what has no room there."""
+        self._plan: Plan | None = None
+        self._tiers: dict[tuple[What, torch.Tensor], Tier] = {}
+
+    def place(self, what: What, parameter: torch.Tensor) -> Store | None:
+        """Where a parameter's gradient or states go; None where they stay on the device."""
+        tier: Tier
+        if what == "states" and self._states != "auto":
+            tier = self._states
+        else:
+            tier = self._planned().get((what, parameter), "host")
+        if tier == "device":
+            return None
+        return self.disk if tier == "disk" and self.disk is not None else self.all
+
+    def activations(self) -> Store | None:
+        """Where activations go; None where they stay on the device."""
+        if self._activations == "device":
+            return None
+        return self.disk if self._activations == "disk" and self.disk is not None else self.all
+
+    def _planned(self) -> dict[tuple[What, torch.Tensor], Tier]:
+        """By parameter, what the plan of now says of its group."""
+        plan, model = self.engine.plan, self.engine.model
+        if plan is not None and plan is not self._plan:
+            self._plan, self._tiers = plan, {}
+            groups = {group.name: group for group in plan.groups}
+            for home in plan.homes:
+                if home.what not in ("gradients", "states") or home.group not in groups:
+                    continue
+                for member in groups[home.group].members:
+                    for weight in model.members[member.key]:
+                        self._tiers.update(dict.fromkeys(((home.what, each) for each in weight.parameters), home.tier))
+        return self._tiers
+
+    def close(self) -> None:
+        """Give everything back but the host's memory, which is not only ours."""
+        if self.disk is not None:
+            self.disk.close()
+
+
+def check_places(states: str, activations: str, *, disk: bool) -> None:
+    """Refuse places that there are not.
+
+    Raises:
+        UsageError: a word is not one of those known, or the disk is asked for and none was given.
+    """
+    for name, given, known in (
+        ("states", states, ("auto", "host", "disk")),
+        ("activations", activations, ("device", "host", "disk")),
+    ):
+        if given not in known:
+            raise UsageError(f"{name}={given!r} is no place.", do=f"say one of {', '.join(map(repr, known))}")
+        if given == "disk" and not disk:
+            raise UsageError(f'{name}="disk" needs a disk.', do="name a folder: attach(..., disk=folder)")

@@ -1,0 +1,548 @@
+"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toprope.device import Device
+from toprope.errors import TierAbsentError, TierCapacityError
+from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.model_groups import Model, Weight
+from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit
+from toprope.tiers.engine.saved_weights import Packing, Reference
+from toprope.tiers.engine.trace import Order, Trace
+from toprope.tiers.plan.model import Plan, Tier, aligned
+from toprope.tiers.store.absent import present
+from toprope.tiers.store.backing import DiskHome
+from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.transfer import Transfers, forked
+
+__all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
+
+
+@dataclass(eq=False)
+class Needs:
+    """What a module needs while it runs.
+
+    Attributes:
+        name: of the module.
+        weights: that it uses itself.
+        group: the block's group; "" for other modules.
+        root: it is the model itself: its runs are steps.
+        units: that bring the weights, as the plan has it now.
+    """
+
+    name: str
+    weights: list[Weight]
+    group: str = ""
+    root: bool = False
+    units: list[Unit] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Run:
+    """A module that runs, or whose weights are visited.
+
+    Attributes:
+        needs: what it needs.
+        held: units that were brought for it.
+        frame: that called it; None for a visit, which ends when it says so.
+        packs: autograd's hooks for saved tensors were put on for it.
+    """
+
+    needs: Needs
+    held: list[Unit]
+    frame: Any
+    packs: bool
+
+
+class Local(threading.local):
+    """What one thread does."""
+
+    def __init__(self) -> None:
+        self.stack: list[Run] = []
+        """Modules that run."""
+        self.holding: dict[Unit, int] = {}
+        self.fetching: Unit | None = None
+        """What a hook of autograd is bringing."""
+        self.me, self.fetcher = Holder(), Holder()
+        """Who holds units: this thread's modules, and its hooks of autograd."""
+
+
+_BETWEEN = ("toprope.tiers.engine.", "toprope.tiers.modes.switch", "torch._dynamo.eval_frame")
+"""Beginnings of the names of modules whose functions stand between torch's call of a module and `Engine.enter`."""
+
+
+def _is_traced() -> bool:
+    """True if calls are recorded, or made with tensors without values, in place of being computed."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch._C._get_tracing_state() is not None or any(
+        torch._C._get_dispatch_mode(each) is not None for each in (keys.FAKE, keys.PROXY)
+    )
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def caller() -> Any:
+    """The frame that lasts as long as a module runs, whose hook calls this."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
+
+
+def ended(local: Local, frame: Any) -> int:
+    """How many of the last modules do not run any more, seen from a frame: what called them has ended.
+
+    After Ctrl-C torch does not say so: its hooks are called after errors, and this is none.
+    """
+    calls = set()
+    while frame is not None:
+        calls.add(id(frame))
+        frame = frame.f_back
+    count = 0
+    for each in reversed(local.stack):
+        if each.frame is None or id(each.frame) in calls:
+            break
+        count += 1
+    return count
+
+
+DIRECT = 512
+"""Slots have this much room more for each weight that can be read from a file into its place."""
+
+
+class Engine:
+    """The weights of one model.
+
+    Args:
+        device: that computes.
+        model: the model, taken apart.
+        transfers: who copies.
+        placing: who moves weights for good.
+        poison, limit: as for `Ring`.
+    """
+
+    def __init__(
+        self, device: Device, model: Model, transfers: Transfers, placing: Placing, *, poison: bool, limit: float
+    ) -> None:
+        self.device, self.model, self.transfers, self.placing = device, model, transfers, placing
+        self.poison, self.limit = poison, limit
+        self.plan: Plan | None = None
+        self.ring = self._ring([])
+        self.needs: list[Needs] = []
+        self.unit_of: dict[Weight, Unit] = {}
+        self.packing = Packing(self._fetched, self._residents)
+        self.traces = {False: Order([]), True: Order([])}
+        """The order of a step's uses by units, without and with backward."""
+        self.step: list[str] = []
+        self.trace = Trace()
+        self.tracing = True
+        self.steps = 0
+        self.missed = 0
+        self.learned: Callable[[], None] | None = None
+        """Called when a step begins after one that was traced."""
+        self.stale: Callable[[], None] | None = None
+        """Called before anything runs, once weights have other sizes."""
+        self.active: dict[Weight, list[Unit]] = {}
+        self.watch: Callable[[str, Slot, Unit], None] | None = None
+        self.moved: Counter[str] = Counter()
+        """Bytes that were moved without the threads, by link."""
+        self._process = os.getpid()
+        self._local = Local()
+        self._placed: defaultdict[Unit, set[object]] = defaultdict(set)
+        self.slot_sizes: list[int] = []
+        """Bytes of each slot of the plan."""
+        self.lent = False
+        """Whether somebody uses the slots' memory, and makes the ring again."""
+        self._unfinished: Plan | None = None
+        self._closed = False
+        self._units: list[Unit] = []
+        self._rooted = False
+
+    def _ring(self, memories: list[Memory]) -> Ring:
+        return Ring(memories, self.device, self.transfers, Order([]), poison=self.poison, limit=self.limit)
+
+    # The plan
+
+    def tiers(self, plan: Plan) -> dict[str, Tier]:
+        """Where each weight lies by a plan, by its name."""
+        found: dict[str, Tier] = dict.fromkeys(self.model.weights, "device")
+        streamed = {member.key for group in plan.groups for member in plan.streamed(group.name)}
+        by_name: dict[str, Tier] = {
+            name: each.tier for each in plan.homes if each.what == "weights" for name in each.members
+        }
+        for key in streamed:
+            tier = by_name[key]
+            found.update({each.name: tier for each in self.model.members[key]})
+        return found
+
+    def apply(self, plan: Plan) -> None:
+        """Move weights to where a plan has them, and make its slots.
+
+        Raises:
+            TierError: something cannot be moved; all weights lie somewhere whole then.
+        """
+        self.ring_clear()
+        self._unfinished = plan
+        self.lend()
+        tiers = self.tiers(plan)
+        self._place(tiers)
+        units = []
+        for group in plan.groups:
+            weights = [weight for each in plan.streamed(group.name) for weight in self.model.members[each.key]]
+            if weights:
+                units.append(Unit(group.name, weights))
+        self._lay_out(units, plan)
+        self.plan = plan
+        size = max((each.nbytes for each in units), default=0)
+        count = min(plan.slots, len(units)) if units and not plan.training else plan.slots
+        self.slot_sizes = [max(size, plan.slot_bytes if plan.training else 0)] * count
+        self._units = units
+        self.make_ring()
+        self.unit_of = {weight: unit for unit in units for weight in unit.weights}
+        groups: dict[str, list[Unit]] = {}
+        whole = {part.name: part.group for part in plan.split}
+        for unit in units:
+            groups.setdefault(whole.get(unit.name, unit.name), []).append(unit)
+        for needs in self.needs:
+            mine = groups.get(needs.group, [])
+            if len(mine) == 1:
+                needs.units = mine
+            else:
+                wanted = {weight for weight in needs.weights if weight.home is not None}
+                needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
+        self._expect([each.name for each in units])
+        self._unfinished = None
+
+    def _place(self, tiers: dict[str, Tier]) -> None:
+        """Move all weights. Those that the host has no room for wait until others have left it."""
+        order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
+        left = sorted(tiers, key=lambda each: order[tiers[each]])
+        while left:
+            waiting, full = [], None
+            for name in left:
+                try:
+                    self.placing.place(self.model.weights[name], tiers[name])
+                except TierCapacityError as error:
+                    if tiers[name] != "host":
+                        raise
+                    waiting.append(name)
+                    full = error
+            if len(waiting) == len(left) and full is not None:
+                raise full
+            left = waiting
+
+    def make_ring(self) -> None:
+        """Make the slots, all empty."""
+        order = self.ring.order
+        waited, loads, hits, unexpected = self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected
+        self.ring = self._ring(self._memories(self.slot_sizes))
+        self.ring.order, self.ring.watch = order, self.watch
+        self.ring.waited, self.ring.loads, self.ring.hits, self.ring.unexpected = waited, loads, hits, unexpected
+        self.ring.add(self._units)
+        self.packing.slots = {each.storage._cdata: each for each in self.ring.slots}
+
+    def ring_clear(self) -> None:
+        """See `Ring.clear`; of the ring as it is now."""
+        self._forget_ended(self._local, caller())
+        self.ring.clear()
+
+    def lend(self) -> None:
+        """Give the slots' memory away until `make_ring`."""
+        self.packing.slots = {}
+        self.ring.slots.clear()
+
+    def _memories(self, sizes: list[int]) -> list[Memory]:
+        if not self.device.capabilities.separate_memory:
+            return Memory.several(sizes) if sizes else []
+        with self.device.as_current():
+            return [Memory.on(self.device, size) for size in sizes]
+
+    def _lay_out(self, units: list[Unit], plan: Plan) -> None:
+        unified = not self.device.capabilities.separate_memory
+        room = plan.budgets.device - plan.resident_bytes
+        most = max((len(each.weights) for each in units), default=0)
+        spare = room - plan.slots * (plan.slot_bytes + most * DIRECT)
+        for unit in units:
+            at = 0
+            for weight in unit.weights:
+                at = aligned(at)
+                if unified and spare >= 0 and isinstance(weight.home, DiskHome) and weight.home.direct:
+                    at += (weight.home.offset - at) % DIRECT
+                unit.offsets.append(at)
+                at += weight.nbytes
+            unit.nbytes = aligned(at)
+
+    def _expect(self, names: list[str]) -> None:
+        """What is expected before anything was seen: the order of definition, and back."""
+        self.traces = {False: Order(names), True: Order([*names, *reversed(names)])}
+        self.ring.order = self.traces[False]
+        self.step, self.trace = [], Trace()
+
+    # Steps
+
+    def begin_step(self) -> None:
+        """The model begins to run: what was seen since it did so before is one step."""
+        if self.step:
+            training = any(backward for _, backward in self.trace.uses)
+            known = self.traces[training]
+            order = Order(self.step)
+            if order.uses != known.uses:
+                self.missed += 1
+            self.traces[training] = order
+            self.steps += 1
+            if self.tracing and self.learned is not None:
+                self.learned()
+        self.step, self.trace = [], Trace()
+        self.ring.order = self.traces[torch.is_grad_enabled() and bool(self.traces[True].uses)]
+        self.ring.order.restart()
+
+    # Modules
+
+    def enter(self, needs: Needs) -> None:
+        """A module begins to run.
+
+        Raises:
+            TierError: its weights cannot be brought.
+        """
+        with _outside_transforms():
+            self._enter(needs)
+
+    def _enter(self, needs: Needs) -> None:
+        local = self._local
+        frame = caller()
+        if local.stack or local.holding or local.fetching:  # something may have been interrupted before
+            self._forget_ended(local, frame)
+        if all(each.frame is None for each in local.stack):
+            self._begin(needs)
+        run = Run(needs, [], frame, packs=self._pack())
+        try:
+            for unit in needs.units:
+                if unit not in local.holding:
+                    self._take(unit, local)
+                    run.held.append(unit)
+        except BaseException:
+            self._drop(run, local)
+            raise
+        local.stack.append(run)
+        if self.tracing and needs.group:
+            self.trace.enter(needs.group, torch._C._current_graph_task_id() != -1)
+
+    def leave(self, needs: Needs) -> None:
+        """A module has run, well or not. One that never began is not known here."""
+        local = self._local
+        if not any(each.needs is needs for each in local.stack):
+            return
+        if self.tracing and needs.group:
+            if self.device.capabilities.separate_memory:
+                self.device.synchronize()
+            self.trace.leave()
+        with _outside_transforms():
+            while True:
+                run = local.stack.pop()
+                self._drop(run, local)
+                if run.needs is needs:
+                    break
+            if run.held:
+                self.ring.prefetch()
+
+    def visit(self, needs: Needs) -> None:
+        """Bring weights in without their module's run, until `leave`.
+
+        Raises:
+            TierError: they cannot be brought.
+        """
+        local = self._local
+        self._forget_ended(local, caller())
+        if all(each.frame is None for each in local.stack):
+            self._check(needs)
+        run = Run(needs, [], None, packs=self._pack())
+        try:
+            for unit in needs.units:
+                if unit not in local.holding:
+                    self._take(unit, local, counted=False)
+                    run.held.append(unit)
+        except BaseException:
+            self._drop(run, local)
+            raise
+        local.stack.append(run)
+
+    def _drop(self, run: Run, local: Local) -> None:
+        for unit in run.held:
+            self._give(unit, local)
+        if run.packs:
+            run.packs = False
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _forget_ended(self, local: Local, frame: Any) -> None:
+        for _ in range(ended(local, frame)):
+            self._drop(local.stack.pop(), local)
+        if not local.stack:
+            for unit in list(local.holding):
+                self._give(unit, local)
+            if local.fetching is not None:
+                self.ring.let_go(local.fetching, local.fetcher)
+                local.fetching = None
+
+    def _begin(self, needs: Needs) -> None:
+        self._check(needs)
+        backward = torch._C._current_graph_task_id() != -1
+        if not backward and (needs.root or (not self._rooted and self._again(needs))):
+            self._rooted = self._rooted or needs.root
+            self.begin_step()
+
+    def _check(self, needs: Needs) -> None:
+        """Before the first module of a call runs."""
+        if os.getpid() != self._process:
+            raise forked(self._process)
+        if _is_traced():
+            raise TierAbsentError(
+                "a model whose weights come and go cannot be traced: a trace keeps the weights that it sees.",
+                looked_at="torch.jit.trace, make_fx, FakeTensorMode, or an export that uses them, runs "
+                f"{needs.name or 'the model'}",
+                do="detach the model first: handle.detach()",
+            )
+        if not self._closed:
+            self._go_on()
+        if self.stale is not None:
+            stale, self.stale = self.stale, None
+            stale()
+
+    def _pack(self) -> bool:
+        """Let autograd save weights as references, unless it does so already."""
+        if not torch.is_grad_enabled() or not (self.packing.slots or self.packing.otherwise):
+            return False
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+            raise TierAbsentError(
+                "gradients of torch.func cannot be taken through a model whose weights come and go: it allows no hooks "
+                "for saved tensors, and without them each weight would have to stay for backward.",
+                looked_at="torch.func.grad, vjp, jacrev or hessian, or disable_saved_tensors_hooks",
+                do="use torch.autograd.grad, torch.func.jvp or jacfwd; or detach the model first: handle.detach()",
+            )
+        hooks = self.packing.hooks(torch._C._autograd._top_saved_tensors_default_hooks(True))
+        if hooks is None:
+            return False
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        return True
+
+    def _residents(self) -> dict[int, Weight]:
+        """Weights that stay on the device, by their storage."""
+        return {
+            each.parameters[0].data.untyped_storage()._cdata: each
+            for each in self.model.weights.values()
+            if each.home is None
+        }
+
+    def _go_on(self) -> None:
+        """Do what Ctrl-C left half done: weights change their places, or the slots' memory is given back."""
+        if self._unfinished is not None:
+            self.apply(self._unfinished)
+        elif self.slot_sizes and not self.ring.slots and not self.lent:
+            self.make_ring()
+
+    def _again(self, needs: Needs) -> bool:
+        return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
+
+    # Units
+
+    def _take(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
+        local.holding[unit] = 1
+        try:
+            slot = self.ring.hold(unit, local.me)
+            if counted:
+                self.step.append(unit.name)
+            with self.ring.lock:
+                placed = self._placed[unit]
+                if not placed:
+                    for weight, view in zip(unit.weights, slot.view(unit), strict=True):
+                        users = self.active.setdefault(weight, [])
+                        if unit not in users:
+                            users.append(unit)
+                        for parameter in weight.parameters:
+                            present(parameter)
+                            parameter.data = view
+                placed.add(local.me)
+        except BaseException:
+            self._give(unit, local)
+            raise
+        return slot
+
+    def _give(self, unit: Unit, local: Local) -> None:
+        """This thread does not need it any more. What was half done or half undone before is done by this."""
+        with self.ring.lock:
+            self._placed[unit].discard(local.me)
+            if not self._placed[unit]:
+                for weight in unit.weights:
+                    users = self.active.get(weight, [])
+                    if unit in users:
+                        users.remove(unit)
+                    if users and users[-1].slot is not None:  # tied: another group that is in use has it too
+                        other = users[-1]
+                        data = users[-1].slot.view(other)[other.weights.index(weight)]
+                        for parameter in weight.parameters:
+                            present(parameter)
+                            parameter.data = data
+                    else:
+                        weight.withdraw()
+            self.ring.let_go(unit, local.me)
+        local.holding.pop(unit, None)
+
+    def _fetched(self, reference: Reference) -> torch.Tensor:
+        """For backward: a view of a weight, which keeps its slot as long as it lives."""
+        weight = reference.weight
+        unit = self.unit_of.get(weight)
+        with torch.inference_mode(False), torch.no_grad():
+            if unit is None:  # it stays on the device now
+                whole = weight.parameters[0].data
+                at = int(whole.storage_offset()) * whole.dtype.itemsize + reference.offset
+                made = torch.empty(0, dtype=reference.dtype, device=whole.device)
+                return made.set_(
+                    whole.untyped_storage(), at // reference.dtype.itemsize, reference.shape, reference.stride
+                )
+            local = self._local
+            local.fetching = unit
+            try:
+                slot = self.ring.hold(unit, local.fetcher)
+                self.step.append(unit.name)
+                if self.tracing:
+                    self.trace.enter(unit.name, True)
+                else:
+                    self._backward_seen()
+                offset = unit.offsets[unit.weights.index(weight)] + reference.offset
+                return slot.at(offset, reference.dtype, reference.shape, reference.stride)
+            finally:
+                self.ring.let_go(unit, local.fetcher)
+                local.fetching = None
+
+    def _backward_seen(self) -> None:
+        if not self.trace.uses:
+            self.trace.uses.append(("", True))
+
+    # The end
+
+    def close(self) -> None:
+        """End the threads and delete files; weights in files are gone with them."""
+        try:
+            self.ring_clear()
+        finally:
+            self.transfers.close()
+            self.placing.close()
+            self.lend()
+            self._closed = True

@@ -1,0 +1,86 @@
+"""Weights of a module on the device outside of its run, to be read or changed: `with handle.weights(module):`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from toprope.errors import TierCapacityError, UsageError
+from toprope.sizes import gibibytes
+from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.runtime import Engine, Needs
+from toprope.tiers.store.memory import Memory
+
+__all__ = ["Visit"]
+
+
+class Visit:
+    """Context in which the weights of a module, and of those in it, have their values.
+
+    What was changed is written to where the weight lies when the context ends, also after an error.
+
+    Args:
+        engine: the model's.
+        model: the model.
+        module: the model or a module in it.
+
+    Raises:
+        UsageError: the module is not of this model.
+    """
+
+    def __init__(self, engine: Engine, model: nn.Module, module: nn.Module) -> None:
+        name = next((name for name, each in model.named_modules() if each is module), None)
+        if name is None:
+            raise UsageError(
+                f"this {type(module).__name__} is no module of the attached model.",
+                do="name a module of it: with handle.weights(model.layers[0]): ...",
+            )
+        mine = {id(each) for each in module.parameters()}
+        weights = [
+            each
+            for each in engine.model.weights.values()
+            if any(id(parameter) in mine for parameter in each.parameters)
+        ]
+        self.engine, self._needs = engine, Needs(name, weights)
+        self._versions: dict[Weight, int] = {}
+
+    def __enter__(self) -> None:
+        engine, needs = self.engine, self._needs
+        units = dict.fromkeys(engine.unit_of[each] for each in needs.weights if each in engine.unit_of)
+        slots = engine.slot_sizes
+        if len(units) > len(slots):
+            size = sum(each.nbytes for each in units)
+            raise TierCapacityError(
+                f"the weights of {needs.name or 'the model'} are not on the device all at once: they are in "
+                f"{len(units)} groups, and there are {len(slots)} slots.",
+                looked_at=f"{gibibytes(size)} come and go; the slots have {gibibytes(sum(slots))}",
+                do="take smaller modules, one after another; or a larger budget for the device",
+            )
+        needs.units = list(units)
+        engine.visit(needs)
+        self._versions = {each: each.parameters[0]._version for unit in units for each in unit.weights}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for weight, version in self._versions.items():
+                self._write_back(weight, version)
+        finally:
+            self._versions = {}
+            self.engine.leave(self._needs)
+
+    def _write_back(self, weight: Weight, version: int) -> None:
+        """`weight.data` has no version: without a new one the bytes decide."""
+        if weight.home is None:
+            return
+        placing = self.engine.placing
+        with torch.no_grad():
+            values = weight.parameters[0].detach().cpu()
+            if weight.parameters[0]._version == version:
+                known = placing.values(weight)
+                if torch.equal(Memory.of(known).tensor, Memory.of(values).tensor):
+                    return
+        placing.rewrite(weight, values)

@@ -1,0 +1,254 @@
+"""Models without memory: built on meta, matched with the files of a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toprope.errors import WeightsError
+from toprope.tiers.engine.library_loaders import quantization
+from toprope.tiers.engine.model_groups import Model
+from toprope.tiers.store.backing import DiskHome
+from toprope.tiers.store.disk_file import Buffer, DiskFile
+from toprope.tiers.store.headers import FLOATS, Stored, read_folder
+from toprope.tiers.store.memory import DTYPES, Memory
+
+__all__ = ["Files", "fill_buffers", "skeleton"]
+
+
+@contextmanager
+def skeleton() -> Iterator[None]:
+    """Build models in this: their parameters take no memory (they are on meta), their buffers have their values."""
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        plain(module, name, parameter)
+        if parameter is not None and parameter.device.type != "meta":
+            made = module._parameters[name]
+            assert made is not None
+            empty = nn.Parameter(made.to("meta"), requires_grad=made.requires_grad)
+            empty.__dict__.update(made.__dict__)
+            module._parameters[name] = empty
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+_SCALED = frozenset(("F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
+
+
+class Files:
+    """The weights of a folder that belong to a model.
+
+    Names in the files are those of the model, or have one prefix more or less, the same for all of them, as those of
+    base models have.
+
+    Args:
+        folder: with safetensors files, or one such file.
+        model: the model, taken apart.
+        module: the model.
+
+    Raises:
+        WeightsError: a weight has another shape there.
+    """
+
+    def __init__(self, folder: Path, model: Model, module: nn.Module) -> None:
+        self.folder, self.model, self.module = folder, model, module
+        self.stored = {each.name: each for each in read_folder(folder)}
+        self._open: dict[Path, DiskFile] = {}
+        self.homes: dict[str, DiskHome] = {}
+        self.refused: list[str] = []
+        """Weights whose values are stored as something that is no number of the model's dtype."""
+        self._stored_name, self._part = self._names()
+        quantised = quantization(folder) is not None
+        for weight in model.weights.values():
+            for name in weight.names:
+                stored = self.find(name)
+                if stored is None or stored.dtype not in DTYPES:
+                    continue
+                there, wanted = DTYPES[stored.dtype], weight.like.dtype
+                if there != wanted and not _converts(stored.dtype, wanted, scaled=quantised):
+                    self.refused.append(f"{name}: {there} in {stored.file.name}, {wanted} in the model")
+                    break
+                if stored.shape != tuple(weight.like.shape):
+                    self.close()
+                    raise WeightsError(
+                        f"{name} has another shape in the files than in the model.",
+                        looked_at=f"{list(stored.shape)} in {stored.file.name}, {list(weight.like.shape)} in the model",
+                        do="build the model from the config.json of the same folder",
+                    )
+                if weight.like.is_contiguous():
+                    self.homes[weight.name] = self._home(stored, wanted)
+                    break
+
+    def find(self, name: str) -> Stored | None:
+        """A tensor by the name it has in the model."""
+        return self.stored.get(self._stored_name(name))
+
+    def _names(self) -> tuple[Callable[[str], str], str]:
+        """How names of the model become those of the files, and the part of the files that is the model's.
+
+        One rule for all weights: the one that finds most of them, and none twice.
+        """
+
+        def shorter(prefix: str) -> Callable[[str], str]:
+            return lambda name: name.removeprefix(prefix)
+
+        def longer(prefix: str) -> Callable[[str], str]:
+            return lambda name: prefix + name
+
+        names = [name for weight in self.model.weights.values() for name in weight.names]
+        firsts = dict.fromkeys(name.partition(".")[0] + "." for name in names if "." in name)
+        rules: list[tuple[Callable[[str], str], str]] = [(lambda name: name, "")]
+        rules += [(shorter(each), "") for each in firsts]
+        ends = [f".{name}" for name in names[:3]]
+        more = dict.fromkeys(each[: 1 - len(end)] for each in self.stored for end in ends if each.endswith(end))
+        rules += [(longer(each), each) for each in more]
+        best, most = rules[0], -1
+        for rule, part in rules:
+            found = [
+                each
+                for weight in self.model.weights.values()
+                if (each := next((rule(name) for name in weight.names if rule(name) in self.stored), None)) is not None
+            ]
+            if len(found) > most and len(set(found)) == len(found):
+                best, most = (rule, part), len(found)
+        return best
+
+    def check(self) -> None:
+        """Raise where a model that has no values of its own does not get all of them, or not all is the model's.
+
+        Raises:
+            WeightsError: names what is missing, what nothing uses, and what cannot be converted.
+        """
+        known = {self._stored_name(name) for weight in self.model.weights.values() for name in weight.names}
+        known |= {self._stored_name(name) for name in self.model.left}
+        known |= {self._stored_name(name) for name, _ in self.module.named_buffers()}
+        ignored = [
+            re.compile(each)
+            for module in self.module.modules()
+            for each in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+        ]
+        unused = [
+            name
+            for name in self.stored
+            if name not in known
+            and name.startswith(self._part)
+            and not name.endswith("_extra_state")
+            and not any(each.search(name) for each in ignored)
+        ]
+        missing = [
+            weight.name
+            for weight in self.model.weights.values()
+            if weight.parameters[0].is_meta and weight.name not in self.homes
+        ]
+        missing += [name for name in persistent_buffers(self.module) if self.find(name) is None]
+        if not (self.refused or missing or unused):
+            return
+        facts = [
+            f"{len(some)} {what}, such as {some[0]}"
+            for what, some in (
+                ("weights of the model are not in the files, or have no values there", missing),
+                ("tensors of the files are of no use to the model", unused),
+                ("are stored as what is no number", self.refused),
+            )
+            if some
+        ]
+        if self.refused or any("scale" in each for each in unused):
+            do = "dequantise the files; or build the model with the library that wrote them, and attach it in memory"
+        else:
+            do = "build the model from the config.json of the same folder; name one file: disk=folder/model.safetensors"
+        raise WeightsError(f"{self.folder} does not hold this model.", looked_at="; ".join(facts), do=do)
+
+    def _home(self, stored: Stored, dtype: torch.dtype) -> DiskHome:
+        there = DTYPES[stored.dtype]
+        count = stored.bytes // there.itemsize
+        casts = () if there == dtype else (dtype,)
+        return DiskHome(self._file(stored.file), stored.begin, there, count, casts)
+
+    def _file(self, path: Path) -> DiskFile:
+        if path not in self._open:
+            self._open[path] = DiskFile(path)
+        return self._open[path]
+
+    def value(self, name: str) -> torch.Tensor | None:
+        """A tensor's values; None where it is not there."""
+        stored = self.find(name)
+        if stored is None:
+            return None
+        memory = Memory.host(max(stored.bytes, 1))
+        aside = Memory.host(stored.bytes + 2 * 4096)
+        assert memory.address is not None
+        assert aside.address is not None
+        self._file(stored.file).read(
+            stored.begin, stored.bytes, memory.address, Buffer(aside.address, aside.nbytes, aside)
+        )
+        return memory.tensor[: stored.bytes].view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def close(self) -> None:
+        """Close the files."""
+        for each in self._open.values():
+            each.close()
+        self._open.clear()
+
+
+def _converts(stored: str, dtype: torch.dtype, *, scaled: bool) -> bool:
+    """Tell if stored values are numbers that a dtype rounds, and no codes that have a scale elsewhere."""
+    floats = {DTYPES[each] for each in FLOATS}
+    return dtype in floats and (stored in FLOATS or (stored in _SCALED and not scaled))
+
+
+def persistent_buffers(module: nn.Module) -> list[str]:
+    """The names of buffers that belong to a model's state; those that count batches may be missing in old files."""
+    return [
+        f"{prefix}.{short}" if prefix else short
+        for prefix, owner in module.named_modules()
+        for short, buffer in owner._buffers.items()
+        if buffer is not None and short not in owner._non_persistent_buffers_set and short != "num_batches_tracked"
+    ]
+
+
+def fill_buffers(module: nn.Module, values: Callable[[str], torch.Tensor | None], *, all_of_them: bool) -> None:
+    """Give buffers their values from the files.
+
+    Args:
+        module: the model.
+        values: of a buffer by its name; None where the files have none.
+        all_of_them: the model has its values from the files; else only buffers on meta.
+
+    Raises:
+        WeightsError: those of buffers on meta are not there.
+    """
+    missing = []
+    for prefix, owner in module.named_modules():
+        for short, buffer in owner._buffers.items():
+            if buffer is None or not (
+                buffer.is_meta or (all_of_them and short not in owner._non_persistent_buffers_set)
+            ):
+                continue
+            name = f"{prefix}.{short}" if prefix else short
+            value = values(name)
+            if value is not None:
+                if value.shape != buffer.shape or value.is_floating_point() != buffer.is_floating_point():
+                    raise WeightsError(
+                        f"the buffer {name} is another one in the files than in the model.",
+                        looked_at=f"{value.dtype} {list(value.shape)}; {buffer.dtype} {list(buffer.shape)}",
+                        do="build the model from the config.json of the same folder",
+                    )
+                owner._buffers[short] = value.to(buffer.dtype)
+            elif buffer.is_meta:
+                missing.append(name)
+    if missing:
+        raise WeightsError(
+            f"{len(missing)} buffers of the model have no values, and are not in the files.",
+            looked_at=f"such as {missing[0]}, which is computed when the model is built",
+            do="build the model in `with toprope.tiers.skeleton():`, where buffers get their values",
+        )

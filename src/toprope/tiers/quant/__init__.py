@@ -1,0 +1,1 @@
+"""Weights in 4 or 8 bits: formats, codec, matrix products and layers."""

@@ -1,0 +1,254 @@
+"""What the threads do: read a part of a file, copy a part of the host's memory, write a part of a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from toprope.errors import TierCapacityError, TierWriteError
+from toprope.tiers.store.disk_file import BLOCK, DiskFile
+from toprope.tiers.store.memory import Memory, as_buffer, move
+from toprope.tiers.store.transfer import CHUNK, Load, Worker
+
+__all__ = ["CastChunk", "CopyChunk", "PatchChunk", "ReadChunk", "StageChunk", "WriteChunk", "cut", "write_failed"]
+
+_SERIAL = 32256
+"""Elements of a conversion: so few that torch does it in this thread, and not in all of them."""
+
+
+def cut(nbytes: int, most: int = CHUNK, first: int = CHUNK, least: int = 0) -> Iterator[tuple[int, int]]:
+    """A stretch in pieces; the first one shorter where that brings the others to an alignment.
+
+    What is left at the end goes with the piece before it where it has no more bytes than `least`.
+    """
+    start = 0
+    while start < nbytes:
+        stop = start + (first if not start else most)
+        if stop + least >= nbytes:
+            stop = nbytes
+        yield start, stop
+        start = stop
+
+
+def _deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *, stay: bool) -> None:
+    """Copy from the host's memory to a device.
+
+    Args:
+        stay: until it is there, as `source` will have other contents then.
+    """
+    device = worker.device
+    assert device is not None
+    with device.as_current(), device.on_stream(worker.stream):
+        for each in load.after:
+            worker.stream.wait_event(each)
+        target.tensor.copy_(source, non_blocking=True)
+        event = device.event()
+        event.record(worker.stream)
+        if stay:
+            event.synchronize()
+        else:
+            load.events.append(event)
+
+
+class ReadChunk:
+    """Read a part of a file to where it belongs."""
+
+    __slots__ = ("file", "nbytes", "offset", "target")
+
+    def __init__(self, file: DiskFile, offset: int, nbytes: int, target: Memory) -> None:
+        self.file, self.offset, self.nbytes, self.target = file, offset, nbytes, target
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        begin = time.perf_counter()
+        if self.target.address is not None:
+            moved, _ = self.file.read(self.offset, self.nbytes, self.target.address, worker.buffer)
+        else:
+            at, moved, _ = self.file.read_aside(self.offset, self.nbytes, worker.buffer)
+            _deliver(worker, load, self.target, worker.memory.tensor[at : at + self.nbytes], stay=True)
+            worker.moved["host_to_device"] += self.nbytes
+        if worker.link is not None:
+            worker.link.carry(self.nbytes, begin)
+        worker.moved["disk_read" if moved else "page_cache"] += moved or self.nbytes
+        worker.busy["disk_read"] += time.perf_counter() - begin
+
+
+class CastChunk:
+    """Read a part of a file and convert it, one dtype after another, as `.to` would have done."""
+
+    __slots__ = ("casts", "file", "nbytes", "offset", "stored", "target")
+
+    def __init__(
+        self,
+        file: DiskFile,
+        offset: int,
+        nbytes: int,
+        target: Memory,
+        stored: torch.dtype,
+        casts: Sequence[torch.dtype],
+    ) -> None:
+        self.file, self.offset, self.nbytes, self.target = file, offset, nbytes, target
+        self.stored, self.casts = stored, casts
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        begin = time.perf_counter()
+        at, moved, _ = self.file.read_aside(self.offset, self.nbytes, worker.buffer)
+        raw = worker.memory.tensor[at : at + self.nbytes].clone().view(self.stored)
+        made = torch.empty(raw.numel(), dtype=self.casts[-1])
+        for start in range(0, raw.numel(), _SERIAL):
+            piece = raw[start : start + _SERIAL]
+            for dtype in self.casts:
+                piece = piece.to(dtype)
+            made[start : start + _SERIAL] = piece
+        flat = made.view(torch.uint8)
+        if self.target.address is not None:
+            move(self.target.address, flat.data_ptr(), flat.numel())
+        else:
+            _deliver(worker, load, self.target, flat, stay=True)
+            worker.moved["host_to_device"] += flat.numel()
+        worker.moved["disk_read" if moved else "page_cache"] += moved or self.nbytes
+        worker.busy["disk_read"] += time.perf_counter() - begin
+
+
+class CopyChunk:
+    """Copy from the host's memory to where it belongs."""
+
+    __slots__ = ("source", "target")
+
+    def __init__(self, source: Memory, target: Memory) -> None:
+        self.source, self.target = source, target
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        begin = time.perf_counter()
+        nbytes = self.source.nbytes
+        if self.target.address is not None:
+            assert self.source.address is not None
+            move(self.target.address, self.source.address, nbytes)
+        else:
+            pinned = self.source.tensor.is_pinned()
+            _deliver(worker, load, self.target, self.source.tensor, stay=not pinned)
+        if worker.link is not None:
+            worker.link.carry(nbytes, begin)
+        worker.moved["host_to_device"] += nbytes
+        worker.busy["host_to_device"] += time.perf_counter() - begin
+
+
+class WriteChunk:
+    """Write a part of the host's memory to a file.
+
+    Args:
+        descriptor: of the file; one for direct writes if `direct`.
+        offset: where to; a multiple of `BLOCK` where it is written directly.
+        source: aligned, and with as many bytes more as bring it to a multiple of `BLOCK`.
+        direct: past the page cache.
+    """
+
+    __slots__ = ("descriptor", "direct", "offset", "source", "where")
+
+    def __init__(self, descriptor: int, offset: int, source: Memory, *, direct: bool, where: str) -> None:
+        self.descriptor, self.offset, self.source, self.direct, self.where = descriptor, offset, source, direct, where
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        begin = time.perf_counter()
+        assert self.source.address is not None
+        nbytes = -(-self.source.nbytes // BLOCK) * BLOCK
+        view, done = as_buffer(self.source.address, nbytes), 0
+        try:
+            while done < nbytes:
+                count = os.pwritev(self.descriptor, [view[done:] if done else view], self.offset + done)
+                if count <= 0:
+                    raise OSError(5, os.strerror(5))
+                done += count
+        except OSError as error:
+            raise write_failed(error, self.where) from error
+        worker.moved["disk_write"] += nbytes
+        worker.busy["disk_write"] += time.perf_counter() - begin
+
+
+class StageChunk:
+    """Write a part of a weight, wherever its memory is and begins, to our own file, by way of the worker's buffer.
+
+    Args:
+        file: the file.
+        offset: where to; a multiple of `BLOCK`.
+        source: what.
+    """
+
+    __slots__ = ("file", "offset", "source")
+
+    def __init__(self, file: Writable, offset: int, source: Memory) -> None:
+        self.file, self.offset, self.source = file, offset, source
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        staged = worker.memory.part(0, self.source.nbytes)
+        if self.source.address is not None:
+            assert staged.address is not None
+            move(staged.address, self.source.address, self.source.nbytes)
+        else:
+            staged.tensor.copy_(self.source.tensor)
+            worker.moved["device_to_host"] += self.source.nbytes
+        for each in self.file.writes(self.offset, staged):
+            each.run(worker, load)
+
+
+class PatchChunk:
+    """Write a part of a weight to our own file, from aligned memory, at any place.
+
+    Args:
+        file: the file.
+        offset: where to.
+        source: what; there is room after it up to a multiple of `BLOCK`.
+        last: the weight ends with it, and what follows it up to a multiple of `BLOCK` belongs to nothing.
+    """
+
+    __slots__ = ("file", "last", "offset", "source")
+
+    def __init__(self, file: Writable, offset: int, source: Memory, *, last: bool) -> None:
+        self.file, self.offset, self.source, self.last = file, offset, source, last
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+        if self.offset % BLOCK == 0 and (self.last or self.source.nbytes % BLOCK == 0):
+            for each in self.file.writes(self.offset, self.source):
+                each.run(worker, load)
+            return
+        assert self.source.address is not None
+        begin, view, done = time.perf_counter(), as_buffer(self.source.address, self.source.nbytes), 0
+        try:
+            while done < self.source.nbytes:
+                done += os.pwritev(self.file.descriptor, [view[done:] if done else view], self.offset + done)
+        except OSError as error:
+            raise write_failed(error, "our own file") from error
+        worker.moved["disk_write"] += self.source.nbytes
+        worker.busy["disk_write"] += time.perf_counter() - begin
+
+
+class Writable(Protocol):
+    """A file that can be written to."""
+
+    descriptor: int
+
+    def writes(self, offset: int, source: Memory) -> list[WriteChunk]:
+        """What writes this memory there."""
+
+
+def write_failed(error: OSError, where: str) -> Exception:
+    """What a failed write is told as."""
+    if error.errno in (28, 122):  # ENOSPC, EDQUOT
+        return TierCapacityError(
+            f"the disk is full: {where}.",
+            looked_at=str(error.strerror),
+            do="free some of it, or give a folder on another disk",
+        )
+    return TierWriteError(
+        f"what does not fit into memory cannot be written to {where}: {error.strerror}.",
+        do="check the disk, or give another folder",
+    )

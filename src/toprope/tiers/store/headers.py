@@ -1,0 +1,169 @@
+"""Where each tensor of a model folder lies: the headers of its safetensors files, read without torch and checked.
+
+A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from toprope.errors import WeightsError
+
+__all__ = ["BITS", "FLOATS", "Stored", "read_folder", "read_header"]
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Bits of an element, by the format's names of dtypes (safetensors 0.8)."""
+
+FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
+"""Names of dtypes that are numbers by themselves, without scales elsewhere."""
+
+_MOST = 100_000_000
+"""Bytes of a header, as the format allows at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        name: its name.
+        file: the file.
+        begin: where its bytes begin, from the start of the file.
+        bytes: how many.
+        dtype: as the format calls it: "BF16".
+        shape: its shape.
+    """
+
+    name: str
+    file: Path
+    begin: int
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
+    """Every tensor of a model folder, in the order of files and of their places in them.
+
+    With an index (`*.safetensors.index.json`) the files that it names, else all `*.safetensors`.
+
+    Raises:
+        WeightsError: there are none, a file is damaged, or index and files do not fit together.
+    """
+    path = Path(folder)
+    if path.is_file() and path.suffix == ".safetensors":
+        return read_header(path)
+    if not path.is_dir():
+        raise WeightsError(f"{path} is no folder.", do="name the folder of a model: config.json and *.safetensors")
+    indices = sorted(path.glob("*.safetensors.index.json"))
+    if len(indices) > 1:
+        names = ", ".join(each.name for each in indices)
+        raise WeightsError(f"{path} has the weights of several models.", looked_at=names, do="leave one of them there")
+    found = list(_indexed(path, indices[0]) if indices else _every(path))
+    if not found:
+        raise WeightsError(f"{path} has no tensors.", do="name the folder of a model: config.json and *.safetensors")
+    return tuple(found)
+
+
+def _every(path: Path) -> Iterator[Stored]:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        others = sorted(each.name for each in path.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        raise WeightsError(
+            f"{path} has no safetensors files.",
+            looked_at=", ".join(others[:5]),
+            do="save the model as safetensors: model.save_pretrained(folder)",
+        )
+    known: dict[str, Path] = {}
+    for file in files:
+        for tensor in read_header(file):
+            if tensor.name in known:
+                raise WeightsError(
+                    f"{tensor.name} is in two files.",
+                    looked_at=f"{known[tensor.name].name}, {file.name}",
+                    do="leave one copy of the weights in the folder, or add the index that says which file counts",
+                )
+            known[tensor.name] = file
+            yield tensor
+
+
+def _indexed(path: Path, index: Path) -> Iterator[Stored]:
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(name): str(file) for name, file in places.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{index} is no index of safetensors files.",
+            looked_at=f"{type(error).__name__}: {error}",
+            do="check that it was downloaded whole",
+        ) from None
+    left = dict(files)
+    for file in sorted(set(files.values())):
+        if Path(file).name != file:
+            raise WeightsError(f"{index} names a file outside of its folder.", looked_at=file, do="correct the index")
+        for tensor in read_header(path / file):
+            if files.get(tensor.name) == file:
+                del left[tensor.name]
+                yield tensor
+    if left:
+        name, file = next(iter(left.items()))
+        raise WeightsError(
+            f"{len(left)} tensors of the index are not in their files.",
+            looked_at=f"such as {name} in {file}",
+            do="download the files again, they belong to another version",
+        )
+
+
+def read_header(file: Path) -> tuple[Stored, ...]:
+    """The tensors of a file in the order of their bytes.
+
+    Raises:
+        WeightsError: it cannot be read, is no safetensors file, is cut short, or its header contradicts itself.
+    """
+    try:
+        with file.open("rb") as stream:
+            total = os.fstat(stream.fileno()).st_size
+            start = stream.read(8)
+            size = int.from_bytes(start, "little")
+            if len(start) < 8 or size > min(total - 8, _MOST):
+                raise ValueError("it is cut short, or of another format")
+            header = json.loads(stream.read(size))
+        return tuple(_tensors(file, header, 8 + size, total))
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}.", do="check the folder and its rights") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WeightsError(
+            f"{file} is no safetensors file, or is damaged.",
+            looked_at=str(error) or type(error).__name__,
+            do="check that it was downloaded whole, and that it is not a pointer of Git LFS",
+        ) from None
+
+
+def _tensors(file: Path, header: dict[str, Any], start: int, total: int) -> Iterator[Stored]:
+    entries = [(name, each) for name, each in header.items() if name != "__metadata__"]
+    at = 0
+    for name, each in sorted(entries, key=lambda entry: tuple(entry[1]["data_offsets"])):
+        begin, end = each["data_offsets"]
+        shape = tuple(each["shape"])
+        if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+            raise ValueError(f"shape or place of {name} are no whole numbers")
+        if each["dtype"] not in BITS:
+            raise ValueError(f"{name} has the unknown dtype {each['dtype']!r}")
+        if begin != at or (end - begin) * 8 != prod(shape) * BITS[each["dtype"]]:
+            raise ValueError(f"the bytes of {name} are not where and as many as they must be")
+        if start + end > total:
+            raise ValueError(f"{name} ends after the file: {start + end} of {total} bytes")
+        at = end
+        yield Stored(name, file, start + begin, end - begin, each["dtype"], shape)
+    if start + at != total:
+        raise ValueError(f"there are {total - start - at} bytes after the last tensor")

@@ -1,0 +1,429 @@
+"""Threads that move bytes: a load is a list of chunks, done by whoever is free, those of the first load first.
+
+Errors wait in the load for whoever waits for it. Loads that somebody waits for already go before those that are ahead
+of their use.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from toprope.device import Device
+from toprope.errors import TierBusyError, TierError
+from toprope.tiers.store.disk_file import BLOCK, Buffer
+from toprope.tiers.store.memory import Memory
+
+__all__ = ["LIMIT", "Chunk", "Clock", "Link", "Load", "Transfers", "Worker", "forked", "queued"]
+
+LIMIT = 120.0
+"""Seconds after which a transfer that has not ended is an error."""
+
+CHUNK = 4 * 2**20
+"""Bytes of a request to the disk."""
+
+
+_STACK = 2**20
+_STARTING = threading.Lock()
+
+
+class Clock:
+    """What transfers took, of everybody's time: a second in which two threads move bytes is one second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moving = self._waited = self._since = 0.0
+        self._active = 0
+        self.moved: Counter[str] = Counter()
+        """Bytes that callers copied themselves, by link."""
+        self.busy: defaultdict[str, float] = defaultdict(float)
+        """Seconds that it took them."""
+
+    def start(self) -> None:
+        """A thread begins to move bytes."""
+        with self._lock:
+            if not self._active:
+                self._since = time.perf_counter()
+            self._active += 1
+
+    def stop(self) -> None:
+        """It ends."""
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self._moving += time.perf_counter() - self._since
+
+    def wait(self, seconds: float) -> None:
+        """Somebody waited for a transfer."""
+        with self._lock:
+            self._waited += seconds
+
+    def copied(self, link: str, nbytes: int, seconds: float) -> None:
+        """A caller copied bytes itself: it waited as long as that took."""
+        with self._lock:
+            self.moved[link] += nbytes
+            self.busy[link] += seconds
+            self._waited += seconds
+            if not self._active:
+                self._moving += seconds
+
+    @property
+    def moving(self) -> float:
+        """Seconds in which something was moved."""
+        with self._lock:
+            return self._moving + (time.perf_counter() - self._since if self._active else 0.0)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that callers waited for transfers."""
+        return self._waited
+
+
+class Chunk(Protocol):
+    """A part of a load."""
+
+    def run(self, worker: Worker, load: Load) -> None:
+        """Do it."""
+
+
+class _Gate:
+    """Gate that opens once, whose waiters may be interrupted at any moment. With Python's Event an interrupted waiter
+    may keep the lock, and the thread that sets it would wait for that lock.
+    """
+
+    __slots__ = ("_lock", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        if not self.is_open:
+            self.is_open = True
+            self._lock.release()
+
+    def wait(self, limit: float) -> bool:
+        until = time.perf_counter() + limit
+        while not self.is_open and (left := until - time.perf_counter()) > 0:
+            if self._lock.acquire(timeout=min(left, 1.0)):  # who is interrupted here keeps it: hence a second
+                self._lock.release()
+        return self.is_open
+
+
+class Load:
+    """A transfer that is under way.
+
+    Args:
+        label: for errors.
+        chunks: what is to be done.
+        after: events of the device that must have come before anything is written there.
+        count: how often `finish` is called, where that is not once for each chunk.
+    """
+
+    def __init__(
+        self, label: str, chunks: Sequence[Chunk], after: Sequence[Any] = (), count: int | None = None
+    ) -> None:
+        self.label, self.after = label, after
+        self.events: list[Any] = []
+        self.error: BaseException | None = None
+        self.begin = self.end = 0.0
+        self.left = len(chunks) if count is None else count
+        self.waiting = deque(chunks)
+        self.clock: Clock | None = None
+        """Of who carries it out."""
+        self._done = _Gate()
+        self._then: list[Callable[[Load], None]] = []
+        self._lock = threading.Lock()
+        if not self.left:
+            self._done.open()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_open
+
+    def then(self, call: Callable[[Load], None]) -> None:
+        """Call when it has ended, in the thread that ends it."""
+        with self._lock:
+            if not self.done:
+                self._then.append(call)
+                return
+        call(self)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """One chunk less; the last ends the load."""
+        with self._lock:
+            if error is not None and self.error is None:
+                self.error = error
+            self.left -= 1
+            if self.left:
+                return
+            self.end = time.perf_counter()
+            calls, self._then = self._then, []  # they may refer to the slot, which refers to this
+            self._done.open()
+        for each in calls:
+            each(self)
+
+    def settle(self, limit: float = LIMIT) -> None:
+        """Return when it has ended, well or not.
+
+        Raises:
+            TierBusyError: it takes longer than that.
+        """
+        if self._done.is_open:
+            return
+        begin = time.perf_counter()
+        ended = self._done.wait(limit)
+        if self.clock is not None:
+            self.clock.wait(time.perf_counter() - begin)
+        if not ended:
+            raise TierBusyError(
+                f"a transfer of {self.label} has not ended in {limit:.0f} s.",
+                looked_at=f"{self.left} chunks are left",
+                do="check the disk and its file system",
+            )
+
+    def wait(self, limit: float = LIMIT) -> None:
+        """Return when it has ended; raise its error."""
+        self.settle(limit)
+        if self.error is not None:
+            raise self.error
+
+
+class Link:
+    """A link between host and device of a known speed, where the real one is faster: for tests and measurements.
+
+    Args:
+        bytes_per_second: its speed.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def carry(self, nbytes: int, since: float) -> None:
+        """Return when so many bytes, whose copy began at this time, would be over it."""
+        with self._lock:
+            self._free = max(self._free, since) + nbytes / self.bytes_per_second
+            until = self._free
+        left = until - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+
+class Worker:
+    """One thread's own things.
+
+    Attributes:
+        buffer: memory of the host, pinned where the device has use for it.
+        memory: the same.
+        device: the device with memory of its own that it copies to; None for none.
+        stream: of the device.
+    """
+
+    def __init__(self, owner: _Queue) -> None:
+        self.device, self.link = owner.device, owner.link
+        self._memory: Memory | None = None
+        self._buffer: Buffer | None = None
+        self.stream: Any = None if self.device is None else self.device.stream()
+        self.moved: Counter[str] = Counter()
+        self.busy: defaultdict[str, float] = defaultdict(float)
+
+    @property
+    def memory(self) -> Memory:
+        """The buffer as memory."""
+        if self._memory is None:
+            self._memory = Memory.host(CHUNK + 2 * BLOCK, self.device)
+        return self._memory
+
+    @property
+    def buffer(self) -> Buffer:
+        """What is read into where it cannot be read into its place."""
+        if self._buffer is None:
+            assert self.memory.address is not None
+            self._buffer = Buffer(self.memory.address, self.memory.nbytes, self._memory)
+        return self._buffer
+
+
+class _Queue:
+    """What the threads share; they hold no more than this."""
+
+    def __init__(self, device: Device | None, link: Link | None, disturb: Callable[[], None] | None) -> None:
+        self.device, self.link, self.disturb = device, link, disturb
+        self.clock = Clock()
+        # Those that may be interrupted take the lock itself: a Condition's own way in is no single step.
+        self.lock = threading.RLock()
+        self.ready = threading.Condition(self.lock)
+        self.urgent: deque[Load] = deque()
+        self.ahead: deque[Load] = deque()
+        self.closed = False
+        self.workers: list[Worker] = []
+
+    def next(self) -> tuple[Load, Chunk] | None:
+        load: Load | None
+        with self.ready:
+            while True:
+                for loads in (self.urgent, self.ahead):
+                    while loads:
+                        load = loads[0]
+                        if load.waiting:
+                            return load, load.waiting.popleft()
+                        loads.popleft()
+                if self.closed:
+                    return None
+                load = None  # it would keep the memory of its slot as long as there is nothing to do
+                self.ready.wait()
+
+    def work(self) -> None:
+        worker: Worker | None = None
+        while (found := self.next()) is not None:
+            load, chunk = found
+            try:
+                if worker is None:
+                    worker = Worker(self)
+                    self.workers.append(worker)
+                if load.error is not None:  # the rest of it is of no use any more
+                    load.finish()
+                    continue
+                if not load.begin:
+                    load.begin = time.perf_counter()
+                self.clock.start()
+                try:
+                    if self.disturb is not None:
+                        self.disturb()
+                    chunk.run(worker, load)
+                    if self.disturb is not None:
+                        self.disturb()
+                finally:
+                    self.clock.stop()
+            except BaseException as error:
+                load.finish(_bare(error))
+            else:
+                load.finish()
+            del found, load, chunk
+
+
+def _bare(error: BaseException) -> BaseException:
+    """The error without the frames that it came through, which would keep memory in use as long as somebody has it."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+class Transfers:
+    """Threads that move bytes between tiers.
+
+    Args:
+        device: with memory of its own; None where the device's memory is the host's.
+        threads: how many.
+        link: an emulated link to the device.
+        disturb: called before and after each chunk; for tests.
+    """
+
+    def __init__(
+        self,
+        device: Device | None = None,
+        *,
+        threads: int = 2,
+        link: Link | None = None,
+        disturb: Callable[[], None] | None = None,
+    ) -> None:
+        self._queue = _Queue(device, link, disturb)
+        self._process = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._queue.work, name=f"toprope-tiers-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        with _STARTING:
+            before = threading.stack_size(_STACK)  # the usual 8 MiB count where a process's memory is limited
+            try:
+                for each in self._threads:
+                    each.start()
+            finally:
+                threading.stack_size(before)
+        self._finalizer = weakref.finalize(self, _close, self._queue)
+
+    def begin(self, load: Load, *, urgent: bool = False) -> Load:
+        """Let the threads do it."""
+        if os.getpid() != self._process:
+            raise forked(self._process)
+        queue = self._queue
+        load.clock = queue.clock
+        with queue.lock:
+            if queue.closed:
+                raise TierError("the tiers of this model are closed.", do="attach it again")
+            (queue.urgent if urgent else queue.ahead).append(load)
+            queue.ready.notify_all()
+        return load
+
+    def hasten(self, load: Load) -> None:
+        """Somebody waits for this load now: it goes before those that nobody waits for."""
+        queue = self._queue
+        with queue.lock:
+            if load.waiting and load not in queue.urgent:
+                queue.urgent.append(load)
+
+    @property
+    def clock(self) -> Clock:
+        """What it took."""
+        return self._queue.clock
+
+    @property
+    def moved(self) -> Counter[str]:
+        """Bytes by link."""
+        return sum((each.moved for each in list(self._queue.workers)), Counter(self.clock.moved))
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Seconds of threads by link."""
+        found = dict(self.clock.busy)
+        for worker in list(self._queue.workers):
+            for name, seconds in worker.busy.items():
+                found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    def close(self) -> None:
+        """End the threads; loads that have not begun fail."""
+        self._finalizer()
+        for each in self._threads:
+            if each is not threading.current_thread() and self._process == os.getpid():
+                each.join(5)
+
+
+def queued(device: Device | None) -> list[Any]:
+    """The event after all that is queued on a device's current stream: its memory may be in use until then.
+
+    Args:
+        device: with memory of its own; None for none, which gives no event.
+    """
+    if device is None:
+        return []
+    event = device.event()
+    event.record(device.current_stream())
+    return [event]
+
+
+def forked(process: int) -> TierError:
+    """What is raised in a process that has no such threads."""
+    return TierError(
+        "a model with tiers cannot be used in a process that was forked.",
+        looked_at=f"attached in process {process}",
+        do="attach it in the process that uses it, or start processes by spawn",
+    )
+
+
+def _close(queue: _Queue) -> None:
+    with queue.lock:
+        queue.closed = True
+        for load in (*queue.urgent, *queue.ahead):
+            load.error = load.error or TierError("the tiers of this model are closed.", do="attach it again")
+        queue.ready.notify_all()

@@ -1,0 +1,1 @@
+"""Training with offloaded weights: gradients, activations, optimizer states and checkpoints in stores."""
