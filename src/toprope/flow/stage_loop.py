@@ -340,8 +340,12 @@ class Loop:
             return collector.is_ready(time.monotonic())
 
         while True:
-            if is_ready() or (wait(is_ready, collector.due()) or is_ready()):
+            if is_ready():
                 self._turn_of_batch(collector.take())
+                continue
+            due = collector.due()
+            # the first input of a batch says until when others are waited for
+            wait(lambda due=due: is_ready() or collector.due() != due, due)  # type: ignore[misc]
 
     def _turn_of_batch(self, groups: list[Group]) -> None:
         assert self._call is not None
