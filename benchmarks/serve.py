@@ -92,7 +92,7 @@ def main() -> int:
             (lambda *each: toprope_serve(folder, *each), [(32, 0, 1), (32, 2, 1)])
         ]
         if python:
-            makers.append((lambda *each: litserve(folder, python, *each), [(32, 2, 1), (32, 2, 2), (8, 1, 1)]))
+            makers.append((lambda *each: litserve(folder, python, *each), [(32, 2, 2), (32, 2, 1), (8, 1, 1)]))
         else:
             print("LitServe is not installed: --litserve names a Python that has it", file=sys.stderr)
         if given.ray == sys.executable and not importlib.util.find_spec("grpc"):

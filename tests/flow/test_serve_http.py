@@ -17,6 +17,7 @@ from safetensors.torch import save
 from functions_session import within
 from serve_process import Server, overload, together
 from toprope.cli import main
+from toprope.flow.service.server import bound
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -302,3 +303,9 @@ def test_a_port_that_is_taken_is_refused_before_a_model_is_loaded(tmp_path, caps
         status, said = refused(capsys, str(file), "--port", str(taken.getsockname()[1]))
     assert status == 2
     assert "cannot be listened on" in said
+
+
+def test_answers_do_not_wait_for_an_acknowledgement():
+    """asyncio left Nagle's algorithm on for a socket without a protocol: each answer waited 40 ms."""
+    with bound("127.0.0.1", 0) as sock:
+        assert sock.proto == socket.IPPROTO_TCP

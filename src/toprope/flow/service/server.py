@@ -22,7 +22,8 @@ def bound(host: str, port: int) -> socket.socket:
         UsageError: the address cannot be listened on.
     """
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(kind, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off where the protocol is named: else answers wait 40 ms for the client
+    sock = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
