@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 
 from toprope import functions as yr
+from toprope.functions.exception_pickle import Portable
 from toprope.functions.exceptions import CODES, describe, invoke_error
 
 
@@ -154,3 +155,18 @@ def test_a_cause_that_cannot_be_sent_costs_no_more_than_itself():
     assert str(found.__cause__) == "Unsendable: x"
     found, _ = pickle.loads(cloudpickle.dumps(describe(loop)))
     assert found.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("late"), ConnectionError("gone"), OSError(), OSError(5, "five"), FileNotFoundError(2, "no", "f"),
+        OSError(5, "five", "a", None, "b"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no"), SystemExit(3),
+        StopIteration(4), ImportError("no", name="n", path="p"), SyntaxError("no"), KeyError("k"),
+    ],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_the_text_of_built_in_exceptions_travels(error):
+    """Of an OSError with one argument it became "[Errno None] None: None -> None"."""
+    assert str(pickle.loads(cloudpickle.dumps(Portable(error)))) == str(error)
+    assert str(error) in str(invoke_error(error))

@@ -9,7 +9,7 @@ from toprope.flow.exceptions import DATATYPE_INVALID, PARAM_INVALID, DfException
 from toprope.flow.graph import FlowData, Plan
 from toprope.flow.info import FlowInfo
 from toprope.flow.registry import is_torch_tensor, unwrap, wrap
-from toprope.flow.stage_spec import EMPTY, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage_spec import EMPTY, OWN_FLAGS, TENSOR, TORCH, Failure, Head, Message
 from toprope.flow.tensor import Tensor
 
 __all__ = ["any_message", "failure_error", "head_of", "info_of", "tensor_message", "tensor_of", "value_of", "values_of"]
@@ -27,7 +27,7 @@ def head_of(info: FlowInfo | None) -> Head:
 
 def info_of(head: Head) -> FlowInfo:
     """What travels with a message, for the user."""
-    info = FlowInfo(head.start_time, head.end_time, head.flags, head.transaction_id)
+    info = FlowInfo(head.start_time, head.end_time, head.flags & ~OWN_FLAGS, head.transaction_id)
     if head.user_data:
         info.set_user_data(head.user_data)
     return info

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from toprope.flow.exceptions import DfAssertionError, DfTypeError
+from toprope.flow.dynamic_batch import check_batch
+from toprope.flow.exceptions import DfAssertionError, DfException, DfTypeError
+from toprope.flow.graph import check_instances
 from toprope.flow.python_points import Options, actor_fnode, decorate_class, decorate_function
 from toprope.flow.signature import output_count
 from toprope.flow.workspace import check_resources
@@ -14,7 +16,10 @@ from toprope.flow.workspace import check_resources
 __all__ = ["checked_options", "method", "pyflow"]
 
 _OF_METHOD = ("num_returns", "choice_output", "stream_input")
-_OF_PYFLOW = ("num_returns", "resources", "env_hook_func", "visible_device_enable", "stream_input", "choice_output")
+_OF_PYFLOW = (
+    "num_returns", "resources", "env_hook_func", "visible_device_enable", "stream_input", "choice_output", "instances",
+    "batch", "wait",
+)  # fmt: skip
 
 
 def pyflow(*args: Any, **options: Any) -> Any:
@@ -28,6 +33,9 @@ def pyflow(*args: Any, **options: Any) -> Any:
             visible_device_enable: whether the process is shown only its own card.
             stream_input: "Queue": the parameters are queues (`dataflow.flow_func.FlowMsgQueue`).
             choice_output: a function; an output is sent where it is true of the value.
+            instances: processes that share the inputs. Not in the reference, as the next two.
+            batch: most inputs of one call: each parameter is a list, and so is each result, one value for each input.
+            wait: time that the first input of a batch waits for others, such as "5ms"; left out, none.
 
     Raises:
         DfTypeError: an option that there is not, or something that is neither function nor class.
@@ -55,9 +63,13 @@ def checked_options(kind: str, options: dict[str, Any]) -> Options:
     visible = options.get("visible_device_enable", False)
     if not isinstance(visible, bool):
         raise DfTypeError(f"visible_device_enable must be a bool, got {visible!r}")
+    batch, wait_ns = check_batch(options.get("batch"), options.get("wait"))
+    is_stream = _is_stream(options.get("stream_input"))
+    if batch and is_stream:
+        raise DfException("batch and stream_input contradict each other: such a function takes inputs by itself")
     return Options(
         kind, options.get("num_returns"), check_resources(options.get("resources")), hook, visible,
-        _is_stream(options.get("stream_input")), options.get("choice_output"),
+        is_stream, options.get("choice_output"), check_instances(options.get("instances", 1)), batch, wait_ns,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from toprope.flow.edge_page import (
     Page,
     fence,
 )
-from toprope.flow.stage_spec import FAILURE, TORCH, Failure, Head, Message
+from toprope.flow.stage_spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
 from toprope.functions.wire import Closed
 
 __all__ = ["BYTES", "CELLS", "DONE", "LOST", "SENT", "TAKEN", "WAITED", "InLink", "InQueue", "OutLink", "Page"]
@@ -281,6 +281,10 @@ class InQueue:
         self._items: deque[_Arrived] = deque()
         self._order: deque[int] = deque()
         self._seen: dict[int, int] = {}
+        self._open_streams: set[int] = set()
+        """Parts with several results whose end has not come."""
+        self.page: Page | None = None
+        """Figures of an edge inside this process."""
         self.links: list[InLink] = []
         self.on_room: Callable[[], None] | None = None
         """Told when there is room again, where senders are in this process."""
@@ -294,9 +298,13 @@ class InQueue:
         """A message has come from another process."""
         sealed = self._codec.arrived(place, meta, parts)
         part = _part(sealed.head)
-        if sealed.replayed and part in self._seen:
+        if sealed.replayed and part in self._seen and part not in self._open_streams:
             link.take(self._hub, sealed.head.transaction_id)  # the stage had sent it before it died
             return
+        if sealed.head.flags & MORE and not sealed.replayed:
+            self._open_streams.add(part)
+        elif self._open_streams:
+            self._open_streams.discard(part)
         self._append(_Arrived(link, None, sealed), part)
         if self._overwrites and len(self._items) > self.depth:
             lost = self._items.popleft()
@@ -305,11 +313,26 @@ class InQueue:
 
     def put(self, message: Message) -> None:
         """A message of this process."""
-        if self.on_host and message.kind == TORCH and message.payload.device.type != "cpu":
-            message = replace(message, payload=message.payload.cpu())
+        payload, page = message.payload, self.page
+        is_on_card = message.kind == TORCH and payload.device.type != "cpu"
+        if self.on_host and is_on_card:
+            message = replace(message, payload=payload.cpu())
         self._append(_Arrived(None, message, None), _part(message.head))
-        if self._overwrites and len(self._items) > self.depth:
+        is_lost = self._overwrites and len(self._items) > self.depth
+        if is_lost:
             self._items.popleft()
+        if page is not None:
+            cells = page.cells
+            cells[SENT] += 1
+            cells[BYTES] += payload.nbytes if message.kind in (TORCH, TENSOR) else 0
+            cells[TO_HOST] += self.on_host and is_on_card
+            cells[SHARED] += is_on_card and not self.on_host
+            cells[LOST] += is_lost
+            self._settle(page)
+
+    def _settle(self, page: Page) -> None:
+        """Count what has left this queue; messages inside a process are done with once they are taken."""
+        page.cells[TAKEN] = page.cells[DONE] = page.cells[SENT] - len(self._items)
 
     @property
     def is_full(self) -> bool:
@@ -340,6 +363,8 @@ class InQueue:
         """The next message."""
         item = self._items.popleft()
         message = self._open(item)
+        if self.page is not None:
+            self._settle(self.page)
         if self.on_room is not None:
             self.on_room()
         return message

@@ -196,6 +196,17 @@ class Hub:
                 self._wait_for_news(done, min(left, _TURN))
         return True
 
+    def look(self) -> None:
+        """Read what has come, without waiting. Raises what ends waits."""
+        self.check()
+        if self._reading.acquire(blocking=False):
+            try:
+                self.pump(0)
+            finally:
+                self._reading.release()
+                self.tell()
+        self.check()
+
     @interruptible
     def _wait_for_news(self, done: Callable[[], bool], timeout: float) -> None:
         with self._news:

@@ -169,7 +169,7 @@ class Reporter:
     Args:
         hub: the connections of this process.
         links: the sending ends.
-        status: the two figures of each function.
+        status: the figures of each function, see `toprope.flow.stage_status`.
     """
 
     def __init__(self, hub: Hub, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:
@@ -186,7 +186,7 @@ class Reporter:
             if peer is None or peer.gone:
                 continue
             now = time.monotonic_ns()
-            status = tuple((cells[0], max(0, now - cells[1])) for cells in self._status)
+            status = tuple((cells[0], max(0, now - cells[1]), *cells[2:]) for cells in self._status)
             pages = tuple((link.page.name, tuple(link.page.cells[:16])) for link in self._links)
             try:
                 self._hub.send(peer, FIGURES, 0, (self._hub.name, status, pages))
@@ -219,9 +219,11 @@ class Mirror:
             return False
         name, status, pages = message.meta
         now = time.monotonic_ns()
-        for cells, (transaction, elapsed) in zip(self._status(name), status, strict=False):
+        for cells, (transaction, elapsed, *times) in zip(self._status(name), status, strict=False):
             cells[1] = now - elapsed
             cells[0] = transaction
+            for place, figure in enumerate(times, 2):
+                cells[place] = figure
         for page_name, figures in pages:
             page = self._pages.get(page_name)
             if page is None:

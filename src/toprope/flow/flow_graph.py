@@ -30,11 +30,12 @@ from toprope.flow.info import FlowFlag, FlowInfo
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger
 from toprope.flow.stage_spec import EMPTY, Head, Message, RunOptions
+from toprope.flow.streams import generators
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
-    from toprope.flow.futures import Futures
-    from toprope.flow.metrics import EdgeMetrics
+    from toprope.flow.futures import Futures, ResultStream
+    from toprope.flow.metrics import EdgeMetrics, StageMetrics
     from toprope.flow.run import Fetched, Runner
 
 __all__ = ["FlowGraph"]
@@ -290,8 +291,9 @@ class FlowGraph(GraphSettings):
     # Beyond the reference
 
     def submit(
-        self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None
-    ) -> Future[list[Any]]:
+        self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None,
+        wait: bool = True,
+    ) -> Future[list[Any]]:  # fmt: skip
         """Feed values, and have a future of what comes out: the list of values, or the user's own exception.
 
         From the first call on, results go to the futures alone, and `fetch` returns 145000. For asyncio:
@@ -301,29 +303,68 @@ class FlowGraph(GraphSettings):
         Args:
             feed_dict: values by input, all of them.
             flow_info: what travels with them.
-            deadline: seconds from now after which the future fails with TimeoutError; None for none.
+            deadline: seconds from now after which the future fails with TimeoutError; None for none. Stages that have
+                not begun with the input then leave it out, as they do for a future that is cancelled.
+            wait: whether to wait for room where the graph has none.
 
         Raises:
+            QueueFull: a DfException (207014): there is no room, and wait is False.
             DfException: wrong arguments, the graph cannot run, or it has stages with other numbers of outputs than
                 inputs, so that no result belongs to one input.
         """
-        from toprope.flow.futures import Futures
+        names = generators(self._plan)
+        if names:
+            raise DfException(f"{names[0]} is a generator, with several results of one input: use stream()")
+        messages = self._messages_of(feed_dict, flow_info)
+        return self._receivers().submit(messages, deadline, wait=wait)
 
+    def stream(
+        self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None,
+        wait: bool = True,
+    ) -> ResultStream:  # fmt: skip
+        """Feed values, and iterate over the results that generator stages make of them, each a list of values.
+
+        For a graph that was fed by nothing but `stream` and `submit`. Its end, or the user's own exception, ends the
+        iteration. Args and errors as of `submit`.
+        """
+        messages = self._messages_of(feed_dict, flow_info)
+        futures = self._receivers()
+        if not self._run.replies:
+            raise DfException("stream() needs a graph that was not fed by feed(): make another one")
+        return futures.stream(messages, deadline, wait=wait)
+
+    def start(self) -> None:
+        """Start the stages now, and not when it is first fed; results go to `submit` and `stream` then.
+
+        Raises:
+            DfException: the graph cannot run, or it has stages whose results belong to no single input.
+        """
+        self._receivers()
+
+    def _messages_of(self, feed_dict: Mapping[FlowData, Any], flow_info: FlowInfo | None) -> dict[int, Message]:
         head = convert.head_of(flow_info)
         values = convert.values_of(self._plan, feed_dict, False)
-        messages = {place: convert.any_message(data, value, replace(head)) for place, (data, value) in values.items()}
+        return {place: convert.any_message(data, value, replace(head)) for place, (data, value) in values.items()}
+
+    def _receivers(self) -> Futures:
+        """The futures and streams of the running graph; it is started first."""
+        if self._futures is not None and not self._closed:
+            return self._futures
+        from toprope.flow.futures import Futures
+
+        if self.run_options().n_mapping:
+            raise DfException("submit needs a graph that makes one result of each input: use feed and fetch")
+        with self._lock:
+            if self._runner is None and not self._fed:
+                self._run = replace(self._run, replies=True)
         self._fed = True
         runner = self._started()
         if runner is None:
             raise DfException(f"{self.name} cannot run: {self.error or 'it is closed'}", FAILED)
-        options = self.run_options()
-        if options.n_mapping:
-            raise DfException("submit needs a graph that makes one result of each input: use feed and fetch")
         with self._lock:
             if self._futures is None:
-                is_ordered = all(len(each.devices) == 1 for each in options.deploy.values())
-                self._futures = Futures(runner, self._plan, self._result, is_ordered)
-        return self._futures.submit(messages, deadline)
+                self._futures = Futures(runner, self._plan, self._result, runner.is_ordered)
+            return self._futures
 
     async def results(self, count: int | None = None) -> AsyncIterator[FlowResult]:
         """The results as they come, for `async for`: so many, or until the end of the sequence or of the graph.
@@ -369,6 +410,18 @@ class FlowGraph(GraphSettings):
     def metrics(self) -> list[EdgeMetrics]:
         """The figures of all edges; none before the graph runs."""
         return [] if self._runner is None else self._runner.metrics()
+
+    def stage_metrics(self) -> list[StageMetrics]:
+        """The calls of each stage's instances, with a histogram of their times.
+
+        They are counted in a graph that was started by `submit`, `stream` or `start`; none before it runs.
+        """
+        return [] if self._runner is None else self._runner.stage_metrics()
+
+    @property
+    def restarts(self) -> int:
+        """Number of times that a stage whose process had died was started again."""
+        return 0 if self._runner is None else self._runner.restarts
 
     def trace(self, path: str | Path | None = None) -> dict[str, Any]:
         """What the stages did, in Chrome's format; of a graph that was made with trace=True.

@@ -1,9 +1,11 @@
-"""Futures of what comes out of a graph: a thread fetches, and gives each result to the future of its input."""
+"""Futures and streams of a graph's results: a thread fetches, and gives each result to its input's receiver."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
@@ -11,21 +13,122 @@ from typing import TYPE_CHECKING, Any
 from toprope.flow.exceptions import FAILED, QUEUE_FULL, DfAbortException, DfException
 from toprope.flow.graph import Plan
 from toprope.flow.result import FlowResult
-from toprope.flow.stage_spec import Message
+from toprope.flow.stage_spec import END, MORE, Message
+from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
     from toprope.flow.run import Fetched, Runner
 
-__all__ = ["Futures"]
+__all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream", "size_of"]
 
 _TURN_MS = 50
 """How long the thread waits for a result before it looks at deadlines."""
 
+_MOST_RESULTS, _MOST_BYTES = 65536, 64 * 2**20
+"""Results of one stream that nobody has taken, and bytes of their tensors; a stream with more is cancelled."""
+
 Decode = Callable[[list[Message], "Fetched"], FlowResult]
 
 
+class DeadlineExceeded(TimeoutError):  # noqa: N818 - gRPC's name
+    """There was no result within the deadline that the caller gave."""
+
+
+class QueueFull(DfException):
+    """The graph has no room for another input now."""
+
+    def __init__(self) -> None:
+        super().__init__("the graph has no room for another input now", QUEUE_FULL)
+
+
+class ResultStream:
+    """The results of one input, in their order: each a list of values. An iterator.
+
+    The user's own exception, or `DeadlineExceeded`, ends the iteration.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[list[Any], int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._listener: Callable[[], None] | None = None
+        self._on_cancel: Callable[[], None] = lambda: None
+
+    def __iter__(self) -> ResultStream:
+        return self
+
+    def __next__(self) -> list[Any]:
+        while True:
+            found = self.take()
+            if found is not None:
+                return found
+            with self._changed:
+                self._changed.wait_for(lambda: self._items or self._ended)
+
+    def take(self) -> list[Any] | None:
+        """The next result; None where there is none yet.
+
+        Raises:
+            StopIteration: there are no more.
+            The user's own exception, DeadlineExceeded, DfException.
+        """
+        with self._changed:
+            if self._items:
+                values, size = self._items.popleft()
+                self._bytes -= size
+                return values
+            if not self._ended:
+                return None
+            if self._error is not None:
+                raise self._error
+        raise StopIteration
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have a function called after each change, in another thread."""
+        with self._changed:
+            self._listener = listener
+        listener()
+
+    def cancel(self) -> None:
+        """Drop the results that are still to come; stages that have not begun leave the input out."""
+        self.end(DfAbortException("the stream was cancelled"))
+        self._on_cancel()
+
+    def put(self, values: list[Any]) -> bool:
+        """Add a result; whether there was room for it."""
+        size = size_of(values)
+        with self._changed:
+            if self._ended:
+                return True
+            if self._items and (len(self._items) >= _MOST_RESULTS or self._bytes + size > _MOST_BYTES):
+                return False
+            self._items.append((values, size))
+            self._bytes += size
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the results, with an error or without."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()
+
+
+_Receiver = Future[list[Any]] | ResultStream
+
+
 class Futures:
-    """The futures of a graph.
+    """The futures and streams of a graph.
 
     Args:
         runner: the graph.
@@ -41,85 +144,151 @@ class Futures:
         self._decode = decode
         self._changed = threading.Condition()
         self._feeding = threading.Lock()
-        self._waiting: dict[int, tuple[Future[list[Any]], float | None]] = {}
-        self._early: dict[int, FlowResult] = {}
+        self._waiting: dict[int, tuple[_Receiver, float | None]] = {}
+        self._early: dict[int, list[tuple[FlowResult, int]]] = {}
+        self._newest = 0
         self._closed = False
         self._thread = threading.Thread(target=self._collect, name="flow futures", daemon=True)
         self._thread.start()
 
-    def submit(self, messages: dict[int, Message], deadline: float | None) -> Future[list[Any]]:
-        """Feed, and have a future. It waits for room, no longer than the deadline.
+    def submit(self, messages: dict[int, Message], deadline: float | None, *, wait: bool = True) -> Future[list[Any]]:
+        """Feed, and have a future.
+
+        Args:
+            messages: by place in `Plan.inputs`.
+            deadline: seconds; None for none.
+            wait: whether to wait for room, no longer than the deadline.
 
         Raises:
+            QueueFull: there is no room, and it is not waited for.
             DfException: the graph cannot be fed.
         """
         future: Future[list[Any]] = Future()
+        transaction = self._feed(future, messages, deadline, wait=wait)
+        if transaction:
+            future.add_done_callback(lambda done: self._abandon(transaction) if done.cancelled() else None)
+        return future
+
+    def stream(self, messages: dict[int, Message], deadline: float | None, *, wait: bool = True) -> ResultStream:
+        """Feed, and have all results of the input as they come. Args and errors as of `submit`."""
+        stream = ResultStream()
+        transaction = self._feed(stream, messages, deadline, wait=wait)
+        stream._on_cancel = lambda: self._abandon(transaction)
+        return stream
+
+    def _feed(self, receiver: _Receiver, messages: dict[int, Message], deadline: float | None, *, wait: bool) -> int:
+        """Feed: the transaction, 0 where there was no room within the deadline, which the receiver is given."""
         until = None if deadline is None else time.monotonic() + deadline
         with self._feeding:
             code = QUEUE_FULL
             while code == QUEUE_FULL and not self._closed:
                 if until is not None and time.monotonic() >= until:
-                    _settle(future, TimeoutError(f"there was no room for the input within {deadline} s"))
-                    return future
-                code = self._runner.feed(messages, 100)
+                    _fail(receiver, DeadlineExceeded(f"there was no room for the input within {deadline} s"))
+                    return 0
+                code = self._runner.feed(messages, 100 if wait else 0)
+                if code == QUEUE_FULL and not wait:
+                    raise QueueFull
             if code or self._closed:
                 raise DfException("the graph has ended" if self._closed else "the graph cannot be fed", code or FAILED)
             transaction = messages[0].head.transaction_id
             with self._changed:
-                early = self._early.pop(transaction, None)
-                if early is None:
-                    self._waiting[transaction] = future, until
-        if early is not None:
-            _give(future, early)
-        return future
+                self._newest = transaction
+                self._waiting[transaction] = receiver, until
+                found = [self._given(result, flags) for result, flags in self._early.pop(transaction, [])]
+                self._early.clear()  # of inputs that came by feed()
+        for each in found:
+            each()
+        return transaction
 
     def _collect(self) -> None:
+        looked = 0.0
         while not self._closed:
             fetched = self._runner.fetch(None, _TURN_MS, aligned=False)
-            if fetched.messages or fetched.errors or fetched.head.transaction_id:
+            if fetched.messages or fetched.head.transaction_id:
                 messages = [fetched.messages[place] for place in self._plan.order] if fetched.messages else []
-                self._take(self._decode(messages, fetched))
+                self._take(self._decode(messages, fetched), fetched.head.flags)
             elif fetched.code == FAILED:
                 broken = self._runner.error
                 why = broken.error if broken is not None else DfAbortException("the graph has ended")
                 self._fail_all(why)
                 if not self._closed:
                     time.sleep(_TURN_MS / 1000)
-            self._expire()
+            now = time.monotonic()
+            if now - looked > _TURN_MS / 2000:
+                looked = now
+                self._expire(now)
 
-    def _take(self, result: FlowResult) -> None:
+    def _take(self, result: FlowResult, flags: int) -> None:
         transaction = result.info.transaction_id
         with self._changed:
-            found = self._waiting.pop(transaction, None)
-            if found is None and self._feeding.locked():
-                self._early[transaction] = result  # it came before its feed call was done
+            if transaction > self._newest:
+                self._early.setdefault(transaction, []).append((result, flags))  # its feed call is not done yet
+                give = _nothing
+            else:
+                give = self._given(result, flags)
             passed_over = [id for id in self._waiting if id < transaction] if self._is_ordered else []
             lost = [self._waiting.pop(id)[0] for id in passed_over]
             self._changed.notify_all()
         for each in lost:
-            _settle(each, DfException("a stage has made nothing of the input, or a full edge has lost it"))
-        if found is not None:
-            _give(found[0], result)
+            _fail(each, DfException("a stage has made nothing of the input, or a full edge has lost it"))
+        give()
 
-    def _expire(self) -> None:
-        now = time.monotonic()
+    def _given(self, result: FlowResult, flags: int) -> Callable[[], None]:
+        """Give a result to its receiver, under the lock; what may run the user's code is left to the caller."""
+        transaction = result.info.transaction_id
+        receiver, until = self._waiting.pop(transaction, (None, None))
+        if receiver is None:
+            return _nothing  # nobody waits for it any more
+        if isinstance(receiver, Future):
+            return functools.partial(_settle, receiver, result)
+        is_end, is_last = bool(flags & END), not flags & MORE or result.error is not None or bool(result.code)
+        if not is_last:
+            self._waiting[transaction] = receiver, until
+        if is_end and is_last and not result.code:
+            return receiver.end
+        try:
+            values = result.get()
+        except BaseException as error:
+            return functools.partial(_fail, receiver, error)
+        if not receiver.put(values):
+            self._waiting.pop(transaction, None)
+            self._runner.cancel(transaction)
+            return functools.partial(receiver.end, DfAbortException("too many results were not taken in time"))
+        return receiver.end if is_last else _nothing
+
+    def _abandon(self, transaction: int) -> None:
+        """Nobody waits for the results of a transaction."""
         with self._changed:
-            late = [id for id, (future, until) in self._waiting.items() if until is not None and now >= until]
-            futures = [self._waiting.pop(id)[0] for id in late]
+            found = self._waiting.pop(transaction, None)
             self._changed.notify_all()
-        for each in futures:
-            _settle(each, TimeoutError("there was no result within the deadline"))
+        if found is not None and not self._closed:
+            self._runner.cancel(transaction)
+
+    def _expire(self, now: float) -> None:
+        with self._changed:
+            late = [id for id, (_, until) in self._waiting.items() if until is not None and now >= until]
+            receivers = [self._waiting.pop(id)[0] for id in late]
+            if late:
+                self._changed.notify_all()
+        for transaction, each in zip(late, receivers, strict=True):
+            _fail(each, DeadlineExceeded("there was no result within the deadline"))
+            self._runner.cancel(transaction)
 
     def _fail_all(self, error: BaseException) -> None:
         with self._changed:
-            futures = [future for future, _ in self._waiting.values()]
+            receivers = [receiver for receiver, _ in self._waiting.values()]
             self._waiting.clear()
             self._changed.notify_all()
-        for each in futures:
-            _settle(each, error)
+        for each in receivers:
+            _fail(each, error)
+
+    @property
+    def open(self) -> int:
+        """Inputs whose results are waited for."""
+        return len(self._waiting)
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until no future is open.
+        """Wait until no future and no stream is open.
 
         Args:
             timeout: seconds; None for ever.
@@ -138,11 +307,26 @@ class Futures:
         self._fail_all(DfAbortException("the graph has ended"))
 
 
-def _give(future: Future[list[Any]], result: FlowResult) -> None:
+def size_of(values: list[Any]) -> int:
+    """Bytes of the tensors, arrays, bytes and texts among values."""
+    return sum(_size(each) for each in values)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.get_data_size()
+    return len(value) if isinstance(value, bytes | str) else int(getattr(value, "nbytes", 0))
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _settle(future: Future[list[Any]], result: FlowResult) -> None:
     try:
         values = result.get()
     except BaseException as error:
-        _settle(future, error)
+        _fail(future, error)
         return
     try:
         future.set_result(values)
@@ -150,8 +334,13 @@ def _give(future: Future[list[Any]], result: FlowResult) -> None:
         pass  # it was cancelled
 
 
-def _settle(future: Future[list[Any]], error: BaseException) -> None:
+def _fail(receiver: _Receiver, error: BaseException) -> None:
+    if isinstance(error, StopIteration):  # neither a future of asyncio nor an iteration can end with it (PEP 479)
+        error = RuntimeError(f"a stage raised {error!r}")
+    if isinstance(receiver, ResultStream):
+        receiver.end(error)
+        return
     try:
-        future.set_exception(error)
+        receiver.set_exception(error)
     except InvalidStateError:
         pass  # it was cancelled

@@ -14,18 +14,43 @@ from toprope.flow.data_type import TensorDesc
 from toprope.flow.exceptions import DfException, DfTypeError
 from toprope.flow.stage_spec import CountBatch, StageFunction, StageSpec, TimeBatch
 
-__all__ = ["Edge", "FlowData", "FlowNode", "FlowOutput", "Plan", "forget_names", "plan", "unique_name"]
+__all__ = [
+    "Edge",
+    "FlowData",
+    "FlowNode",
+    "FlowOutput",
+    "Plan",
+    "check_instances",
+    "forget_names",
+    "plan",
+    "unique_name",
+]
 
 DEPTH = 128
 """Messages that an edge holds, where the node does not say otherwise."""
 
 _DEPTH, _POLICY, _FLOW = "_flow_attr_depth", "_flow_attr_enqueue_policy", "_flow_attr"
 _POLICIES = ("FIFO", "OVERWRITE")
+_MOST_INSTANCES = 256
 _NODE = "node"
 
 _lock = threading.Lock()
 _names: dict[str, set[str]] = {}
 _aliases: set[str] = set()
+
+
+def check_instances(instances: Any) -> int:
+    """The number of processes of a stage.
+
+    Raises:
+        DfTypeError: it is no int.
+        DfException: it is out of range.
+    """
+    if type(instances) is not int:
+        raise DfTypeError(f"instances must be an int, got {instances!r}")
+    if not 1 <= instances <= _MOST_INSTANCES:
+        raise DfException(f"instances must be 1 to {_MOST_INSTANCES}, got {instances}")
+    return instances
 
 
 def forget_names() -> None:
@@ -134,6 +159,7 @@ class FlowNode:
         self.input_maps: dict[int, _Mapped] = {}
         self.output_maps: dict[int, _Mapped] = {}
         self.balance = ""
+        self.instances = 0
 
     def __call__(self, *inputs: FlowData | FlowOutput) -> Any:
         """Wire the inputs: None, one FlowOutput, or a tuple of them. Wiring anew replaces the former inputs.
@@ -238,6 +264,16 @@ class FlowNode:
         """Let outputs of its instances be brought together by rows or columns; not beside scattering."""
         self.balance = self.balance or "gather"
 
+    def set_instances(self, instances: int) -> FlowNode:
+        """Have N processes of this stage share the inputs, where the deploy file does not say. Not in the reference.
+
+        Raises:
+            DfTypeError: it is no int.
+            DfException: it is out of range.
+        """
+        self.instances = check_instances(instances)
+        return self
+
     def set_alias(self, name: str) -> FlowNode:
         """Name it in the deploy file.
 
@@ -278,7 +314,7 @@ class FlowNode:
                 f"{self.name} has {self.input_num} inputs and {self.output_num} outputs, its process point uses number "
                 f"{error.args[0]}"
             ) from None
-        return replace(spec, name=self.name, functions=functions)
+        return replace(spec, name=self.name, functions=functions, instances=self.instances or spec.instances)
 
     def _places(self, maps: dict[int, _Mapped], count: int) -> dict[int, int]:
         """For each port of the process point the place of the node."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from toprope.flow.exceptions import UDF_PARAM_INVALID, DfException
-from toprope.flow.stage_spec import EMPTY, FAILURE, PICKLED, RAW, TENSOR, TORCH, Head, Message
+from toprope.flow.stage_spec import EMPTY, FAILURE, OWN_FLAGS, PICKLED, RAW, TENSOR, TORCH, Head, Message
 from toprope.flow.tensor import Tensor
 
 __all__ = ["FlowMsg", "MsgType"]
@@ -74,11 +74,11 @@ class FlowMsg:
     @property
     def flow_flags(self) -> int:
         """Of `FlowFlag`."""
-        return self.head.flags
+        return self.head.flags & ~OWN_FLAGS
 
     @flow_flags.setter
     def flow_flags(self, value: int) -> None:
-        self.head.flags = int(value)
+        self.head.flags = int(value) & ~OWN_FLAGS | self.head.flags & OWN_FLAGS
 
     @property
     def transaction_id(self) -> int:

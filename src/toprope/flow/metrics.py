@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.flow.edge import CELLS, Page
 from toprope.flow.graph import Plan
+from toprope.flow.stage_plan import StagePlan
+from toprope.flow.stage_spec import StageFunction
+from toprope.flow.stage_status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
 
-__all__ = ["EdgeMetrics", "Pages"]
+__all__ = ["EdgeMetrics", "Pages", "StageMetrics", "stage_metrics"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,43 @@ class EdgeMetrics:
     between: int
     shared: int
     lost: int
+
+
+@dataclass(frozen=True)
+class StageMetrics:
+    """The calls of one function of one instance of a stage, processes that have died included.
+
+    Attributes:
+        stage: name of the node.
+        function: its method; empty where it has one function only.
+        instance: number of the instance.
+        calls, inputs: calls so far, and their inputs: more than calls where inputs were batched.
+        seconds: of all calls, without the time that results waited for room.
+        buckets: (upper bound in seconds, calls that took at most that long), as Prometheus counts.
+    """
+
+    stage: str
+    function: str
+    instance: int
+    calls: int
+    inputs: int
+    seconds: float
+    buckets: tuple[tuple[float, int], ...]
+
+
+def stage_metrics(figures: Iterable[tuple[StagePlan, StageFunction, Sequence[int]]]) -> list[StageMetrics]:
+    """The calls of stages, from the cells of `toprope.flow.stage_status`."""
+    found = []
+    for plan, function, cells in figures:
+        counts = list(itertools.accumulate(cells[BUCKETS:]))
+        found.append(
+            StageMetrics(
+                plan.context.name, function.name if len(plan.spec.functions) > 1 else "", plan.context.instance_id,
+                counts[-1], counts[-1] + cells[MORE_INPUTS], cells[TOTAL_NS] / 1e9,
+                tuple((bound / 1e9, count) for bound, count in zip(BOUNDS_NS, counts, strict=False)),
+            )
+        )  # fmt: skip
+    return found
 
 
 class Pages:

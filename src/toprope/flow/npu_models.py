@@ -24,7 +24,9 @@ from toprope.flow.python_points import (
 
 __all__ = ["npu_model"]
 
-_OF_FUNCTION = ("num_returns", "resources", "env_hook_func", "visible_device_enable")
+_OF_FUNCTION = (
+    "num_returns", "resources", "env_hook_func", "visible_device_enable", "instances", "batch", "wait",
+)  # fmt: skip
 _OF_CLASS = (*_OF_FUNCTION, "optimize_level", "input_descs")
 
 
@@ -36,7 +38,8 @@ def npu_model(*args: Any, **options: Any) -> Any:
 
     Args:
         args: the function or class, where the decorator stands without parentheses.
-        options: num_returns, resources, env_hook_func, visible_device_enable: see `pyflow`.
+        options: num_returns, resources, env_hook_func, visible_device_enable, instances, wait: see `pyflow`.
+            batch: most rows of one call: inputs are joined along their first axis, and results are split along it.
             optimize_level: of a class: 1 (default) or 2.
             input_descs: of a class: for level 2, a TensorDesc for each input; a negative number of a shape stands for
                 any.
@@ -63,11 +66,27 @@ def _decorated(target: Any, options: dict[str, Any]) -> Any:
             if each.options.stream_input or each.options.choice is not None:
                 raise DfTypeError(f"param:{name} is not support in a method of a class that @npu_model decorates")
         level, descs = options.get("optimize_level", 1), options.get("input_descs")
+        if options.get("batch") is not None:
+            _check_rows(target.__name__, descs)
         return decorate_class(target, _checked(options), functools.partial(_class_fnode, level, descs))
     if not inspect.isfunction(target):
         raise DfTypeError(f"@npu_model decorates a function or a class, got {type(target).__name__}")
     _check_names(options, _OF_FUNCTION, "function")
     return decorate_function(target, _checked(options))
+
+
+def _check_rows(name: str, descs: Any) -> None:
+    """Refuse batches for inputs whose number of rows is fixed.
+
+    Raises:
+        DfException: one is.
+    """
+    for place, each in enumerate(descs if isinstance(descs, list | tuple) else ()):
+        if isinstance(each, TensorDesc) and (not each.shape or each.shape[0] >= 0):
+            raise DfException(
+                f"{name} has batch, and input {place} of it has the fixed shape {each.shape}: the first number of a "
+                "shape must be -1 to take the rows of several requests"
+            )
 
 
 def _check_names(options: dict[str, Any], known: tuple[str, ...], what: str) -> None:

@@ -66,7 +66,8 @@ class ProgramPoint:
         name = self._functions[0].name if self._functions else "run"
         return StageSpec(
             self.path.stem, "npu", _pickled(functools.partial(program_stage, str(self.path), name)), self._functions,
-            options.resources, hook, options.visible_device, str(self.path.parent),
+            options.resources, hook, options.visible_device, str(self.path.parent), b"", options.instances,
+            options.batch, options.wait_ns,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Options:
         resources, env_hook, visible_device: see `StageSpec`.
         stream_input: whether the function is given queues.
         choice: for each output what decides whether a value is sent.
+        instances, batch, wait_ns: see `StageSpec`.
     """
 
     kind: str = "python"
@@ -45,6 +47,9 @@ class Options:
     visible_device: bool = False
     stream_input: bool = False
     choice: Any = None
+    instances: int = 1
+    batch: int = 0
+    wait_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class PythonPoint:
         options = self.options
         return StageSpec(
             self.name, options.kind, self._code, self.functions, options.resources, self._hook, options.visible_device,
-            str(self._workspace), msg_type_register.pickled(),
+            str(self._workspace), msg_type_register.pickled(), options.instances, options.batch, options.wait_ns,
         )  # fmt: skip
 
 
@@ -116,6 +121,7 @@ def decorate_function(function: Callable[..., Any], options: Options) -> Callabl
         DfTypeError: the decorator was given what does not go with a function.
     """
     output_count(function, options.num_returns, strict=is_strict())
+    _check_batched(function, options)
     original = function
 
     @functools.wraps(original)
@@ -127,7 +133,14 @@ def decorate_function(function: Callable[..., Any], options: Options) -> Callabl
         inputs = input_count(original)
         node = _named(FlowNode(inputs, count, name or f"{original.__name__}_fnode"), options)
         choice = _choices(options.choice, count)
-        run = StageFunction("run", tuple(range(inputs)), tuple(range(count)), options.stream_input, choice)
+        run = StageFunction(
+            "run",
+            tuple(range(inputs)),
+            tuple(range(count)),
+            options.stream_input,
+            choice,
+            _generates(original, options),
+        )
         code = _pickled(functools.partial(_make_function, original))
         node.add_process_point(PythonPoint(original.__name__, options, (run,), code, workspace(node)))
         return node
@@ -135,6 +148,26 @@ def decorate_function(function: Callable[..., Any], options: Options) -> Callabl
     local_call.fnode = fnode  # type: ignore[attr-defined]
     local_call.__df_options__ = options  # type: ignore[attr-defined]
     return local_call
+
+
+def _generates(function: Callable[..., Any], options: Options) -> bool:
+    """Whether several results are made of one input; the reference has no generators in models."""
+    return inspect.isgeneratorfunction(function) and options.kind == "python"
+
+
+def _check_batched(function: Callable[..., Any], options: Options) -> None:
+    """Refuse batches for what makes several results of an input, or takes none.
+
+    Raises:
+        DfException: it does.
+    """
+    if not options.batch:
+        return
+    name = getattr(function, "__name__", repr(function))
+    if inspect.isgeneratorfunction(function):
+        raise DfException(f"{name} is a generator, so batch cannot split its results back to their inputs")
+    if not input_count(function):
+        raise DfException(f"{name} has no inputs, so there is nothing to batch")
 
 
 def _make_function(function: Callable[..., Any], context: StageContext) -> StageObject:
@@ -216,6 +249,9 @@ def decorate_class(cls: type, options: Options, fnode: Callable[..., FlowNode]) 
             raise DfTypeError(f"class {cls.__name__} has {name}, which the decorator adds")
     for each in methods(cls):
         output_count(each.function, _returns(each, options), strict=is_strict())
+        _check_batched(each.function, options)
+        if options.batch and each.options.stream_input:
+            raise DfException(f"batch and the stream_input of {each.name} contradict each other")
     if not methods(cls):
         raise DfException(f"no method of {cls.__name__} is decorated with method()")
     make_object: Any = cls.__new__
@@ -262,7 +298,7 @@ def method_functions(cls: type, options: Options) -> tuple[StageFunction, ...]:
         functions.append(
             StageFunction(
                 each.name, tuple(range(inward, inward + inputs)), tuple(range(outward, outward + count)),
-                each.options.stream_input, choice,
+                each.options.stream_input, choice, _generates(each.function, options),
             )
         )  # fmt: skip
         inward, outward = inward + inputs, outward + count

@@ -28,7 +28,7 @@ from toprope.flow.exceptions import (
 from toprope.flow.far_hub import FarHub, Mirror, begin, hub_of, is_far, reach
 from toprope.flow.far_link import in_link, out_link
 from toprope.flow.graph import DEPTH, Plan
-from toprope.flow.metrics import EdgeMetrics, Pages
+from toprope.flow.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
 from toprope.flow.run_fetch import Fetched, Fetcher
 from toprope.flow.run_hosts import Hosts, end_session, ensure_session
 from toprope.flow.run_place import place
@@ -75,6 +75,8 @@ class Runner:
         self._folder = Path()
         self._hold: int | None = None
         self._traces: dict[int, list[tuple[str, int, int, int]]] = {}
+        self.is_ordered = True
+        """True if results come in the order of their inputs: no stage has several instances."""
 
     # Beginning
 
@@ -102,6 +104,7 @@ class Runner:
             hub.check = self._hosts.check_deadlines
             hub.arrived = self._results.arrived
             self._hub = hub
+            self.is_ordered = not placed.is_scattered
             self._pages = Pages(self._folder, self._plan)
             _runners.add(self)
             self._hosts.start(self._hub.connect)  # type: ignore[arg-type]
@@ -152,6 +155,8 @@ class Runner:
             ids = {input: self._next_id(input, message) for input, message in values.items()}
             if any(id is None for id in ids.values()):
                 return PARAM_INVALID
+            if self._options.replies:
+                ids = self._with_room(ids)  # type: ignore[arg-type]
             links = [(input, self._chosen(input, ids[input])) for input in values]  # type: ignore[arg-type]
             for _, row in links:
                 for link in row:
@@ -209,6 +214,15 @@ class Runner:
             return wanted if last <= wanted < _LARGEST_ID else None
         return last + 1
 
+    def _with_room(self, ids: dict[int, int]) -> dict[int, int | None]:
+        """Leave out numbers whose instance has no room now, such as one that is being started again."""
+        most = max(len(row) for routes in self._links for row in routes)
+        for skipped in range(most):
+            found: dict[int, int | None] = {input: id + skipped for input, id in ids.items()}
+            if all(link.is_free() for input in ids for link in self._chosen(input, ids[input] + skipped)):
+                return found
+        return dict(ids)
+
     def _chosen(self, input: int, id: int) -> list[OutLink]:
         return [row[(id - 1) % len(row)] for row in self._links[input]]
 
@@ -236,6 +250,11 @@ class Runner:
             link.send(each, place)
         for input, id in ids.items():
             self._ids[input] = id
+
+    def cancel(self, transaction: int) -> None:
+        """Drop a transaction: stages that have not begun with it leave it out."""
+        if self._hub is not None and not self._closed:
+            self._hub.tell_all(Kind.CANCEL, transaction)
 
     # Fetching
 
@@ -314,6 +333,10 @@ class Runner:
         if told and self._hub is not None and not self._closed:
             self._hub.wait(lambda: self._mirror.is_newer(told), time.monotonic() + _FIGURES)
         return self._pages.metrics()
+
+    def stage_metrics(self) -> list[StageMetrics]:
+        """The calls of all stages."""
+        return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
         """What the stages did, as a Chrome trace; of those that are at work for longer than this, nothing.

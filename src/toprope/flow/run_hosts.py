@@ -16,9 +16,9 @@ from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIME
 from toprope.flow.far_gate import Address
 from toprope.flow.run_place import Placed
 from toprope.flow.stage import Host
-from toprope.flow.stage_loop import Status
 from toprope.flow.stage_plan import HostPlan, Reach, Route, StagePlan
-from toprope.flow.stage_spec import Failure, RunOptions
+from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
+from toprope.flow.stage_status import Status
 from toprope.functions import current
 from toprope.functions.backend import Code
 from toprope.functions.options import InvokeOptions
@@ -92,6 +92,7 @@ class Hosts:
         self._lives = dict.fromkeys(placed.hosts, options.restarts)
         self._generations = dict.fromkeys(placed.hosts, 0)
         self._running: dict[str, _Running] = {}
+        self._past: dict[str, list[list[int]]] = {}
         self.restarts = 0
 
     def start(self, ready: Callable[[str], None]) -> None:
@@ -125,6 +126,15 @@ class Hosts:
         """The processes, by the names of the stages in them."""
         return {stage.context.name: each.pid for each in self._running.values() for stage in each.plan.stages}
 
+    def figures(self) -> list[tuple[StagePlan, StageFunction, list[int]]]:
+        """For each function of each instance its cells, see `toprope.flow.stage_status`, of dead processes too."""
+        found = []
+        for base, host in list(self._running.items()):
+            functions_of = [(stage, each) for stage in host.plan.stages for each in stage.spec.functions]
+            rows = _figures(host, self._past.get(base))
+            found += [(*each, row) for each, row in zip(functions_of, rows, strict=True)]
+        return found
+
     def _create(self, base: str) -> _Running:
         plan = self._placed.hosts[base]
         name = self.current(base)
@@ -141,7 +151,7 @@ class Hosts:
         )  # fmt: skip
         id = current.backend().create(self._code, (plan,), {}, options)
         functions_of = [function for stage in plan.stages for function in stage.spec.functions]
-        status = Status(self._folder / f"status-{name}")
+        status = Status(self._folder / f"status-{name}", len(functions_of))
         return _Running(plan, id, name, [status.cells(place) for place in range(len(functions_of))])
 
     def _renamed(self, route: Route) -> Route:
@@ -184,6 +194,7 @@ class Hosts:
                 self._lives[base] -= 1
             self._kill(host)
             current.backend().terminate(host.id, False)
+            self._past[base] = _figures(host, self._past.get(base))
             try:
                 self._generations[base] += 1
                 self.restarts += 1
@@ -279,6 +290,16 @@ class Hosts:
             if cells[0]
         ]
         return ", ".join(at_work) or "no stage works on an input"
+
+
+def _figures(host: _Running, past: list[list[int]] | None) -> list[list[int]]:
+    """The cells of a process's functions, added to those of the processes before it."""
+    rows = [list(cells) for cells in host.status]
+    return (
+        rows
+        if past is None
+        else [[sum(pair) for pair in zip(*each, strict=True)] for each in zip(rows, past, strict=True)]
+    )
 
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")

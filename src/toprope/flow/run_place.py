@@ -9,9 +9,10 @@ from pathlib import Path
 
 from toprope.flow.batch import check
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph import DEPTH, Edge, Plan
+from toprope.flow.graph import DEPTH, Edge, FlowNode, Plan
 from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan, Target
 from toprope.flow.stage_spec import Batching, Deploy, RunOptions, StageContext, StageSpec
+from toprope.flow.streams import stream_ends
 
 __all__ = ["Placed", "place"]
 
@@ -64,8 +65,26 @@ class _Placer:
         self._options = options
         self._folder = folder
         self._specs: list[StageSpec] = [node.stage_spec() for node in plan.nodes]
-        self._deploys = [options.deploy.get(node.deploy_name, Deploy((options.device_index,))) for node in plan.nodes]
+        self._deploys = [self._deploy(node, spec) for node, spec in zip(plan.nodes, self._specs, strict=True)]
+        nothing: frozenset[str] = frozenset()
+        self._ends = stream_ends(plan, self._specs) if options.replies else [nothing] * len(plan.nodes)
         self._groups = self._neighbours() if options.colocate else list(range(len(plan.nodes)))
+
+    def _deploy(self, node: FlowNode, spec: StageSpec) -> Deploy:
+        """The cards of a stage's instances: the deploy file's, or as many on one card as its options ask for.
+
+        Raises:
+            DfException: the file has another number of cards.
+        """
+        found = self._options.deploy.get(node.deploy_name, Deploy((self._options.device_index,)))
+        if spec.instances == 1 or len(found.devices) == spec.instances:
+            return found
+        if len(found.devices) == 1:
+            return Deploy(found.devices * spec.instances)
+        raise DfException(
+            f"{node.deploy_name} has instances={spec.instances}, and the deploy file {len(found.devices)} addresses: "
+            "give one address, or one for each instance"
+        )
 
     def check_cards(self, cards: Callable[[], int | None]) -> None:
         """Refuse cards that are not there, also for stages that compute on the host.
@@ -153,6 +172,8 @@ class _Placer:
             self._align(node),
             tuple(self._routes(node, output, spec.kind, instance) for output in range(wired.output_num)),
             self._options.exception_catch,
+            self._options.replies,
+            self._ends[node],
         )
 
     def _align(self, node: int) -> tuple[int, int, bool] | None:

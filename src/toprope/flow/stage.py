@@ -11,12 +11,14 @@ from collections import deque
 from toprope.flow.edge import InQueue, OutLink
 from toprope.flow.edge_codec import Codec
 from toprope.flow.edge_hub import Kind, Peer
+from toprope.flow.edge_page import Page
 from toprope.flow.far_gate import Address
 from toprope.flow.far_hub import FarHub, Reporter, begin, hub_of, is_far
 from toprope.flow.far_link import in_link, out_link
 from toprope.flow.stage_calls import Stopped
-from toprope.flow.stage_loop import Loop, Outlet, Stage, Status
+from toprope.flow.stage_loop import Loop, Outlet, Stage
 from toprope.flow.stage_plan import DRIVER, HostPlan, Route
+from toprope.flow.stage_status import Status
 from toprope.functions.wire import Closed, Message
 
 __all__ = ["Host"]
@@ -58,7 +60,8 @@ class Host:
         """
         if isinstance(self._hub, FarHub):
             self._hub.book.update(book)
-        status = Status(self._hub.folder / f"status-{self._plan.name}")
+        functions = sum(len(each.plan.spec.functions) for each in self._stages.values())
+        status = Status(self._hub.folder / f"status-{self._plan.name}", functions)
         events: deque[tuple[str, int, int, int]] | None = deque(maxlen=200_000) if self._plan.trace else None
         for stage in self._stages.values():
             stage.outlets = [self._outlet(stage, routes) for routes in stage.plan.routes]
@@ -107,6 +110,8 @@ class Host:
                 if target.host == self._plan.name:
                     queue = self._stages[target.node, target.instance].inputs[route.input]
                     queue.on_room, queue.on_host = self._hub.wake, target.on_host
+                    name = f"link-{route.edge}-{stage.plan.context.instance_id}-{target.instance}-{self._hub.name}-0"
+                    queue.page = Page(self._hub.folder / name, new=True)
                     row.append(queue)
                 else:
                     key = (route.edge, stage.plan.context.instance_id, target.instance)
@@ -157,6 +162,9 @@ class Host:
             transaction, code, context, node = message.meta
             for loop in self._loops:
                 loop.caught(transaction, code, context, is_own=loop.node == node)
+        elif kind == Kind.CANCEL:
+            for loop in self._loops:
+                loop.cancel(message.meta)
         elif kind == Kind.TRACE:
             try:
                 self._hub.send(peer, Kind.TRACED, message.number, os.getpid(), [pickle.dumps(list(self._events or ()))])

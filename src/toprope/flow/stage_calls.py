@@ -9,14 +9,36 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from toprope.flow.dynamic_batch import chunks, rows_of
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
-from toprope.flow.stage_spec import EMPTY, FAILURE, TENSOR, TORCH, Failure, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_spec import (
+    EMPTY,
+    FAILURE,
+    MORE,
+    TENSOR,
+    TORCH,
+    Failure,
+    Head,
+    Message,
+    StageFunction,
+    StageObject,
+)
 
 if TYPE_CHECKING:
     from toprope.flow.edge import InQueue
     from toprope.flow.edge_hub import Hub
 
-__all__ = ["Activation", "InputQueue", "Python", "Stopped", "failure", "passed_on"]
+__all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped", "cancelled", "failure", "passed_on"]
+
+Made = list[tuple[int, int, Any]] | BaseException
+"""Results of one input: output, kind and payload of each message, or the error that it failed with."""
+
+
+class Cancelled(DfException):
+    """Nobody waits for the results of an input any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled: its client has gone, or its deadline has passed")
 
 
 class Stopped(DfAbortException):
@@ -132,9 +154,16 @@ class Python:
         function: its description.
         made: what runs in the stage.
         device: of an "npu" stage, whose values are tensors there; None else.
+        stop: in a graph that replies, called with the transaction between two results of a generator; it raises what
+            ends the call.
     """
 
-    def __init__(self, function: StageFunction, made: StageObject, device: Any = None) -> None:
+    def __init__(
+        self, function: StageFunction, made: StageObject, device: Any = None,
+        stop: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._generates = function.generates
+        self._stop = stop
         self._call = made.functions[function.name]
         self._made = made
         self._count = len(function.outputs)
@@ -154,11 +183,117 @@ class Python:
                 send(index, Message(EMPTY, None, head))
             return
         result = self._call(*map(self._value, messages))
-        if inspect.isgenerator(result) and self._device is None:
+        if not inspect.isgenerator(result) or self._device is not None:
+            self._send(result, head, send)
+        elif self._stop is None:
             for each in result:
                 self._send(each, head, send)
         else:
-            self._send(result, head, send)
+            self._generate(result, head, send)
+
+    def _generate(self, results: Any, head: Head, send: Callable[[int, Message], None]) -> None:
+        """Send the results of a generator, each marked as one of several."""
+        assert self._stop is not None
+        if not self._generates:
+            results.close()
+            raise DfException("it returned a generator and is no generator function itself: write `yield from` in it")
+        head = Head(*(getattr(head, each) for each in Head.__slots__))
+        head.flags |= MORE
+        try:
+            for each in results:
+                self._stop(head.transaction_id)
+                self._send(each, head, send)
+        finally:
+            results.close()
+
+    # Batches
+
+    def batch(self, inputs: list[list[Message]], most: int) -> list[Made]:
+        """Call it for several inputs at once; one that fails does not fail the others.
+
+        A batch that raises is called again with each of its inputs alone, and so is a batch of tensors whose result has
+        not one row for each row of its inputs.
+
+        Args:
+            inputs: one message for each parameter, for each input.
+            most: inputs, or rows of tensors, of one call.
+        """
+        found: list[Made | None] = [None] * len(inputs)
+        values: list[list[Any]] = [[] for _ in inputs]
+        for number, messages in enumerate(inputs):
+            try:
+                if self._device is not None and any(each.kind == EMPTY for each in messages):
+                    found[number] = [(index, EMPTY, None) for index in range(self._count)]
+                else:
+                    values[number] = [self._value(each) for each in messages]
+            except Exception as error:
+                found[number] = error
+        left = [number for number, known in enumerate(found) if known is None]
+        for chunk in chunks([self._key(values[each]) for each in left], most):
+            numbers = [left[each] for each in chunk]
+            for number, made in zip(numbers, self._batched([values[each] for each in numbers]), strict=True):
+                found[number] = made
+        return found  # type: ignore[return-value]
+
+    def _key(self, values: list[Any]) -> tuple[Any, int] | None:
+        if self._device is None:
+            return None, 1
+        rows = rows_of(values)
+        return None if rows is None else (tuple((each.dtype, tuple(each.shape[1:])) for each in values), rows)
+
+    def _batched(self, values: list[list[Any]]) -> list[Made]:
+        is_one = len(values) == 1
+        try:
+            if self._device is None:
+                return self._of_lists(values)
+            return [self._made_of(self._call(*values[0]))] if is_one else self._of_rows(values)
+        except Stopped:
+            raise
+        except Exception as error:
+            if is_one:
+                return [error]
+        except BaseException as error:
+            return [error] * len(values)
+        return [self._batched([each])[0] for each in values]
+
+    def _of_rows(self, values: list[list[Any]]) -> list[Made]:
+        """Results of one call with tensors joined along their first axis, split along it."""
+        import torch
+
+        rows = [len(each[0]) for each in values]
+        joined = [torch.cat(column) for column in zip(*values, strict=True)]
+        results = [self._checked(each) for each in self._tuple(self._call(*joined))]
+        for each in results:
+            if not each.ndim or len(each) != sum(rows):
+                raise DfException(
+                    f"a batch of {sum(rows)} rows was made into a result of shape {tuple(each.shape)}, which cannot be "
+                    "split back"
+                )
+        split = [each.split(rows) for each in results]
+        return [self._made_of(tuple(each) if len(each) > 1 else each[0]) for each in zip(*split, strict=True)]
+
+    def _of_lists(self, values: list[list[Any]]) -> list[Made]:
+        """Results of one call with a list for each parameter."""
+        results = self._tuple(self._call(*([*column] for column in zip(*values, strict=True))))
+        for each in results:
+            if not isinstance(each, list | tuple) or len(each) != len(values):
+                got = f"{type(each).__name__} of {len(each)}" if isinstance(each, list | tuple) else type(each).__name__
+                wrong = DfException(
+                    f"a function with batch is given lists, here of {len(values)} values, and must return a list of as "
+                    f"many, got {got}"
+                )
+                return [wrong] * len(values)
+        found: list[Made] = []
+        for row in zip(*results, strict=True):
+            failed = [each for each in row if isinstance(each, BaseException)]
+            try:
+                found.append(failed[0] if failed else self._made_of(row if len(row) > 1 else row[0]))
+            except Exception as error:  # of a serializer
+                found.append(error)
+        return found
+
+    def _made_of(self, result: Any) -> Made:
+        return [(index, *self._wrapped(value)) for index, value in self._results(result)]
 
     def stream(self, queues: list[InputQueue], send: Callable[[int, Message], None], head: Callable[[], Head]) -> None:
         """Call it once with queues. Errors as of `run`."""
@@ -192,19 +327,23 @@ class Python:
         return self._made.wrap(value) if self._device is None else (TORCH, self._checked(value))
 
     def _results(self, result: Any) -> Iterator[tuple[int, Any]]:
-        if not self._count:
-            return
-        if self._count == 1:
-            values: tuple[Any, ...] = (result,)
-        elif not isinstance(result, tuple) or len(result) != self._count:
-            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-            raise DfException(f"it has {self._count} outputs and must return a tuple of as many, got {got}")
-        else:
-            values = result
-        for index, value in enumerate(values):
+        for index, value in enumerate(self._tuple(result)):
             chosen = self._choice[index]
             if chosen is None or chosen(value):
                 yield index, value
+
+    def _tuple(self, result: Any) -> tuple[Any, ...]:
+        """The returned values, one for each output.
+
+        Raises:
+            DfException: it is no tuple of as many.
+        """
+        if self._count <= 1:
+            return (result,) * self._count
+        if not isinstance(result, tuple) or len(result) != self._count:
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            raise DfException(f"it has {self._count} outputs and must return a tuple of as many, got {got}")
+        return result
 
     def _checked(self, value: Any) -> Any:
         import torch
@@ -240,6 +379,12 @@ def _plain(device: Any) -> Any:
     import torch
 
     return torch.device("cpu") if device.type == "cpu" else device
+
+
+def cancelled(head: Head) -> Message:
+    """The message that stands in for the results of a cancelled input, for the stages that come after."""
+    why = Failure(Cancelled())
+    return Message(FAILURE, why, head, why.code)
 
 
 def passed_on(message: Message) -> Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import sys
@@ -11,43 +10,37 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from toprope.flow.batch import batcher
+from toprope.flow.dynamic_batch import Collector
 from toprope.flow.edge import InQueue, OutLink
 from toprope.flow.edge_codec import Codec
 from toprope.flow.edge_hub import Hub, Kind
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
 from toprope.flow.gather import Align, Gather, Group, Order, Source
-from toprope.flow.stage_calls import Activation, InputQueue, Python, Stopped, failure, passed_on
+from toprope.flow.stage_calls import (
+    Activation,
+    Cancelled,
+    InputQueue,
+    Made,
+    Python,
+    Stopped,
+    cancelled,
+    failure,
+    passed_on,
+)
 from toprope.flow.stage_plan import DRIVER, StagePlan
-from toprope.flow.stage_spec import FAILURE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_status import Recorder, Status
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
 _REMEMBERED = 1024
-"""Exceptions of functions whose transactions are known."""
+"""Exceptions of functions, and cancelled inputs, whose transactions are known."""
 
-
-class Status:
-    """What the functions of a process are at, in a file that the driver reads: a transaction and since when.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(file, 4096)
-            self._cells = memoryview(mmap.mmap(file, 4096)).cast("Q")
-        finally:
-            os.close(file)
-
-    def cells(self, place: int) -> memoryview:
-        """The two figures of a function: its transaction (0 for none), and since when in ns of the steady clock."""
-        return self._cells[2 * place : 2 * place + 2]
+_LOOK_NS = 2_000_000
+"""Time between two looks of a stage that replies for cancelled inputs."""
 
 
 class Outlet:
@@ -61,6 +54,8 @@ class Outlet:
         self._hub = hub
         self._codec = codec
         self._targets = targets
+        self.waited_ns = 0
+        """Time that messages have waited for room."""
         self.leaves = any(isinstance(each, OutLink) for row in targets for each in row)
 
     def send(self, message: Message) -> None:
@@ -80,7 +75,8 @@ class Outlet:
             links = [each for each in chosen if isinstance(each, OutLink)]
             sealed = self._codec.seal(message, len(links), on_host=True) if links else None
             for place, link in enumerate(links):
-                link.wait(None)
+                if not link.is_free():
+                    self._wait(link)
                 link.send(sealed, place)  # type: ignore[arg-type]
             chosen = [each for each in chosen if not isinstance(each, OutLink)]
         for place, each in enumerate(chosen):
@@ -93,12 +89,21 @@ class Outlet:
         if isinstance(target, OutLink):
             # sealed first: the work on a card is waited for, and copied to the host, while others make room
             sealed = self._codec.seal(message, 1, target.on_host, target.forewarn)
-            target.wait(None)
+            if not target.is_free():
+                self._wait(target)
             target.send(sealed, 0)
         else:
-            self._hub.wait(lambda: not target.is_full, None)
+            if target.is_full:
+                began = time.monotonic_ns()
+                self._hub.wait(lambda: not target.is_full, None)
+                self.waited_ns += time.monotonic_ns() - began
             target.put(message)
             self._hub.wake()
+
+    def _wait(self, link: OutLink) -> None:
+        began = time.monotonic_ns()
+        link.wait(None)
+        self.waited_ns += time.monotonic_ns() - began
 
 
 class Stage:
@@ -164,6 +169,7 @@ class Loop:
         self._function = function
         self._hub = hub
         self._status = status
+        self._recorder = Recorder(status) if plan.replies else None  # others pay nothing for it
         self._events = events
         self.node = plan.node
         several = len(plan.spec.functions) > 1
@@ -178,7 +184,20 @@ class Loop:
             for place, queue in zip(function.inputs, self._queues, strict=True)
         ]
         self._gather: Gather = Align(sources, *plan.align) if plan.align and len(sources) > 1 else Order(sources)
-        self._call = Python(function, stage.made, stage.device) if plan.spec.kind != "messages" else None
+        self._replies = plan.replies
+        self._ends = function.name in plan.ends
+        stop = self._check_cancelled if plan.replies else None
+        is_python = plan.spec.kind != "messages"
+        self._call = Python(function, stage.made, stage.device, stop) if is_python else None
+        counts_rows = stage.device is not None
+        self._collector = (
+            Collector(self._gather, plan.spec.batch, plan.spec.wait_ns, counts_rows=counts_rows)
+            if plan.spec.batch and is_python
+            else None
+        )
+        self._batch = plan.spec.batch
+        self._cancelled: dict[int, None] = {}
+        self._looked = 0
         self._counts = [0] * len(function.outputs)
         self._sent = [0] * len(function.outputs)  # of this activation
         self._head = Head()
@@ -202,6 +221,8 @@ class Loop:
         gather, wait = self._gather, self._hub.wait
         if self._function.stream_input:
             self._stream()
+        if self._collector is not None:
+            self._run_batches(self._collector)
         while True:
             if not self._is_ready():
                 wait(self._is_ready, gather.due())
@@ -217,20 +238,43 @@ class Loop:
 
     def _turn(self, group: Group) -> None:
         messages = group.messages
-        transaction = messages[0].head.transaction_id
-        failed = None
+        first = messages[0]
+        if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
+            self._run(messages)
+        else:
+            instead = self._instead(messages)
+            if instead is None:
+                self._run(messages)
+            else:
+                self._pass(instead)
+        self._finish(first.head.transaction_id)
+
+    def _instead(self, messages: list[Message]) -> list[Message] | None:
+        """The message that goes to all outputs without a call, or none; None where the function is to be called."""
+        head = messages[0].head
+        if self._given_up and head.transaction_id in self._given_up:
+            return []
         for each in messages:
             if each.kind == FAILURE:
-                failed = each
-                break
-        if self._given_up and transaction in self._given_up:
-            pass
-        elif failed is not None:
+                return [passed_on(each)]
+        if not self._replies:
+            return None
+        self._look()
+        if self._cancelled and head.transaction_id in self._cancelled:
+            return [cancelled(head)]
+        ends = sum(each.head.flags & END != 0 for each in messages)
+        if not ends:
+            return None
+        if ends == len(messages):
+            return [Message(EMPTY, None, head)]
+        text = f"the inputs of {self.name} are streams of different lengths, so their results belong to no request"
+        why = failure(DfException(text), self._stage.plan.spec.name)
+        return [Message(FAILURE, why, head, why.code)]
+
+    def _pass(self, instead: list[Message]) -> None:
+        for each in instead:
             for outlet in self._outlets:
-                outlet.send(passed_on(failed))
-        else:
-            self._run(messages)
-        self._finish(transaction)
+                outlet.send(each)
 
     def _finish(self, transaction: int) -> None:
         if self.is_alone:
@@ -243,23 +287,99 @@ class Loop:
 
     def _run(self, messages: list[Message]) -> None:
         head = messages[0].head
-        status, began = self._status, time.monotonic_ns()
-        status[1] = began
-        status[0] = head.transaction_id
-        self._sent = [0] * len(self._outlets)
+        began, waited = self._begin(head)
         try:
             if self._call is not None:
                 self._call.run(messages, self._send)
             else:
                 self._activate(messages, head, None)
+            if self._replies:
+                self._reply(head)
+        except Stopped:
+            raise
+        except Cancelled:
+            self._pass([cancelled(head)])
+        except BaseException as error:
+            self._fail(error, head)
+        finally:
+            self._end(1, began, waited, head.transaction_id)
+
+    def _begin(self, head: Head) -> tuple[int, int]:
+        """An input is worked on: the time, and the time that outputs have waited for room so far."""
+        status = self._status
+        status[1] = began = time.monotonic_ns()
+        status[0] = head.transaction_id
+        self._sent = [0] * len(self._outlets)
+        return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
+
+    def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
+        self._status[0] = 0
+        if self._recorder is not None:
+            waited -= sum(each.waited_ns for each in self._outlets)
+            self._recorder.add(inputs, time.monotonic_ns() - began + waited)
+        if self._events is not None:
+            self._events.append((self.name, began, time.monotonic_ns(), transaction))
+
+    def _reply(self, head: Head) -> None:
+        """Have each output say that there is no more of this input, or that there is nothing."""
+        for outlet, count in zip(self._outlets, self._sent, strict=True):
+            if self._ends:
+                ended = Head(*(getattr(head, each) for each in Head.__slots__))
+                ended.flags |= END
+                outlet.send(Message(EMPTY, None, ended))
+            elif not count and not self._function.generates and not head.flags & MORE:
+                why = failure(DfException(f"stage {self.name} has made nothing of the input"), self.name)
+                outlet.send(Message(FAILURE, why, head, why.code))
+
+    # Batches
+
+    def _run_batches(self, collector: Collector) -> None:
+        wait = self._hub.wait
+
+        def is_ready() -> bool:
+            return collector.is_ready(time.monotonic())
+
+        while True:
+            if is_ready():
+                self._turn_of_batch(collector.take())
+                continue
+            due = collector.due()
+            # the first input of a batch says until when others are waited for
+            wait(lambda due=due: is_ready() or collector.due() != due, due)  # type: ignore[misc]
+
+    def _turn_of_batch(self, groups: list[Group]) -> None:
+        assert self._call is not None
+        instead = [self._instead(each.messages) for each in groups]
+        called = [each.messages for each, known in zip(groups, instead, strict=True) if known is None]
+        head = (called or [groups[0].messages])[0][0].head
+        began, waited = self._begin(head)
+        try:
+            made = iter(self._call.batch(called, self._batch))
+            for group, known in zip(groups, instead, strict=True):
+                if known is None:
+                    self._send_made(group.messages[0].head, next(made))
+                else:
+                    self._pass(known)
+        finally:
+            if called:
+                self._end(len(called), began, waited, head.transaction_id)
+            self._status[0] = 0
+        for group in groups:  # the collector is empty
+            self._finish(group.messages[0].head.transaction_id)
+
+    def _send_made(self, head: Head, made: Made) -> None:
+        self._sent = [0] * len(self._outlets)
+        try:
+            if isinstance(made, BaseException):
+                raise made
+            for index, kind, payload in made:
+                self._send(index, Message(kind, payload, head))
+            if self._replies:
+                self._reply(head)
         except Stopped:
             raise
         except BaseException as error:
             self._fail(error, head)
-        finally:
-            status[0] = 0
-            if self._events is not None:
-                self._events.append((self.name, began, time.monotonic_ns(), head.transaction_id))
 
     def _fail(self, error: BaseException, head: Head) -> None:
         found = failure(error, self._stage.plan.spec.name)
@@ -309,6 +429,31 @@ class Loop:
         self._counts[index] += 1
         counted = Head(self._counts[index], head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
         self._outlets[index].send(message.with_head(counted))
+
+    # Cancellation
+
+    def cancel(self, transaction: int) -> None:
+        """Nobody waits for the results of a transaction."""
+        self._cancelled[transaction] = None
+        if len(self._cancelled) > _REMEMBERED:
+            del self._cancelled[next(iter(self._cancelled))]
+
+    def _check_cancelled(self, transaction: int) -> None:
+        """Read messages, and end the call if nobody waits for its results.
+
+        Raises:
+            Cancelled: nobody does.
+        """
+        self._look()
+        if self._cancelled and transaction in self._cancelled:
+            raise Cancelled
+
+    def _look(self) -> None:
+        """Read messages now and then: a stage that always has inputs waits for none."""
+        now = time.monotonic_ns()
+        if now - self._looked > _LOOK_NS:
+            self._looked = now
+            self._hub.look()
 
     # Functions of kind "messages", and their exceptions
 

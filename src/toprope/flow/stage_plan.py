@@ -62,6 +62,8 @@ class StagePlan:
         align: limit, milliseconds and whether to drop, for inputs that are taken by transaction; None by order.
         routes: for each output where it goes.
         catches: whether exceptions of functions are told to all stages.
+        replies: see `RunOptions`.
+        ends: names of the functions that end a stream of results, see `toprope.flow.streams`.
     """
 
     node: int
@@ -74,6 +76,8 @@ class StagePlan:
     align: tuple[int, int, bool] | None = None
     routes: tuple[tuple[Route, ...], ...] = ()
     catches: bool = False
+    replies: bool = False
+    ends: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,11 @@ from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfException
 
 __all__ = [
     "EMPTY",
+    "END",
     "EOS",
     "FAILURE",
+    "MORE",
+    "OWN_FLAGS",
     "PICKLED",
     "RAW",
     "SEG",
@@ -51,6 +54,12 @@ FAILURE = -2
 
 EOS, SEG = 1, 2
 """Flags of a message: the end of the sequence, the end of a segment."""
+
+MORE, END = 1 << 30, 1 << 29
+"""Flags of a stream of results, see `RunOptions.replies`: a result after which more may follow, and the message without
+data that ends the stream."""
+OWN_FLAGS = MORE | END
+"""Flags that no user sees."""
 
 
 @dataclass(slots=True)
@@ -192,6 +201,7 @@ class StageFunction:
             and results. Outputs may belong to several functions.
         stream_input: whether it is given queues of messages, and takes from them what it likes.
         choice: for each output what decides whether a value is sent; None for always. Empty for all of them always.
+        generates: whether it is a generator function, which makes several results of one input.
     """
 
     name: str
@@ -199,6 +209,7 @@ class StageFunction:
     outputs: tuple[int, ...]
     stream_input: bool = False
     choice: tuple[Callable[[Any], Any] | None, ...] = ()
+    generates: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,6 +229,9 @@ class StageSpec:
         visible_device: whether the process is shown only its own card.
         workspace: folder of its own, for what the stage writes; empty for none.
         registry: pickle of what has to be known before messages are read; it is unpickled before `code`.
+        instances: processes that share the inputs, where the deploy file does not say.
+        batch: most requests, or rows of tensors, that one call is given; 0 for no batching across inputs.
+        wait_ns: nanoseconds that the first of a batch waits for others.
     """
 
     name: str
@@ -229,6 +243,9 @@ class StageSpec:
     visible_device: bool = False
     workspace: str = ""
     registry: bytes = b""
+    instances: int = 1
+    batch: int = 0
+    wait_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -313,6 +330,8 @@ class RunOptions:
             again, and the input fails.
         start_timeout_ms: how long all stages together may take to start.
         trace: whether the stages keep what they did, for `Runner.trace`.
+        replies: whether each input has an end that the driver sees, as a service needs it: a generator's results are
+            followed by a message with the flag END, and a stage that sends nothing sends a failure instead.
     """
 
     deploy: Mapping[str, Deploy] = field(default_factory=dict)
@@ -327,6 +346,7 @@ class RunOptions:
     deadline_ms: int = 0
     start_timeout_ms: int = 120_000
     trace: bool = False
+    replies: bool = False
 
 
 Batching = CountBatch | TimeBatch
