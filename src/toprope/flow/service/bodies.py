@@ -315,4 +315,4 @@ def safetensors_of_values(values: Sequence[Any], ports: Ports) -> bytes:
 
 
 def _is_text(value: Tensor) -> bool:
-    return value.get_data_type() == DT_STRING
+    return bool(value.get_data_type() == DT_STRING)

@@ -212,12 +212,14 @@ class Ring:
                     self._waiting.add(me)
                     # Threads that hold slots and do not wait for one themselves will release theirs.
                     running = {getattr(who, "thread", me) for each in held for who in each.held} - self._waiting
+                    if not running and len(held) == len(self.slots):
+                        # One of those that wait for each other ends. To the others it runs until it has released its own.
+                        self._waiting.discard(me)
+                        raise self._busy(unit)
                 waited = time.perf_counter() - begin
                 if loading and len(held) < len(self.slots):
                     loading[0].settle(self.limit)
                     continue
-                if not running and len(held) == len(self.slots):
-                    raise self._busy(unit)
                 if not running and not collected:
                     gc.collect()
                     collected = True
