@@ -213,7 +213,7 @@ class Ring:
                     # Threads that hold slots and do not wait for one themselves will release theirs.
                     running = {getattr(who, "thread", me) for each in held for who in each.held} - self._waiting
                     if not running and len(held) == len(self.slots):
-                        # One of those that wait for each other ends. To the others it runs until it has released its own.
+                        # One of those that wait for each other ends: to the others it runs, and releases its own.
                         self._waiting.discard(me)
                         raise self._busy(unit)
                 waited = time.perf_counter() - begin
