@@ -47,14 +47,14 @@ def test_without_torch_npu(tmp_path):
         (
             "raise RuntimeError('Two accelerators\\ncannot be used.')",
             "RuntimeError: Two accelerators cannot be used",
-            "mend",
+            "fix",
         ),
-        ("import torch; torch.no_such_name", "AttributeError: module 'torch' has no attribute 'no_such_name'", "mend"),
-        ("raise SystemExit(3)", "SystemExit: 3", "mend"),
+        ("import torch; torch.no_such_name", "AttributeError: module 'torch' has no attribute 'no_such_name'", "fix"),
+        ("raise SystemExit(3)", "SystemExit: 3", "fix"),
         ("import no_such_module", "ModuleNotFoundError: No module named", "package that has the module no_such_module"),
         ("raise ImportError('x.so: undefined symbol: _Z1')", "ImportError: x.so: undefined symbol", "for this torch"),
         ("raise RuntimeError('error code is 507008')", "RuntimeError: error code is 507008", "`toprope doctor 507008`"),
-        ("this is no Python", "SyntaxError: ", "mend"),
+        ("this is no Python", "SyntaxError: ", "fix"),
     ],
 )
 def test_a_torch_npu_that_cannot_be_loaded(tmp_path, code, reason, advice):

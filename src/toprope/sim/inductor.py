@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from toprope.imports import after_import
-from toprope.sim.npu._graph_tree_state import npugraph_mark_step_begin
 
 __all__ = ["register"]
 
 
 def register() -> None:
     """Tell the compiler about npu as soon as a program uses it; importing it takes seconds."""
+    import torch
+
+    from toprope.sim.npu._graph_tree_state import npugraph_mark_step_begin
+
     torch.compiler.npugraph_mark_step_begin = npugraph_mark_step_begin  # type: ignore[attr-defined]
     after_import("torch._dynamo.device_interface", _register_interface)
     after_import("torch._inductor.compile_fx", _lower_as_host)
 
 
 def _register_interface() -> None:
+    import torch
     from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 
     npu = torch.npu  # type: ignore[attr-defined]

@@ -1,0 +1,194 @@
+"""The plan: the search for placements, and the reasons of each; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toprope.sizes import decimal
+from toprope.tiers.plan.model import (
+    Budgets,
+    Group,
+    Home,
+    Links,
+    Load,
+    Plan,
+    Tier,
+    Use,
+    uses,
+)
+from toprope.tiers.plan.placement import BUFFERS, Placement
+from toprope.tiers.plan.search import check, choose, least_device, refuse_device, refuse_stores
+from toprope.tiers.plan.units import Problem, divide, finest, problem_of
+
+__all__ = ["SMALL", "plan"]
+
+SMALL = 2**20
+"""Tensors of fewer bytes always stay on the device: a load of their own would cost more than their room."""
+
+
+def plan(
+    groups: Sequence[Group],
+    order: Sequence[Use | str],
+    budgets: Budgets,
+    links: Links,
+    *,
+    training: bool = False,
+    stored: bool = True,
+    slots: int | None = None,
+    small: int = SMALL,
+    states: Tier | None = None,
+) -> Plan:
+    """The plan of a step that repeats.
+
+    Args:
+        groups: what is moved.
+        order: the uses of one step (for training `training_order(names)`); names alone are forward runs.
+        budgets: how many bytes each tier may hold.
+        links: the speeds between them.
+        training: gradients, optimizer states and saved activations are placed and moved too, and weights change.
+        stored: the weights lie on the disk already, as safetensors; reading them in place takes no room there.
+        slots: how many slots the ring has, at least 2; None for what is fastest.
+        small: tensors of fewer bytes always stay, unless all of them together have no room.
+        states: where the optimizer's states shall lie ("host": what has no room there, on the disk); None for where it
+            is best.
+
+    Raises:
+        PlanError: something cannot fit, with how much would suffice; or the order names an unknown group.
+    """
+    traced = uses(order)
+    check(groups, traced, budgets, slots)
+    problem = problem_of(groups, traced, budgets, links, training=training, stored=stored, small=small, states=states)
+    count = slots or 2
+    whole = least_device(problem, count)
+    if whole > _room(problem):
+        problem = _smaller(groups, problem, count)
+    placement = choose(problem, slots)
+    if placement is None:
+        raise refuse_stores(problem, count)
+    return _told(problem, placement, traced)
+
+
+def _room(problem: Problem) -> int:
+    return problem.budgets.device - problem.budgets.reserve
+
+
+def _smaller(groups: Sequence[Group], problem: Problem, slots: int) -> Problem:
+    """The problem in pieces that fit: groups in parts, and small tensors that move with their group."""
+    order, tried = problem.order, [problem]
+    if problem.small:
+        movable = problem_of(
+            groups,
+            order,
+            problem.budgets,
+            problem.links,
+            training=problem.training,
+            stored=problem.stored,
+            small=0,
+            states=problem.states,
+        )
+        if movable.fixed_bytes < problem.fixed_bytes:
+            tried.append(movable)
+    for each in tried:
+        if least_device(each, slots) <= _room(each):
+            return each
+        pieces = finest(groups, order, each)
+        if least_device(pieces, slots) <= _room(pieces):
+            for most in (max(0, each.available // slots), *sorted(_tensors(pieces), reverse=True)):
+                divided = divide(groups, order, each, most)
+                if least_device(divided, slots) <= _room(divided):
+                    return divided
+    raise refuse_device(finest(groups, order, tried[-1]), slots)
+
+
+def _tensors(problem: Problem) -> set[int]:
+    return {unit.bytes for name in problem.groups for unit in problem.needed(name)}
+
+
+def _told(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
+    entries, carried = placement.schedule
+    tiers = {name: _tier(problem, placement, name) for name in _by_first_use(problem)}
+    homes = [
+        Home(
+            unit.group, "weights" if unit.what == "tied" else unit.what, placement.tier(unit), unit.bytes, unit.members
+        )
+        for unit in problem.units
+    ]
+    made = [sorted((getattr(each, kind) for each in problem.groups.values()), reverse=True)[:BUFFERS] for kind in _MADE]
+    limits = placement.limits
+    return Plan(
+        groups=tuple(problem.groups.values()),
+        order=problem.order,
+        traced=traced,
+        training=problem.training,
+        budgets=problem.budgets,
+        links=problem.links,
+        fixed=problem.fixed,
+        fixed_bytes=problem.fixed_bytes,
+        resident=tuple(name for name, tier in tiers.items() if tier == "device"),
+        host=tuple(name for name, tier in tiers.items() if tier == "host"),
+        disk=tuple(name for name, tier in tiers.items() if tier == "disk"),
+        resident_bytes=problem.fixed_bytes + sum(each.bytes for each in homes if each.tier == "device"),
+        homes=tuple(homes),
+        slots=placement.slots,
+        slot_bytes=placement.slot_bytes,
+        staging=placement.staging,
+        working_bytes=sum(map(sum, made)) if problem.training else 0,
+        loads=tuple(
+            Load(
+                each.use,
+                each.group,
+                sum(placement.loaded[each.group].values()),
+                tiers[each.group],
+                each.replaces,
+                each.after,
+            )
+            for each in entries
+        ),
+        carried=carried,
+        split=problem.parts,
+        traffic=placement.traffic,
+        compute_seconds=placement.compute,
+        predicted_seconds=placement.predicted,
+        limit_seconds=placement.limit,
+        limited_by=max(limits, key=lambda each: limits[each]),
+        reasons=tuple(_reasons(problem, placement)),
+        spans=placement.last_step(),
+    )
+
+
+_MADE = ("gradient_bytes", "activation_bytes")
+
+
+def _by_first_use(problem: Problem) -> list[str]:
+    used = dict.fromkeys(use.group for use in problem.order)
+    return [*used, *(name for name in problem.groups if name not in used)]
+
+
+def _tier(problem: Problem, placement: Placement, group: str) -> Tier:
+    found = {placement.tier(unit) for unit in problem.needed(group)}
+    return "disk" if "disk" in found else "host" if "host" in found else "device"
+
+
+def _reasons(problem: Problem, placement: Placement) -> list[str]:
+    told = []
+    if all(tier == "device" for tier in placement.tiers.values()):
+        told.append("everything fits into the device's budget: nothing moves")
+    elif placement.slots:
+        told.append(
+            f"{placement.slots} slots of {decimal(placement.slot_bytes)}: "
+            + (
+                "one is computed from while the other is loaded; a third would take the room of what stays"
+                if placement.slots == 2
+                else "so many hide loads of uneven length behind computation"
+            )
+        )
+    if placement.staging:
+        word = "a buffer on the host lets" if placement.staging == 1 else f"{placement.staging} buffers on the host let"
+        told.append(f"{word} the disk read ahead of the slots")
+    cut = {part.group for part in problem.parts}
+    told += [f"{group} is loaded in parts: as a whole it is larger than a slot can be" for group in sorted(cut)]
+    tied = {unit.name: unit for some in problem.tied.values() for unit in some}
+    for unit in tied.values():
+        does = "stays" if placement.tier(unit) == "device" else "is loaded with each group that has it"
+        told.append(f"{' = '.join(unit.members)} is one tensor: it is counted once and {does}")
+    return told
