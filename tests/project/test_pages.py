@@ -50,7 +50,6 @@ RIGHT = {
     ("docs/images.md", "never yet"): "no real weights have been run",
     ("docs/limits.md", "has run on real Ascend hardware so far"): "no part of toprope has",
     ("docs/limits.md", "a peer that was not launched yet"): "a kernel of the user's program",
-    ("docs/soak.md", "it has not been run yet"): "true while the table there is empty",
     ("docs/benchmarks.md", "is not done yet"): "work of a pipeline that is measured",
 }
 
