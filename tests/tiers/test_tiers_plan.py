@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from toprope.errors import PlanError
 from toprope.sizes import parse_size
-from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Tier, Use, plan, training_order, uses
-from toprope.tiers.plan.model import aligned
+from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Use, plan, training_order, uses
+from toprope.tiers.plan.model import Tier, aligned
 from toprope.tiers.plan.search import _placements, enough
 from toprope.tiers.plan.units import problem_of
 
