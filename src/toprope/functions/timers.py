@@ -47,7 +47,7 @@ class Timers:
         self._cancelled = 0
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do something in so many seconds."""
+        """Do something after a number of seconds."""
         timer = Timer(self, action)
         with self._lock:
             heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), timer))
@@ -99,7 +99,7 @@ class Clock:
         self._lock = threading.Lock()
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do something in so many seconds; it may ask Ray, and so wait for a moment."""
+        """Do something after a number of seconds; it may ask Ray, and so wait for a moment."""
         timer = self._timers.after(seconds, action)
         with self._lock:
             if self._thread is None and not self._closed:

@@ -291,7 +291,7 @@ def renamed(tensors: Mapping[str, torch.Tensor], pipeline: Any) -> dict[str, tor
         if alpha is not None and len(sides) == 2 and alpha.numel() == 1:
             sides["lora_B"] = sides["lora_B"] * (float(alpha) / sides["lora_A"].shape[0])
         elif alpha is not None:
-            others[f"{module}.alpha"] = alpha  # is told as what belongs to no layer
+            others[f"{module}.alpha"] = alpha  # reported as belonging to no layer
         others |= {f"{part}.{module}.{side}.weight": tensor for side, tensor in sides.items()}
     return others
 

@@ -1,4 +1,4 @@
-"""The forkserver as the driver sees it: started, asked for workers, and started anew should it be killed."""
+"""The forkserver as the driver sees it: started, asked for workers, and started again should it be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toprope.functions.local import forkserver
 __all__ = ["Forkserver", "end_strays"]
 
 _TIMES, _WITHIN = 3, 60.0
-"""A forkserver that goes so often within so many seconds is not started again."""
+"""After this number of ends within these seconds a forkserver is not started again."""
 
 _PATIENCE = 10.0
 """Seconds that the forkserver may take to read what it is asked."""

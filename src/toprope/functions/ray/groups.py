@@ -188,7 +188,7 @@ class Groups:
 
     def _end(self, group: _Group, error: BaseException, *, failed: bool) -> None:
         if failed:
-            try:  # known to the manager before the members die: whoever waits for them asks it why, at once
+            try:  # known to the manager before the members die: a caller that waits for them asks it why, at once
                 self._backend.ask(Manager.fail, group.key, RaisedError.of(error).data)
             except YRError:
                 pass  # the session has ended

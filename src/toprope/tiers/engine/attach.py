@@ -77,7 +77,7 @@ def attach(
         model: in memory, or on meta (see `skeleton`) with its files in `disk`; of what `torch.compile` gives, the model
             in it.
         device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
-            which the first step shows (the device's peak is counted anew for that); until then for half of it.
+            which the first step shows (the device's peak is reset for that); until then for half of it.
         host: bytes of the host's memory; "auto" for a part of what is available.
         disk: a folder with the model's safetensors files (or one such file), read in place; or a folder where a file
             for what has no room elsewhere can be made. "folder:64GB" limits that file. None for no disk.

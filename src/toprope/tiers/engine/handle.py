@@ -42,13 +42,13 @@ __all__ = ["Automatic", "Handle"]
 class Automatic:
     """The budget of a device with memory of its own, where it is "auto".
 
-    The first step has half of what is free. What it allocates beside the weights is left free from then on: by the
-    device's peak, which is counted anew for that.
+    The first step has half of what is free. What it allocates besides the weights is left free from then on: by the
+    device's peak, which is reset for that.
 
     Args:
         device: that computes.
         free: bytes of it before anything is moved.
-        resolve: gives the budgets where computing takes so many bytes.
+        resolve: gives the budgets for a number of bytes that computing takes.
     """
 
     def __init__(self, device: Device, free: int, resolve: Callable[[int], Budgets]) -> None:

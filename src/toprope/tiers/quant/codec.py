@@ -145,8 +145,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *, path: str | None = None) -> Page:
     """Store a tensor in few bits.
 
-    It takes less memory than twice the tensor beside it, the page included. What lies on a card is encoded on the host,
-    and the page lies on the card.
+    In addition to the tensor it takes less than twice its memory, the page included. A tensor on a card is encoded on
+    the host, and its page is put on the card.
 
     Args:
         tensor: of any shape, of fp32, bf16, fp16 or fp64 (which is rounded to fp32 first).

@@ -147,7 +147,7 @@ _op.register_autograd(_backward, setup_context=_keep)
 
 
 _MANY = 128
-"""From so many rows of activations on, the weight is decoded as a whole, for a moment, and torch multiplies."""
+"""Rows of activations from which on the weight is decoded as a whole, for a moment, and torch multiplies."""
 
 
 def multiply(x: torch.Tensor, page: Page, bias: torch.Tensor | None) -> torch.Tensor:

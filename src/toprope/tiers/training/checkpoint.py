@@ -53,7 +53,7 @@ class Entry:
 
 
 def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> None:
-    """Write beside the file, reach the disk, take its place: whatever happens, it is the old one or the new one.
+    """Write next to the file, reach the disk, take its place: whatever happens, it is the old one or the new one.
 
     Raises:
         TierCapacityError: the disk is full. The file is as it was.
@@ -142,7 +142,7 @@ class Reader:
         return out
 
     def pieces(self, name: str, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """A tensor's elements, at most so many at a time, each with the place of the first."""
+        """A tensor's elements in pieces of limited length, each with the place of its first."""
         tensor = self.tensors[name]
         count = tensor.bytes // DTYPES[tensor.dtype].itemsize
         for start in range(0, count, most):
