@@ -37,11 +37,14 @@ check: $(READY)
 	@echo "check: SEED=$(SEED)"
 	$(PYTEST) -m "(slow or pure) and not soak" --hypothesis-seed=$(SEED)
 
+# Hours long: each part runs, whatever the one before it found.
 soak: $(READY)
 	@echo "soak: SEED=$(SEED)"
-	TOPROPE_SOAK=1 $(PYTEST) --hypothesis-seed=$(SEED) --timeout 3600
-	sh scripts/sanitize.sh
-	sh scripts/repeat.sh $(ROUNDS)
+	failed=""; \
+	TOPROPE_SOAK=1 $(PYTEST) --hypothesis-seed=$(SEED) --timeout 3600 || failed="$$failed pytest"; \
+	sh scripts/sanitize.sh || failed="$$failed sanitize"; \
+	sh scripts/repeat.sh $(ROUNDS) || failed="$$failed repeat"; \
+	test -z "$$failed" || { echo "soak: failed in:$$failed"; exit 1; }
 
 # The vendor's own tests on the simulated card; VENDOR holds fetched copies of the repositories (scripts/vendor_tests).
 vendor: $(READY)
