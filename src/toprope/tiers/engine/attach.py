@@ -373,6 +373,7 @@ class _Attaching:
                     compute_seconds=group.bytes / (2 * links.memory.bytes_per_second),
                     gradient_bytes=train,
                     state_bytes=2 * train,
+                    together=group.together,
                 )
             )
         fixed = self.model.fixed_bytes(self.module)

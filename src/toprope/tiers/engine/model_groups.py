@@ -232,13 +232,30 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
         size = sum(aligned(each.nbytes) for each in weights[:-1]) + weights[-1].nbytes
         members[group_name][key] = Member(key, size, "weight", key)
         found.members[key] = weights
+    together = _together(found, group_of)
     for name, some_members in members.items():
-        found.groups.append(Group(name or "(model)", tuple(some_members.values())))
+        found.groups.append(
+            Group(name or "(model)", tuple(some_members.values()), together=tuple(together.get(name, ())))
+        )
     modules = dict(model.named_modules())
     for name in members:
         module = modules.get(name)
         if name and module is not None and name not in around:
             found.blocks[name] = module
+
+
+def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
+    """By group, the keys of members that a module and those around it need at the same time."""
+    key_of = {weight.name: key for key, weights in found.members.items() for weight in weights}
+    keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for prefix, _, some in found.owners:
+        keys[group_of[prefix], found.atoms[prefix]].update(dict.fromkeys(key_of[name] for name in some))
+    result: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for group, atom in keys:
+        parts = atom.split(".")
+        chain = dict.fromkeys((group, ".".join(parts[:count])) for count in range(len(parts) + 1))
+        result[group].append(tuple(dict.fromkeys(key for each in chain for key in keys.get(each, ()))))
+    return result
 
 
 def _blocks(owned: Iterable[tuple[str, str]], sizes: dict[str, int], total: int) -> dict[str, str]:
