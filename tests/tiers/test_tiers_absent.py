@@ -448,6 +448,70 @@ def test_distributed_data_parallel_is_refused_and_gradients_are_averaged_by_hand
         torch.distributed.destroy_process_group()
 
 
+RANK = """
+import sys, torch
+from torch import nn
+from toprope.errors import TierAbsentError
+from toprope.tiers import attach
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+
+whole = nn.parallel.DistributedDataParallel(net())
+model = net()
+torch.manual_seed(rank)
+batches = torch.randn(3, 5, 64)
+with attach(model, 150_000, "10MB", on="cpu", small=1000, training=True) as handle:
+    try:
+        nn.parallel.DistributedDataParallel(model)
+    except TierAbsentError as error:
+        assert "torch.distributed.all_reduce" in str(error)
+    else:
+        raise AssertionError("accepted")
+    assert handle.plan.slots
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, whole)]
+    for batch in batches:
+        for each, optimizer in zip((model, whole), optimizers):
+            optimizer.zero_grad()
+            each(batch).square().sum().backward()
+            if each is model:
+                for parameter in model.parameters():
+                    values = parameter.grad.clone()
+                    torch.distributed.all_reduce(values)
+                    parameter.grad.copy_(values / 2)
+            optimizer.step()
+same = [torch.equal(*each) for each in zip(model.parameters(), whole.module.parameters(), strict=True)]
+assert all(same), same
+torch.distributed.barrier()
+print("same")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_average_gradients_train_as_distributed_data_parallel_does(tmp_path):
+    program, store = tmp_path / "rank.py", tmp_path / "store"
+    program.write_text(RANK)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), store], env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        ended = [each.communicate(timeout=250) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [out for out, _ in ended] == ["same\n", "same\n"], ended
+
+
 CARD = """
 import sys, torch
 from torch import nn
