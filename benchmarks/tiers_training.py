@@ -32,13 +32,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from parts.limits import Row, line, row
 from parts.old_code import Rows, compare, is_served, report, serve
 from torch import nn
 
-from toprope.tiers import Handle, attach
+from toprope.tiers import attach
+
+if TYPE_CHECKING:
+    from toprope.tiers import Handle
 
 PIECE = 4 * 2**20
 

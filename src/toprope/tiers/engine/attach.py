@@ -305,7 +305,7 @@ class _Attaching:
             f"{prefix}.{short}" if prefix else short
             for prefix, owner in self.module.named_modules()
             for short, each in owner._parameters.items()
-            if each is not None and each.device.type == "meta"
+            if each is not None and each.device.type == "meta" and each.numel()
         }
         missing += [name for name in self.model.left if name in meta]
         if missing and self.folder is not None and self.folder.is_dir():
@@ -419,7 +419,8 @@ class _Attaching:
         known = {id(each) for weight in self.model.weights.values() for each in weight.parameters}
         for parameter in self.module.parameters():
             if id(parameter) not in known and parameter.device != there:
-                set_data(parameter, parameter.detach().to(there))
+                whole = parameter.detach()
+                set_data(parameter, whole.to(there) if whole.numel() else torch.empty_like(whole, device=there))
 
     def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
         """Leave the model as it was."""
