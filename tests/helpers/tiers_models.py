@@ -1,6 +1,5 @@
 """Models that people offload, made tiny, and what is done with each: attached to tiers and as a whole, bit for bit."""
 
-import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ class Case:
         batch: makes its inputs.
         generate: options of `model.generate`; None where it generates nothing.
         forward: runs it; None for `model(**batch)`.
-        card: why the simulated card does not run it; empty where it does.
     """
 
     build: Callable[[], Any]
@@ -470,6 +468,16 @@ def _do(case: Case, action: str, model: Any, batch: Batch, handle: Any) -> list[
     return found
 
 
-def twin(model: Any) -> Any:
-    """A copy."""
-    return copy.deepcopy(model)
+INFERENCE = ("forward", "generate")
+LEAST = {True: 0.2, False: 0.6}
+"""The parts of its weights from which on a tiny model is accepted: for inference, and for training, where gradients and
+states of the optimizer go through slots of twice the largest tensor."""
+
+
+def accepted(name: str, action: str, found: dict[float, str]) -> None:
+    """Assert that every budget from a part on is accepted, and that none is refused above one that is accepted."""
+    least = LEAST[action in INFERENCE]
+    ran = [part for part, what in sorted(found.items()) if what == "equal"]
+    refused = [part for part in found if part not in ran]
+    assert all(part in ran for part in found if part >= least), (name, action, found)
+    assert all(part < ran[0] for part in refused), (name, action, found)

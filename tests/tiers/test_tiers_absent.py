@@ -209,6 +209,67 @@ def test_weights_can_be_read_and_changed_in_a_visit(place, tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), same.parameters(), strict=True))
 
 
+class Changing(nn.Module):
+    """Changes weights while it runs: a table with a largest norm, and a layer that is clamped."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.layers = nn.Embedding(WIDTH, WIDTH, max_norm=1.0), net()
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_weights_that_are_changed_while_their_module_runs_keep_the_changes(place, tmp_path):
+    """They were lost with the slot."""
+
+    def clamp(layer, _args, _output):
+        with torch.no_grad():
+            layer.weight.clamp_(-0.05, 0.05)
+            layer.weight.mul_(0.9)
+
+    model, same, tokens = Changing(), Changing(), torch.arange(9)
+    for each in (model, same):
+        each.layers[4].register_forward_hook(clamp)
+    with attached(model, None if place == "host" else tmp_path) as handle, torch.no_grad():
+        streamed = {weight.name for unit in handle._engine._units for weight in unit.weights}
+        assert {"embed.weight", "layers.4.weight"} & streamed
+        for _ in range(3):
+            assert torch.equal(model(tokens), same(tokens))
+    assert all(torch.equal(*each) for each in zip(model.parameters(), same.parameters(), strict=True))
+
+
+class TiedNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.layers, self.head = nn.Embedding(WIDTH, WIDTH), net(3), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.embed(tokens)))
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("name", ["embed", "head"])
+def test_a_visit_changes_a_tied_weight_for_all_its_modules(name, place, tmp_path):
+    """The slot of the other module had the former values already, and it computed with them."""
+    model, same, tokens = TiedNet(), TiedNet(), torch.arange(9)
+    with attached(model, None if place == "host" else tmp_path, device=36_000, slots=2) as handle, torch.no_grad():
+        assert handle._engine.model.weights["embed.weight"].home is not None
+        for number in range(4):
+            assert torch.equal(model(tokens), same(tokens))
+            with handle.weights(model.get_submodule(name)):
+                model.embed.weight.data[number] = float(number)
+            same.embed.weight.data[number] = float(number)
+            assert torch.equal(model(tokens), same(tokens))
+
+
 def test_a_visit_that_changes_nothing_writes_nothing(tmp_path):
     model = net()
     with attached(model, tmp_path) as handle, torch.no_grad():

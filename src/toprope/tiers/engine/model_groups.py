@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,7 +68,12 @@ class Weight:
         """Let its parameters, which are on the device, have no values: reading and writing them is an error."""
         assert self.placeholder is not None
         for each in self.parameters:
-            withdraw(each, self.placeholder, Absence.of(self.name))
+            withdraw(each, self.placeholder, self.absence)
+
+    @cached_property
+    def absence(self) -> Absence:
+        """What errors about it say; made once, since it is withdrawn after each use."""
+        return Absence.of(self.name)
 
 
 @dataclass

@@ -385,11 +385,36 @@ class Engine:
         local.stack.append(run)
 
     def _drop(self, run: Run, local: Local) -> None:
-        for unit in run.held:
-            self._give(unit, local)
-        if run.packs:
-            run.packs = False
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            for unit in run.held:
+                self._keep_changes(unit)
+        finally:
+            for unit in run.held:
+                self._give(unit, local)
+            if run.packs:
+                run.packs = False
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _keep_changes(self, unit: Unit) -> None:
+        """Write weights that were changed in place while their module ran to where they lie."""
+        for weight, version in unit.versions.items():
+            if weight.home is not None and weight.parameters[0]._version != version:
+                self.write_back(weight)
+
+    def write_back(self, weight: Weight) -> None:
+        """Write the values that a weight has on the device to where it lies; other units load them again.
+
+        Raises:
+            TierError: they cannot be written.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            self.placing.rewrite(weight, weight.parameters[0].detach().cpu())
+        users = self.active.get(weight)
+        for unit in self._units:
+            if weight in unit.weights:
+                unit.versions[weight] = weight.parameters[0]._version
+                if not users or unit is not users[-1]:
+                    self.ring.drop(unit)
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
         for _ in range(ended(local, frame)):
@@ -478,6 +503,7 @@ class Engine:
                         for parameter in weight.parameters:
                             present(parameter)
                             parameter.data = view
+                    unit.versions = {weight: weight.parameters[0]._version for weight in unit.weights}
                 placed.add(local.me)
         except BaseException:
             self._give(unit, local)

@@ -76,11 +76,9 @@ class Visit:
         """`weight.data` has no version: without a new one the bytes decide."""
         if weight.home is None:
             return
-        placing = self.engine.placing
-        with torch.no_grad():
-            values = weight.parameters[0].detach().cpu()
-            if weight.parameters[0]._version == version:
-                known = placing.values(weight)
-                if torch.equal(Memory.of(known).tensor, Memory.of(values).tensor):
+        if weight.parameters[0]._version == version:
+            with torch.no_grad():
+                known = Memory.of(self.engine.placing.values(weight))
+                if torch.equal(known.tensor, Memory.of(weight.parameters[0].detach().cpu()).tensor):
                     return
-        placing.rewrite(weight, values)
+        self.engine.write_back(weight)
