@@ -147,9 +147,7 @@ def source_of(folder: Path) -> Path:
     raise SystemExit(f"{folder} has no toprope: name a checkout of the old code, such as one of `git worktree add`")
 
 
-def compare(
-    script: Path, arguments: Sequence[str], old: Path, names: Sequence[str], rounds: int
-) -> list[Compared]:
+def compare(script: Path, arguments: Sequence[str], old: Path, names: Sequence[str], rounds: int) -> list[Compared]:
     """Measure rows with both versions, in rounds in which the first one changes.
 
     Args:

@@ -1,4 +1,4 @@
-"""What others could not do with offloaded weights, by the public threads about it: it works, or an error says what to do.
+"""Public threads about what could not be done with offloaded weights: it works here, or an error says what to do.
 
 Those of docs and of the first audit are in test_tiers_threads.
 """
@@ -91,7 +91,7 @@ def test_deepspeed_4176_a_module_that_is_added_later_trains():
 
 
 def test_accelerate_1261_a_function_is_given_the_weight_of_a_module():
-    """https://github.com/huggingface/accelerate/issues/1261: "size mismatch, got ...", of a weight that is not there."""
+    """https://github.com/huggingface/accelerate/issues/1261: "size mismatch, got ...": the weight was not there."""
     model = chain()
     x = torch.randn(3, WIDTH)
     want = [functional.linear(x, each.weight) for each in model]
@@ -162,20 +162,17 @@ def test_transformers_31560_the_table_of_an_embedding_is_used_as_it_is():
     """https://github.com/huggingface/transformers/issues/31560: "Cannot copy out of meta tensor"."""
     model, x = Queries(), torch.randn(WIDTH, WIDTH)
     want = model(x).detach()
-    with attached(model, device=50 * KB) as handle, torch.no_grad():
-        if handle._engine.model.weights["queries.weight"].home is None:
-            assert torch.equal(model(x), want)
-            return
-        with pytest.raises(TierAbsentError, match=r"queries\.weight is not on the device"):
-            model(x)
-        with handle.weights(model.queries):
+    with attached(model, device=55 * KB) as handle, torch.no_grad():
+        assert "queries.weight" in handle.plan.fixed
+        for _ in range(2):
             assert torch.equal(model(x), want)
 
 
 def test_diffusers_3922_a_row_of_the_token_embeddings_is_set(tmp_path):
     """https://github.com/huggingface/diffusers/issues/3922: a textual inversion writes to a table on meta."""
     whole, tokens = Tied(), torch.arange(5)[None]
-    save_file({name: each for name, each in whole.state_dict().items() if name != "head.weight"}, tmp_path / "m.safetensors")
+    state = {name: each for name, each in whole.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "model.safetensors")
     with skeleton():
         model = Tied()
     row = torch.randn(WIDTH)
@@ -245,7 +242,7 @@ def test_transformer_lens_1280_a_cast_by_hand_and_accelerate_2897_a_move():
 
 
 def test_llm_compressor_1301_weights_on_the_disk_are_changed(tmp_path):
-    """https://github.com/vllm-project/llm-compressor/issues/1301: "updating with disk offloading is not implemented"."""
+    """https://github.com/vllm-project/llm-compressor/issues/1301: "Updating weights_map with disk offloading"."""
     model, same, x = chain(), chain(), torch.randn(3, WIDTH)
     with attached(model, tmp_path) as handle, torch.no_grad():
         assert handle.plan.disk

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,10 @@ from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import Transfers, forked
 
-__all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
+if TYPE_CHECKING:
+    from toprope.tiers.engine.row_pieces import RowPieces
+
+__all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended", "outside_transforms"]
 
 
 @dataclass(eq=False)
@@ -90,7 +93,7 @@ def _is_traced() -> bool:
     )
 
 
-def _outside_transforms() -> AbstractContextManager[Any]:
+def outside_transforms() -> AbstractContextManager[Any]:
     """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return nullcontext()
@@ -175,6 +178,8 @@ class Engine:
         self._closed = False
         self._units: list[Unit] = []
         self._rooted = False
+        self.pieces: RowPieces | None = None
+        """Weights that are computed in pieces, which no plan has."""
 
     def _ring(self, memories: list[Memory]) -> Ring:
         return Ring(memories, self.device, self.transfers, Order([]), poison=self.poison, limit=self.limit)
@@ -191,6 +196,8 @@ class Engine:
         for key in streamed:
             tier = by_name[key]
             found.update({each.name: tier for each in self.model.members[key]})
+        if self.pieces is not None:
+            found.update({weight.name: tier for weight, tier in self.pieces.tiers.items()})
         return found
 
     def apply(self, plan: Plan) -> None:
@@ -263,6 +270,8 @@ class Engine:
         """See `Ring.clear`; of the ring as it is now."""
         self._forget_ended(self._local, caller())
         self.ring.clear()
+        if self.pieces is not None:
+            self.pieces.clear()
 
     def lend(self) -> None:
         """Give the slots' memory away until `make_ring`."""
@@ -322,7 +331,7 @@ class Engine:
         Raises:
             TierError: its weights cannot be brought.
         """
-        with _outside_transforms():
+        with outside_transforms():
             self._enter(needs)
 
     def _enter(self, needs: Needs) -> None:
@@ -354,7 +363,7 @@ class Engine:
             if self.device.capabilities.separate_memory:
                 self.device.synchronize()
             self.trace.leave()
-        with _outside_transforms():
+        with outside_transforms():
             while True:
                 run = local.stack.pop()
                 self._drop(run, local)
@@ -571,4 +580,6 @@ class Engine:
             self.transfers.close()
             self.placing.close()
             self.lend()
+            if self.pieces is not None:
+                self.pieces.close()
             self._closed = True

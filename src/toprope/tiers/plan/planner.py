@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toprope.sizes import decimal
 from toprope.tiers.plan.model import (
     Budgets,
     Group,

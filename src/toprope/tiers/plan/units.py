@@ -240,7 +240,8 @@ def _held(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
         return 1
     if group.together is None:
         return 2
-    piece_of = {each.key: place for place, piece in enumerate(pieces) for each in piece.members if each.name not in fixed}
+    moving = ((place, each) for place, piece in enumerate(pieces) for each in piece.members if each.name not in fixed)
+    piece_of = {each.key: place for place, each in moving}
     return max((len({piece_of[key] for key in keys if key in piece_of}) for keys in group.together), default=1) or 1
 
 
