@@ -73,24 +73,31 @@ def _takes_rows(module: nn.Module) -> bool:
 
 
 def slot_bytes(weights: Sequence[Weight], wanted: int) -> int:
-    """Bytes of a slot of about the wanted size: a whole number of pieces' rows for each weight."""
-    return max(aligned(_rows(each, wanted) * _row_bytes(each)) for each in weights)
+    """Bytes of a slot of about the wanted size: for each weight some pieces' rows, and what may be left at its end."""
+    return max(aligned((max(1, wanted // _row_bytes(each) // ROWS) + 1) * ROWS * _row_bytes(each)) for each in weights)
 
 
 def _row_bytes(weight: Weight) -> int:
     return int(weight.like.shape[1]) * weight.like.dtype.itemsize
 
 
-def _rows(weight: Weight, size: int) -> int:
-    """Rows of a weight that a slot of this size takes; `ROWS` where that is more."""
-    return max(1, size // _row_bytes(weight) // ROWS) * ROWS
+def _stretches(total: int, weight: Weight, size: int) -> list[tuple[int, int]]:
+    """The pieces of so many rows: a few rows at the end go with the piece before."""
+    rows = (size // _row_bytes(weight) // ROWS - 1) * ROWS
+    starts = list(range(0, total, rows))
+    if len(starts) > 1 and total - starts[-1] < ROWS:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], total], strict=True))
 
 
 def same_bits(weight: Weight, size: int, device: Device) -> bool:
-    """Tell if products with pieces of a weight have the bits of products with more of its rows, on this device."""
-    rows, columns, dtype = _rows(weight, size), int(weight.like.shape[1]), weight.like.dtype
-    if not columns:
-        return False
+    """Tell if products with pieces of a weight have the bits of products with more of its rows, on this device.
+
+    Tried are two pieces of the usual size, and the one at the end.
+    """
+    total, columns, dtype = int(weight.like.shape[0]), int(weight.like.shape[1]), weight.like.dtype
+    sizes = [stop - start for start, stop in _stretches(total, weight, size)]
+    sizes = [*sizes[:2], *sizes[-1:]] if len(sizes) > 2 else sizes
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -98,12 +105,10 @@ def same_bits(weight: Weight, size: int, device: Device) -> bool:
 
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.kind, enabled=False):
-            whole = random(min(int(weight.like.shape[0]), 2 * rows + ROWS), columns)
+            whole = random(sum(sizes), columns)
             for count in _INPUTS:
                 x = random(count, columns)
-                parts = [
-                    functional.linear(x, whole[start : start + rows].clone()) for start in range(0, len(whole), rows)
-                ]
+                parts = [functional.linear(x, each.clone()) for each in whole.split(sizes)]
                 if not torch.equal(torch.cat(parts, -1), functional.linear(x, whole)):
                     return False
     except (RuntimeError, NotImplementedError):  # no such product here
@@ -166,11 +171,8 @@ class RowPieces:
         self._dtypes = {weight: weight.like.dtype for weight in tiers}
         self._holders = threading.local()
         for weight in tiers:
-            rows, width = _rows(weight, size), _row_bytes(weight)
-            total = int(weight.like.shape[0])
-            self._pieces[weight] = [
-                self._piece(weight, first, min(first + rows, total), width) for first in range(0, total, rows)
-            ]
+            stretches = _stretches(int(weight.like.shape[0]), weight, size)
+            self._pieces[weight] = [self._piece(weight, *each, _row_bytes(weight)) for each in stretches]
             weight.absence = self._absence(weight)
         units = [each.unit for some in self._pieces.values() for each in some]
         memories = (
