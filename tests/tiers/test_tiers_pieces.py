@@ -15,7 +15,7 @@ from toprope.errors import PlanError, TierAbsentError, TierCapacityError
 from toprope.tiers import attach, skeleton
 from toprope.tiers.engine import attach as attaching
 from toprope.tiers.engine.model_groups import read_model
-from toprope.tiers.engine.row_pieces import ROWS, divisible, same_bits
+from toprope.tiers.engine.row_pieces import ROWS, _stretches, divisible, same_bits
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH, WORDS = 64, 1000
@@ -119,18 +119,20 @@ def test_products_with_pieces_have_the_bits_of_the_whole_or_the_measurement_says
     for columns, total in ((64, 1000), (200, 520)):
         layer = nn.Linear(columns, total).to(dtype)
         weight = next(each for each in read_model(layer, 1).weights.values() if each.like.dim() == 2)
-        for rows in (ROWS, 3 * ROWS):
+        for size in (2 * ROWS * columns * dtype.itemsize, 4 * ROWS * columns * dtype.itemsize):
+            stretches = _stretches(total, weight, size)
+            assert all(ROWS <= stop - start <= size // columns // dtype.itemsize for start, stop in stretches)
+            assert [start for start, _ in stretches[1:]] == [stop for _, stop in stretches[:-1]]
             equal = []
             for count in range(1, 65):
                 x = torch.randn(count, columns).to(dtype)
                 with torch.no_grad():
                     parts = [
-                        functional.linear(x, layer.weight[at : at + rows].clone(), layer.bias[at : at + rows])
-                        for at in range(0, total, rows)
+                        functional.linear(x, layer.weight[start:stop].clone(), layer.bias[start:stop])
+                        for start, stop in stretches
                     ]
                     equal.append(torch.equal(torch.cat(parts, -1), layer(x)))
-            measured = same_bits(weight, rows * columns * dtype.itemsize, devices.get("cpu"))
-            assert all(equal) or not measured, (columns, rows, equal)
+            assert all(equal) or not same_bits(weight, size, devices.get("cpu")), (columns, size, equal)
 
 
 CARD = """
