@@ -7,6 +7,7 @@ argument. A chain that ends in what needs no values, such as a shape or a dtype,
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType, FunctionType
@@ -44,9 +45,8 @@ def _chains(cls: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
     functions: dict[str, CodeType] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("torch.nn"):
-            functions.update(
-                {name: each.__code__ for name, each in vars(base).items() if isinstance(each, FunctionType)}
-            )
+            own = {name: each for name, each in vars(base).items() if isinstance(each, FunctionType)}
+            functions.update({name: inspect.unwrap(each).__code__ for name, each in own.items()})
     reached, waiting = set(), ["forward"]
     found: dict[tuple[str, ...], None] = {}
     while waiting:
