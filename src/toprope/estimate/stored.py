@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from toprope.errors import SettingError, UsageError
 from toprope.settings import config_dir
+from toprope.whole_file import writing_whole
 
 __all__ = ["Figures", "StoredRates", "forget", "place", "read", "stored_for", "write"]
 
@@ -157,15 +156,12 @@ def write(rates: StoredRates, path: Path | None = None) -> Path:
         SettingError: there is no home folder.
     """
     target = place(rates.chip) if path is None else path
-    beginning = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if path is None:
             target.parent.mkdir(parents=True, exist_ok=True)
-        beginning.write_text(rates.text, encoding="utf-8")
-        beginning.replace(target)
+        with writing_whole(target) as file:
+            file.write(rates.text.encode())
     except OSError as error:
-        with suppress(OSError):
-            beginning.unlink()
         raise UsageError(
             f"{target} cannot be written: {error.strerror}.", do="name a file in a folder that is yours: --output FILE"
         ) from None

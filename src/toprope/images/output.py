@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, TopropeError, UsageError
 from toprope.images.jobs import FAILED, Job, next_number
-from toprope.images.pictures import SUFFIXES, save_picture, umask
+from toprope.images.pictures import SUFFIXES, save_picture
+from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -131,15 +131,8 @@ class Output:
         kept = self.folder / SOURCES / name
         if not kept.exists():
             kept.parent.mkdir(exist_ok=True)
-            handle, half = tempfile.mkstemp(dir=kept.parent, prefix=f".{name}.")
-            try:
-                os.close(handle)
-                shutil.copyfile(image, half)
-                os.chmod(half, 0o666 & ~umask())
-                os.replace(half, kept)
-            except BaseException:
-                os.unlink(half)
-                raise
+            with open(image, "rb") as source, writing_whole(kept) as file:
+                shutil.copyfileobj(source, file)
         return f"{SOURCES}/{name}"
 
     def _claim(self, stem: str) -> Path:
@@ -199,13 +192,6 @@ def _now() -> str:
 
 def _write_json(path: Path, facts: Mapping[str, Any], like: Path) -> None:
     """Write a record, to be read by whoever may read the file `like`; it is seen whole, or what was there before."""
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(facts, file, ensure_ascii=False, indent=2)
-            file.write("\n")
-        os.chmod(half, like.stat().st_mode & 0o777)
-        os.replace(half, path)
-    except BaseException:
-        os.unlink(half)
-        raise
+    with writing_whole(path) as file:
+        os.chmod(file.fileno(), like.stat().st_mode & 0o777)
+        file.write(json.dumps(facts, ensure_ascii=False, indent=2).encode() + b"\n")

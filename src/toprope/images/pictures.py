@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,14 @@ from toprope.errors import ImageError, PackageError
 from toprope.extras import advice
 from toprope.images.colours import srgb_profile, to_srgb
 from toprope.images.geometry import Frame
+from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
 __all__ = [
-    "MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_picture", "save_picture", "to_pictures", "umask",
+    "MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_picture", "save_picture", "to_pictures",
 ]  # fmt: skip
 
 MAX_PIXELS = 89_478_485
@@ -219,25 +219,7 @@ def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int =
             looked_at=os.fspath(path),
             do=f"end it in {', '.join(SUFFIXES)}",
         )
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            options = {} if kind == "PNG" else {"quality": quality}
-            picture.save(file, kind, icc_profile=srgb_profile(), **options)
-        os.chmod(half, 0o666 & ~umask())
-        os.replace(half, path)
-    except BaseException:
-        os.unlink(half)
-        raise
+    with writing_whole(path) as file:
+        options = {} if kind == "PNG" else {"quality": quality}
+        picture.save(file, kind, icc_profile=srgb_profile(), **options)
     return path
-
-
-def umask() -> int:
-    """The process's mask for new files, which can only be read by setting it; Linux tells it in /proc."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    except OSError:
-        pass
-    return 0o022
