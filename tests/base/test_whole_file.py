@@ -23,9 +23,14 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path, durable) -> 
 def test_after_an_error_the_old_file_is_there_and_no_other(tmp_path, failed) -> None:
     path = tmp_path / "facts.json"
     path.write_bytes(b"old")
-    with pytest.raises(type(failed)), writing_whole(path) as file:
-        file.write(b"new")
-        raise failed
+
+    def half() -> None:
+        with writing_whole(path) as file:
+            file.write(b"new")
+            raise failed
+
+    with pytest.raises(type(failed)):
+        half()
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["facts.json"])
 
 
