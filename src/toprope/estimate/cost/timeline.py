@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from toprope.estimate.span import NOTHING, Span, total_of
+from toprope.estimate.cost.span import NOTHING, Span, total_of
 
 __all__ = ["Act", "Clock", "Timeline", "bound_by"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from toprope.estimate.calls import Role
-from toprope.estimate.meta_attention import Note
+from toprope.estimate.record.calls import Role
+from toprope.estimate.record.meta_attention import Note
 
 __all__ = ["kernels_of_torch_npu"]
 

@@ -19,7 +19,7 @@ Figures = dict[str, float | list[float]]
 _HEAD = """\
 # How fast one card does what operators cost, fitted to what was measured on it. `toprope calibrate` and
 # `toprope verify --read` write this file; `toprope calibrate --forget --chip {chip}` removes it from the settings.
-# The figures take the place of those of the same names in toprope/estimate/rates.toml; [rows] says how many
+# The figures take the place of those of the same names in toprope/estimate/cost/rates.toml; [rows] says how many
 # measurements are behind each.
 """
 

@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toprope.errors import UsageError
-from toprope.estimate.calls import OperatorCall, Role, TensorShape, item_bits
-from toprope.estimate.ledger import Block, Ledger
-from toprope.estimate.meta_attention import FusedAttention, fused_attention
-from toprope.estimate.quantised import Quantised
+from toprope.estimate.record.calls import OperatorCall, Role, TensorShape, item_bits
+from toprope.estimate.record.ledger import Block, Ledger
+from toprope.estimate.record.meta_attention import FusedAttention, fused_attention
+from toprope.estimate.record.quantised import Quantised
 
 __all__ = ["Event", "Experts", "Recorder", "tensors_in"]
 

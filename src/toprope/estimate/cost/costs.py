@@ -13,7 +13,7 @@ from importlib import resources
 from math import prod
 from typing import Literal
 
-from toprope.estimate.calls import OperatorCall, TensorShape, item_bits
+from toprope.estimate.record.calls import OperatorCall, TensorShape, item_bits
 
 __all__ = ["KINDS", "Cost", "cost_of"]
 
@@ -69,7 +69,7 @@ class _Table:
     """costs.toml: operators by kind."""
 
     def __init__(self) -> None:
-        text = resources.files("toprope.estimate").joinpath("costs.toml").read_text(encoding="utf-8")
+        text = resources.files("toprope.estimate.cost").joinpath("costs.toml").read_text(encoding="utf-8")
         data = tomllib.loads(text)
         self.first_factor = {
             name: place for place, key in enumerate(("first", "second")) for name in data["products"][key].split()

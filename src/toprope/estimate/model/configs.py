@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from toprope.errors import PackageError, UsageError
-from toprope.estimate.quantised import Quantised, quantised_of
+from toprope.estimate.record.quantised import Quantised, quantised_of
 from toprope.extras import advice
 
 __all__ = ["DTYPES", "Component", "dtype_of", "load", "quiet"]

@@ -12,11 +12,11 @@ import torch
 
 from toprope.chips import Chip
 from toprope.errors import UsageError
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.ledger import Ledger
-from toprope.estimate.meta_kernels import kernels_of_torch_npu
-from toprope.estimate.models import Component, dtype_of, quiet
-from toprope.estimate.recorder import Event, Experts, Recorder, tensors_in
+from toprope.estimate.model.configs import Component, dtype_of, quiet
+from toprope.estimate.record.calls import OperatorCall, TensorShape
+from toprope.estimate.record.ledger import Ledger
+from toprope.estimate.record.meta_kernels import kernels_of_torch_npu
+from toprope.estimate.record.recorder import Event, Experts, Recorder, tensors_in
 
 __all__ = ["MODES", "OPTIMIZERS", "SIZED", "Recording", "Stage", "Work", "has_fused_attention", "record", "tokens_of"]
 

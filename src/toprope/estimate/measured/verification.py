@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from toprope.chips import Chip
 from toprope.errors import UsageError
-from toprope.estimate.calibrate import LEAST_ROWS, Calibration, FigureFit, Launches, Sample, calibrate
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import Cost, cost_of
-from toprope.estimate.rates import Rates, UnknownRateError
-from toprope.estimate.span import Span, seconds_text
-from toprope.estimate.stored import Figures
+from toprope.estimate.cost.costs import Cost, cost_of
+from toprope.estimate.cost.rates import Rates, UnknownRateError
+from toprope.estimate.cost.span import Span, seconds_text
+from toprope.estimate.cost.stored import Figures
+from toprope.estimate.measured.calibrate import LEAST_ROWS, Calibration, FigureFit, Launches, Sample, calibrate
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 from toprope.sizes import decimal, gibibytes
 from toprope.support import operators_on_card, refusals
 from toprope.support.operators_on_card import Kind, Release
@@ -122,7 +122,7 @@ def program(chip: Chip, release: Release | None = None) -> str:
         "toprope": json.dumps(__version__),
         "release": json.dumps(found.branch),
     }
-    text = resources.files("toprope.estimate").joinpath("verify_card.py").read_text(encoding="utf-8")
+    text = resources.files("toprope.estimate.measured").joinpath("verify_card.py").read_text(encoding="utf-8")
     lines = "".join(f"    {json.dumps(name)}: {value},\n" for name, value in tables.items())
     return _TABLES.sub(lambda _: f"TABLES = {{\n{lines}}}", text, count=1)
 
@@ -385,7 +385,7 @@ def _times(measured: Measured, rates: Rates) -> Iterator[Finding]:
 
 
 def _launches(measured: Measured, rates: Rates) -> Iterator[Finding]:
-    where = "[launch] of toprope/estimate/rates.toml"
+    where = "[launch] of toprope/estimate/cost/rates.toml"
     for (kind, queue), taken in sorted(_launched(measured).items()):
         span = rates.launch(kind, queue=queue)
         what = f"{'an operator' if kind == 'host' else kind}, TASK_QUEUE_ENABLE={queue}"
@@ -403,7 +403,7 @@ def _copies(measured: Measured, rates: Rates) -> Iterator[Finding]:
         way = "to the card" if each["to_card"] else "from the card"
         what = f"{decimal(size)} {way}, {'pinned' if pinned else 'pageable'}"
         seen = f"{seconds_text(taken)} ({size / taken / 1e9:.1f} GB/s)"
-        where = "[host_link] of toprope/estimate/rates.toml"
+        where = "[host_link] of toprope/estimate/cost/rates.toml"
         yield Finding("copy", what, span.text, seen, _verdict(_in(span, taken)), where)
 
 

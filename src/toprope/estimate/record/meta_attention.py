@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from toprope.estimate.calls import Role
+from toprope.estimate.record.calls import Role
 
 __all__ = ["FusedAttention", "Note", "fused_attention"]
 

@@ -11,12 +11,12 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import Any
 
-from toprope.estimate.costs import Cost, cost_of
-from toprope.estimate.fitting import Case, Fit, fit
-from toprope.estimate.profiler_files import KernelRow
-from toprope.estimate.rates import OWN_LAUNCH, Rates, UnknownRateError
-from toprope.estimate.stored import Figures
-from toprope.estimate.vendor_kernels import call_of
+from toprope.estimate.cost.costs import Cost, cost_of
+from toprope.estimate.cost.rates import OWN_LAUNCH, Rates, UnknownRateError
+from toprope.estimate.cost.stored import Figures
+from toprope.estimate.measured.fitting import Case, Fit, fit
+from toprope.estimate.measured.profiler_files import KernelRow
+from toprope.estimate.measured.vendor_kernels import call_of
 
 __all__ = ["Calibration", "FigureFit", "Launches", "Sample", "TypeTotal", "calibrate", "launches_of", "samples_of"]
 

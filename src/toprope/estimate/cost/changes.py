@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from toprope.estimate.rates import Rates
-from toprope.estimate.span import Span
-from toprope.estimate.timeline import Act, Timeline
+from toprope.estimate.cost.rates import Rates
+from toprope.estimate.cost.span import Span
+from toprope.estimate.cost.timeline import Act, Timeline
 
 __all__ = ["Change", "changes"]
 

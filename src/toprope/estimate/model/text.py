@@ -6,8 +6,8 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from toprope import terminal
-from toprope.estimate.model_estimate import Estimate, Part
-from toprope.estimate.span import Span, seconds_text
+from toprope.estimate.cost.span import Span, seconds_text
+from toprope.estimate.model.estimate import Estimate, Part
 from toprope.sizes import gibibytes
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from math import inf
 from typing import Any
 
 from toprope.errors import UsageError
-from toprope.estimate.rates import Rates
-from toprope.estimate.span import NOTHING, Span
+from toprope.estimate.cost.rates import Rates
+from toprope.estimate.cost.span import NOTHING, Span
 
 __all__ = ["BUFFER_BYTES", "Layout", "collective", "divided", "exposed", "gradient_time", "send"]
 

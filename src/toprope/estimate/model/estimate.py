@@ -12,16 +12,16 @@ import torch
 
 from toprope.chips import Chip
 from toprope.errors import UsageError
-from toprope.estimate.calls import OperatorCall
-from toprope.estimate.costs import cost_of
-from toprope.estimate.layout import BUFFER_BYTES, Layout, collective, divided, exposed, gradient_time, send
-from toprope.estimate.models import Component, load
-from toprope.estimate.options import Asked, refuse_without_effect
-from toprope.estimate.rates import Rates, UnknownRateError, rates_of
-from toprope.estimate.recorder import Event
-from toprope.estimate.span import NOTHING, Span, total_of
-from toprope.estimate.timeline import Act, Timeline, bound_by
-from toprope.estimate.workloads import SIZED, Mode, Recording, Stage, Work, has_fused_attention, record, tokens_of
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import Rates, UnknownRateError, rates_of
+from toprope.estimate.cost.span import NOTHING, Span, total_of
+from toprope.estimate.cost.timeline import Act, Timeline, bound_by
+from toprope.estimate.model.configs import Component, load
+from toprope.estimate.model.layout import BUFFER_BYTES, Layout, collective, divided, exposed, gradient_time, send
+from toprope.estimate.model.options import Asked, refuse_without_effect
+from toprope.estimate.model.workloads import SIZED, Mode, Recording, Stage, Work, has_fused_attention, record, tokens_of
+from toprope.estimate.record.calls import OperatorCall
+from toprope.estimate.record.recorder import Event
 
 __all__ = ["COMMUNICATION", "Estimate", "Memory", "Part", "Time", "as_dict", "estimate"]
 

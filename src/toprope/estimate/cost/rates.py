@@ -10,10 +10,10 @@ from math import ceil
 from typing import Any
 
 from toprope.chips import Chip
-from toprope.estimate.calls import item_bits
-from toprope.estimate.costs import Cost, Kind
-from toprope.estimate.span import NOTHING, Span
-from toprope.estimate.stored import StoredRates, stored_for
+from toprope.estimate.cost.costs import Cost, Kind
+from toprope.estimate.cost.span import NOTHING, Span
+from toprope.estimate.cost.stored import StoredRates, stored_for
+from toprope.estimate.record.calls import item_bits
 
 __all__ = ["OWN_LAUNCH", "Rates", "UnknownRateError", "rates_of", "shipped_rates"]
 
@@ -33,7 +33,7 @@ class UnknownRateError(ValueError):
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(resources.files("toprope.estimate").joinpath("rates.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(resources.files("toprope.estimate.cost").joinpath("rates.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

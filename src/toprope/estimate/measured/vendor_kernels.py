@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 
-from toprope.estimate.calls import OperatorCall, TensorShape
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 
 __all__ = ["call_of", "operator_of"]
 
@@ -17,7 +17,7 @@ __all__ = ["call_of", "operator_of"]
 @cache
 def _table() -> dict[str, dict[str, str]]:
     """Operators by kernel, and torch's dtypes by the profiler's."""
-    text = resources.files("toprope.estimate").joinpath("vendor_kernels.toml").read_text(encoding="utf-8")
+    text = resources.files("toprope.estimate.measured").joinpath("vendor_kernels.toml").read_text(encoding="utf-8")
     return {
         name: {kernel: operator for operator, kernels in rows.items() for kernel in kernels.split()}
         for name, rows in tomllib.loads(text).items()
