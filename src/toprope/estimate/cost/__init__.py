@@ -1,3 +1,3 @@
-"""What calls take: operations and bytes, how fast a chip does them, and when on a timeline of host and streams."""
+"""Cost of operator calls: operations and bytes, a chip's speed, and a timeline of host and streams."""
 
 __all__: list[str] = []

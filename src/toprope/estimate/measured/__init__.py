@@ -1,3 +1,3 @@
-"""What a card has told: rates fitted to its profiles, and a program that compares it with the documents."""
+"""Rates fitted to a card's own profiles, and a program that compares a card with the documents."""
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""What a model would call: its operators on meta tensors, with shapes, bytes of memory and quantised weights."""
+"""The operators that a model would call, recorded on meta tensors: shapes, memory, quantised weights."""
 
 __all__: list[str] = []
