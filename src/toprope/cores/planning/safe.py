@@ -10,9 +10,9 @@ from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import assuming_cores, barriers_over_limit
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
-from toprope.cores.plan import Limit, Plan, cores_for, plan
-from toprope.cores.plan_order import order_of
-from toprope.cores.plan_program import (
+from toprope.cores.planning.limits import Limit, Plan, cores_for, plan
+from toprope.cores.planning.order import order_of
+from toprope.cores.planning.program import (
     Sources,
     beyond,
     demands_of,
@@ -23,8 +23,8 @@ from toprope.cores.plan_program import (
     unknown_times,
     with_order,
 )
-from toprope.cores.plan_search import Choices
-from toprope.cores.plan_times import Demand, weakest
+from toprope.cores.planning.search import Choices
+from toprope.cores.planning.times import Demand, weakest
 from toprope.errors import PlanError
 
 __all__ = ["as_it_is", "plan_program", "strictest"]

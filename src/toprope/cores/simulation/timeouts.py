@@ -78,4 +78,6 @@ def _data() -> dict[str, Any]:
     import tomllib
     from importlib import resources
 
-    return tomllib.loads(resources.files("toprope.cores").joinpath("timeouts.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        resources.files("toprope.cores.simulation").joinpath("timeouts.toml").read_text(encoding="utf-8")
+    )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from toprope.cores.cut import Cuts
-from toprope.cores.exact import Outcome
 from toprope.cores.model import Cores, Discipline
 from toprope.cores.order import Graph
+from toprope.cores.proof.cut import Cuts
+from toprope.cores.proof.exact import Outcome
 from toprope.cores.state import State
 
 __all__ = ["explore"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from toprope import drawing
 from toprope.cores.model import Card, OpId
-from toprope.cores.timeline import PARTIAL, RUNS, WAITS, Arrow, Block, Idle, Timeline
+from toprope.cores.simulation.timeline import PARTIAL, RUNS, WAITS, Arrow, Block, Idle, Timeline
 from toprope.drawing import Attributes, Drawing, escaped, fit, series, text_width
 
 __all__ = ["page", "svg"]

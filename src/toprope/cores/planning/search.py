@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toprope.cores.model import Cores
-from toprope.cores.plan_times import Demand, Work, weakest
+from toprope.cores.planning.times import Demand, Work, weakest
 from toprope.errors import PlanError
 
 __all__ = ["Choices", "Room", "by_block", "search"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from toprope.cores.model import OpId, Program
-from toprope.cores.run import Interval, Run
+from toprope.cores.simulation.run import Interval, Run
 from toprope.cores.state import State
 from toprope.cores.words import cycle_texts, holds_text, wait_text
 

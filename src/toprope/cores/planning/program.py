@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from toprope.collectives import hccl_minimum
 from toprope.cores.model import Cores, Op, OpId, Program
 from toprope.cores.order import Graph
-from toprope.cores.plan import Plan, plan
-from toprope.cores.plan_order import Chain, longest_chain, never_together, order_of
-from toprope.cores.plan_search import KINDS
-from toprope.cores.plan_times import Demand, Times, Work, profile_times
-from toprope.cores.simulate import UNKNOWN_MICROSECONDS
+from toprope.cores.planning.limits import Plan, plan
+from toprope.cores.planning.order import Chain, longest_chain, never_together, order_of
+from toprope.cores.planning.search import KINDS
+from toprope.cores.planning.times import Demand, Times, Work, profile_times
+from toprope.cores.simulation.simulate import UNKNOWN_MICROSECONDS
 from toprope.errors import PlanError
 
 __all__ = [

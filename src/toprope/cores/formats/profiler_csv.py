@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from toprope.cores.formats.schedule_json import card_of_chip
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program, Stream
-from toprope.cores.record_json import card_of_chip
 from toprope.errors import ScheduleError
 from toprope.support.all_blocks import communicates, needs_all_blocks
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toprope.cores.formats.queues import NO_CORES, Queue, streams_of
 from toprope.cores.model import Card, Collective, Communicator, Cores, Op, Program
-from toprope.cores.record_queue import NO_CORES, Queue, streams_of
 from toprope.errors import ScheduleError
 from toprope.support.all_blocks import needs_all_blocks
 from toprope.support.operator_kinds import kind_of

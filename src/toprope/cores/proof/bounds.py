@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from toprope.cores.antichain import Handing, Place, latest
 from toprope.cores.model import Card, Cores, OpId, Program
 from toprope.cores.order import Graph, starts
+from toprope.cores.proof.antichain import Handing, Place, latest
 
 __all__ = ["KINDS", "Bound", "alike", "heaviest_sets", "largest_of_streams", "one_local_sets", "streams_of"]
 

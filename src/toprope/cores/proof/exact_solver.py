@@ -11,10 +11,10 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from toprope.cores.cut import Cuts
-from toprope.cores.exact import Outcome
 from toprope.cores.model import Cores, Discipline
 from toprope.cores.order import Graph
+from toprope.cores.proof.cut import Cuts
+from toprope.cores.proof.exact import Outcome
 from toprope.cores.state import State
 from toprope.extras import advice
 

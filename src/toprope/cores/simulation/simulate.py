@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from toprope.cores.model import Discipline, Program
-from toprope.cores.run import Interval, Moment, Run
+from toprope.cores.simulation.run import Interval, Moment, Run
+from toprope.cores.simulation.timeouts import first_time_out
 from toprope.cores.state import State
-from toprope.cores.timeouts import first_time_out
 
 __all__ = ["UNKNOWN_MICROSECONDS", "hunt", "simulate"]
 

@@ -21,12 +21,12 @@ from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import assuming_cores
 from toprope.cores.model import Cores, Discipline, Op, Program
 from toprope.cores.order import Graph
-from toprope.cores.plan import Limit, Plan, cores_for
-from toprope.cores.plan_order import order_of
-from toprope.cores.plan_program import Sources, beyond, demands_of, limited, plan_by_sums, stream_names, with_order
-from toprope.cores.plan_safe import as_it_is, strictest
-from toprope.cores.plan_search import KINDS, Choices, by_block
-from toprope.cores.plan_times import Times, Work, weakest
+from toprope.cores.planning.limits import Limit, Plan, cores_for
+from toprope.cores.planning.order import order_of
+from toprope.cores.planning.program import Sources, beyond, demands_of, limited, plan_by_sums, stream_names, with_order
+from toprope.cores.planning.safe import as_it_is, strictest
+from toprope.cores.planning.search import KINDS, Choices, by_block
+from toprope.cores.planning.times import Times, Work, weakest
 from toprope.errors import PlanError
 from toprope.extras import advice
 

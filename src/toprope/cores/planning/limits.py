@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toprope.cores.model import Card, Cores
-from toprope.cores.plan_search import KINDS, Choices, Room, search
-from toprope.cores.plan_times import Demand, weakest
+from toprope.cores.planning.search import KINDS, Choices, Room, search
+from toprope.cores.planning.times import Demand, weakest
 from toprope.errors import PlanError
 
 __all__ = ["Limit", "Plan", "cores_for", "plan"]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from toprope.cores.formats.queues import Queue, streams_of
+from toprope.cores.formats.schedule_json import card_of_chip
 from toprope.cores.model import Collective, Communicator, Cores, Op, Program
-from toprope.cores.record_json import card_of_chip
-from toprope.cores.record_queue import Queue, streams_of
 from toprope.errors import ScheduleError
 
 __all__ = ["TraceLike", "from_chrome", "from_traces"]

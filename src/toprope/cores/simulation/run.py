@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toprope.cores.model import Discipline, OpId, Program
+from toprope.cores.simulation.timeouts import TimeOut
 from toprope.cores.state import State
-from toprope.cores.timeouts import TimeOut
 
 __all__ = ["Interval", "Moment", "Run"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toprope.cores.bounds import alike, streams_of
 from toprope.cores.model import Card, Communicator, Program
+from toprope.cores.proof.bounds import alike, streams_of
 from toprope.cores.state import State
 
 __all__ = ["FewerCards"]

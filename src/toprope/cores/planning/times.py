@@ -175,6 +175,6 @@ def _profiles() -> dict[str, Any]:
     import tomllib
     from importlib import resources
 
-    text = resources.files("toprope.cores").joinpath("profiles.toml").read_text(encoding="utf-8")
+    text = resources.files("toprope.cores.planning").joinpath("profiles.toml").read_text(encoding="utf-8")
     profiles: dict[str, Any] = tomllib.loads(text)["profile"]
     return profiles
