@@ -59,12 +59,12 @@ class StepState(StrEnum):
 
     @property
     def has_picture(self) -> bool:
-        """Whether it can be shown and edited further."""
+        """True for a step with a picture, which can be shown and edited further."""
         return self in (StepState.SOURCE, StepState.DONE)
 
     @property
     def is_open(self) -> bool:
-        """Whether its edit has not ended."""
+        """True for an edit that has not ended."""
         return self in (StepState.WAITING, StepState.RUNNING)
 
 
