@@ -11,6 +11,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,17 @@ from toprope.tiers.engine.trace import Order
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import LIMIT, Load, Transfers
 
-__all__ = ["Holder", "Ring", "Slot", "Unit"]
+__all__ = ["Holder", "Ring", "Slot", "Unit", "outside_transforms"]
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
 
 PATIENCE = 5.0
 """Seconds to wait for views of a slot's memory to go, where no thread is known that has them."""

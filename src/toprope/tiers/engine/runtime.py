@@ -7,7 +7,6 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from toprope.device import Device
 from toprope.errors import TierAbsentError, TierCapacityError
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import Model, Weight
-from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit
+from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
 from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.engine.trace import Order, Trace
 from toprope.tiers.plan.model import Plan, Tier, aligned
@@ -29,7 +28,7 @@ from toprope.tiers.store.transfer import Transfers, forked
 if TYPE_CHECKING:
     from toprope.tiers.engine.row_pieces import RowPieces
 
-__all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended", "outside_transforms"]
+__all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
 
 
 @dataclass(eq=False)
@@ -91,15 +90,6 @@ def _is_traced() -> bool:
     return torch._C._get_tracing_state() is not None or any(
         torch._C._get_dispatch_mode(each) is not None for each in (keys.FAKE, keys.PROXY)
     )
-
-
-def outside_transforms() -> AbstractContextManager[Any]:
-    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()
 
 
 def caller() -> Any:
