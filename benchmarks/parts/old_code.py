@@ -21,7 +21,7 @@ from typing import Any
 
 from parts.processes import stopped
 
-__all__ = ["Compared", "Rows", "compare", "interval", "report", "serve"]
+__all__ = ["Compared", "Rows", "compare", "interval", "is_served", "report", "serve"]
 
 Rows = Mapping[str, Callable[[], AbstractContextManager[Callable[[], float]]]]
 """By the name of a row: a context in which a call measures once and gives seconds."""

@@ -1,7 +1,5 @@
 """The architectures of test_tiers_models on the card: attached, with the bits of the card that holds all of it."""
 
-import os
-
 import pytest
 
 import tiers_models
@@ -13,11 +11,9 @@ pytest.importorskip("peft", reason="adapters are those of peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SIM = "910B3"
-FEW = ("forward", "train") if os.environ.get("TOPROPE_SOAK") != "1" else tiers_models.ACTIONS
-NAMES = ("llama",) if os.environ.get("TOPROPE_SOAK") != "1" else tuple(tiers_models.CASES)
 
 
-@pytest.mark.parametrize("action", FEW)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("action", tiers_models.ACTIONS)
+@pytest.mark.parametrize("name", tiers_models.CASES)
 def test_a_model_with_part_of_its_memory_gives_the_bits_of_the_card(name, action):
     tiers_models.accepted(name, action, tiers_models.check(name, action, "npu"))

@@ -28,12 +28,14 @@ from toprope.tiers.store.backing import Home
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import Chunk, Transfers
 
-__all__ = ["ROWS", "RowPieces", "divisible", "same_bits", "slot_bytes"]
+__all__ = ["ROWS", "SLOTS", "RowPieces", "divisible", "same_bits", "slot_bytes"]
 
 ROWS = 64
 """A piece has a multiple of so many rows: others were seen to have other bits, in fp32 with one to three inputs."""
 
 SLOTS = 2
+"""Of their own: one piece is computed from while the next one is loaded."""
+
 _INPUTS = (1, 2, 3, 4, 7, 8, 16, 17, 33, 64, 128)
 """Rows of activations that are tried."""
 
