@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +27,8 @@ _METADATA = frozenset((
 def read_directly(module: nn.Module) -> list[str]:
     """Names of parameters of modules in this one that its own code uses, such as "proj.weight"."""
     found: dict[str, None] = {}
-    for chain in _chains(type(module)):
+    kind: Any = type(module)
+    for chain in _chains(kind):
         for end in range(2, len(chain) + 1):
             owner: object = module
             for part in chain[: end - 1]:
@@ -40,14 +42,16 @@ def read_directly(module: nn.Module) -> list[str]:
 
 
 @cache
-def _chains(cls: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
+def _chains(cls: Hashable) -> tuple[tuple[str, ...], ...]:
     """Chains of attributes in the code of a class; none of torch's own classes."""
+    assert isinstance(cls, type)
     functions: dict[str, CodeType] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("torch.nn"):
             own = {name: each for name, each in vars(base).items() if isinstance(each, FunctionType)}
             functions.update({name: inspect.unwrap(each).__code__ for name, each in own.items()})
-    reached, waiting = set(), ["forward"]
+    reached: set[str] = set()
+    waiting = ["forward"]
     found: dict[tuple[str, ...], None] = {}
     while waiting:
         name = waiting.pop()
@@ -62,16 +66,18 @@ def _chains(cls: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
 def _in_code(code: CodeType) -> Iterator[tuple[str, ...]]:
     if not code.co_argcount:
         return
-    first, chain, asks_type, before = code.co_varnames[0], None, False, ""
+    first, before = code.co_varnames[0], ""
+    chain: list[str] = []
+    follows = asks_type = False
     for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain is not None:
+        if follows and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain.append(str(each.argval))
             continue
-        if chain is not None:
-            if len(chain) > 1 and not asks_type:
-                yield tuple(chain)
-            chain = None
-        if each.opname.startswith("LOAD_FAST") and each.argval == first:
-            chain, asks_type = [], before == "isinstance"
+        if len(chain) > 1 and not asks_type:
+            yield tuple(chain)
+        follows = each.opname.startswith("LOAD_FAST") and each.argval == first
+        chain = []
+        if follows:
+            asks_type = before == "isinstance"
         elif each.opname not in ("CACHE", "PUSH_NULL", "PRECALL"):
             before = str(each.argval) if each.opname == "LOAD_GLOBAL" else ""

@@ -73,7 +73,7 @@ class Weight:
 
     @cached_property
     def absence(self) -> Absence:
-        """What errors about it say; made once, since it is withdrawn after each use."""
+        """Facts for errors about it; made once, since it is withdrawn after each use."""
         return Absence.of(self.name)
 
 

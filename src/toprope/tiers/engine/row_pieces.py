@@ -31,7 +31,7 @@ from toprope.tiers.store.transfer import Chunk, Transfers
 __all__ = ["ROWS", "SLOTS", "RowPieces", "divisible", "same_bits", "slot_bytes"]
 
 ROWS = 64
-"""A piece has a multiple of so many rows: others were seen to have other bits, in fp32 with one to three inputs."""
+"""Pieces have a multiple of N rows: others were seen to have other bits, in fp32 with one to three inputs."""
 
 SLOTS = 2
 """Of their own: one piece is computed from while the next one is loaded."""
@@ -83,7 +83,7 @@ def _row_bytes(weight: Weight) -> int:
 
 
 def _stretches(total: int, weight: Weight, size: int) -> list[tuple[int, int]]:
-    """The pieces of so many rows: a few rows at the end go with the piece before."""
+    """Pieces of a table with N rows: a few rows at its end go with the piece before."""
     rows = (size // _row_bytes(weight) // ROWS - 1) * ROWS
     starts = list(range(0, total, rows))
     if len(starts) > 1 and total - starts[-1] < ROWS:
@@ -109,7 +109,7 @@ def same_bits(weight: Weight, size: int, device: Device) -> bool:
             whole = random(sum(sizes), columns)
             for count in _INPUTS:
                 x = random(count, columns)
-                parts = [functional.linear(x, each.clone()) for each in whole.split(sizes)]
+                parts = [functional.linear(x, each.clone()) for each in torch.split(whole, sizes)]
                 if not torch.equal(torch.cat(parts, -1), functional.linear(x, whole)):
                     return False
     except (RuntimeError, NotImplementedError):  # no such product here
@@ -262,7 +262,7 @@ class RowPieces:
             )
 
     def holder(self) -> Holder:
-        """Who holds pieces in this thread."""
+        """Holder of pieces of this thread."""
         found: Holder | None = getattr(self._holders, "mine", None)
         if found is None:
             found = self._holders.mine = Holder()
