@@ -137,6 +137,8 @@ class _Side:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 def source_of(folder: Path) -> Path:
