@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from toprope.errors import PlanError, TierAbsentError
+from toprope.errors import PlanError, TierAbsentError, TierCapacityError
 from toprope.tiers import attach
 
 BUDGETS = (0.08, 0.2, 0.35, 0.6)
@@ -385,7 +385,7 @@ def merge(model: Any, handle: Any = None) -> None:
             if handle is None:
                 each.merge()
             else:
-                with handle.weights(each.get_base_layer()):
+                with handle.weights(each):
                     each.merge()
 
 
@@ -447,7 +447,7 @@ def check(name: str, action: str, on: str, budgets: tuple[float, ...] = BUDGETS)
             after = {key: each.cpu() for key, each in model.state_dict().items()}
             for key, each in reference.state_dict().items():
                 assert torch.equal(after[key], each.cpu()), f"{name}, {action}, {part:.0%}: {key} after detach"
-        except PlanError as error:
+        except (PlanError, TierCapacityError) as error:  # at attach, or by a visit of more than the slots hold
             found[part] = str(error).splitlines()[0]
     return found
 
