@@ -96,6 +96,14 @@ def test_what_pieces_cannot_do_is_an_error():
         attached(Net(), training=True)
 
 
+def test_pieces_that_no_store_has_room_for_are_refused(tmp_path):
+    """They were written to a disk without asking for its room."""
+    with pytest.raises(PlanError, match="one tensor alone"):
+        attached(Net(), f"{tmp_path}:300kB")
+    with pytest.raises(PlanError, match="one tensor alone"):
+        attach(Net(), 90 * KB, 300 * KB, on="cpu", small=1000)
+
+
 def test_pieces_with_other_bits_are_refused(monkeypatch):
     monkeypatch.setattr(attaching, "same_bits", lambda *_: False)
     with pytest.raises(PlanError, match="one tensor alone"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,7 +242,8 @@ class _Attaching:
 
         def again(some: list[Group], order: list[Use | str], train: bool, have: Budgets) -> Plan:
             host = max(0, have.host - sum(each.nbytes for each, tier in in_pieces.items() if tier == "host"))
-            given = Budgets(have.device - spare, host, have.disk, have.reserve)
+            disk = None if have.disk is None else max(0, have.disk - self._new_on_disk(in_pieces))
+            given = Budgets(have.device - spare, host, disk, have.reserve)
             stored = self.files is not None and all(name in self.files.homes for name in self.model.weights)
             return plan(
                 some, order, given, speeds, training=train, stored=stored, slots=slots, small=small, states=asked
@@ -337,10 +338,15 @@ class _Attaching:
                 for each in chosen:
                     tiers[each] = "host" if each.nbytes <= left else "disk"
                     left -= each.nbytes if tiers[each] == "host" else 0
-                if self.folder is None and "disk" in tiers.values():
+                if self._new_on_disk(tiers) > (budgets.disk or 0) or (self.folder is None and "disk" in tiers.values()):
                     continue
                 self.model.divide(chosen, SLOTS * size)
                 yield tiers, size
+
+    def _new_on_disk(self, tiers: Mapping[Weight, Tier]) -> int:
+        """Bytes of weights that are to be written to the disk, as no file there has them."""
+        stored = {} if self.files is None else self.files.homes
+        return sum(each.nbytes for each, tier in tiers.items() if tier == "disk" and each.name not in stored)
 
     def _check_meta(self) -> None:
         missing = [
