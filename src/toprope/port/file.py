@@ -173,6 +173,17 @@ class File:
         """The innermost statement that a node is part of."""
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
 
+    def at_import(self, node: ast.AST) -> bool:
+        """Return whether an expression is evaluated when the module is imported."""
+        inner = node
+        for outer in self.ancestors(node):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not isinstance(
+                inner, ast.arguments
+            ):
+                return inner in getattr(outer, "decorator_list", ())
+            inner = outer
+        return True
+
     def in_fstring(self, node: ast.AST) -> bool:
         """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
         return any(isinstance(each, ast.JoinedStr) for each in self.ancestors(node))

@@ -47,7 +47,7 @@ AVAILABLE = FAMILY.rule(
             """
             import torch
 
-            Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+            graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
             cuda = torch.cuda.is_available()
             if cuda:
                 model.cuda()
