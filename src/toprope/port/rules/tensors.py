@@ -9,7 +9,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import is_asked_about
 from toprope.port.receivers import why_left
-from toprope.port.rule import Example, Kind, Rule
+from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 
@@ -377,9 +377,9 @@ def _why_kept(file: File, node: ast.expr) -> str:
         call = file.parent(each)
         if isinstance(call, ast.Call) and file.dotted(call.func) == "torch.set_default_tensor_type":
             return "torch.set_default_tensor_type takes classes of torch alone"
-    if file.at_import(node) and inner is node and not any(isinstance(each, ast.If) for each in file.ancestors(node)):
-        if not any(file.at_import(each) for each in places[1:]):
-            return "the import of the module would ask for the device"
+    chosen = inner is not node or any(isinstance(each, ast.If) for each in file.ancestors(node))
+    if not chosen and file.at_import(node) and not any(file.at_import(each) for each in places[1:]):
+        return "the import of the module would ask for the device"
     return ""
 
 
