@@ -99,7 +99,7 @@ def hold_back(
         return
     questions = []
     for finding, node in asked:
-        followed = Opened(file)
+        followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
         questions.append(_Question(finding, list(followed.by(node, not is_negative(node))), followed.keys))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []

@@ -130,7 +130,7 @@ def text(
     elif sums.changed:
         lines.append("nothing was written. See it: --diff · do it: --write · in CI: --check")
     for each in files:
-        lines += _lines(each)
+        lines += _places(each)
     lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
     return "\n".join(lines) + "\n"
 
@@ -185,7 +185,7 @@ def _most(files: Sequence[Ported]) -> str:
     return ", ".join(f"{what} ({number})" for what, number in found.most_common(2))
 
 
-def _lines(file: Ported) -> list[str]:
+def _places(file: Ported) -> list[str]:
     """A line for each place that needs a person; one for all that stay with the same condition."""
     found = [finding for finding in file.findings if _is_for_a_person(finding)]
     lines, said = [], set()

@@ -344,6 +344,8 @@ def _default(file: File, node: ast.Call) -> bool:
 
 @FAMILY.reference(*_CLASSES)
 def _class(file: File, node: ast.expr) -> bool:
+    if isinstance(node, ast.Name) and not any(each.imported for each in file.bindings(node)) and not file.by_star(node):
+        return True  # another name for it in the file: where that gets the class is a place of its own
     dtype = _dtype(file, node)
     if not dtype or _is_annotation(file, node):
         text = "the class itself is CUDA's; torch.tensor(..., dtype=..., device=...) makes such tensors"
