@@ -18,6 +18,7 @@ __all__ = ["LOOKED_UP", "hold_compared"]
 
 COMPARED = "it is compared, not run on: another device in its place may be equal to the CPU"
 LOOKED_UP = "its text is "
+"""Beginning of the reason why the name of a device stays that the program looks up."""
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
