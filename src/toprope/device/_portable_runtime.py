@@ -53,7 +53,6 @@ def _chosen() -> torch.device:
     return _device
 
 setattr(_chosen, "_dynamo_marked_constant", True)  # torch.compiler.assume_constant_result, without importing dynamo
-
 def _module() -> Any:
     return None if _chosen().type == "cpu" else getattr(torch, _chosen().type)
 
@@ -107,14 +106,11 @@ class attribute:
 
     def __init__(self, what: Any, by: Callable[[Any], Any] = resolve) -> None: self._what, self._by = what, by
     def __get__(self, instance: Any, owner: Any = None) -> Any: return self._by(self._what)
-
 def _index(spec: Any) -> int | None:
     return None if spec is None else device(spec).index
-
 def _given(spec: Any) -> tuple[int, ...]:
     index = _index(spec)
     return () if index is None else (index,)
-
 def _is_host(kind: str) -> bool: return kind in ("cpu", "meta")
 
 def is_accelerator(what: Any) -> bool:
@@ -170,9 +166,7 @@ class _Properties:
     major: Any = None
     minor: Any = None
     multi_processor_count: Any = None
-
 def _total_memory() -> int: return _host_memory()[1]
-
 setattr(_total_memory, "_dynamo_marked_constant", True)
 
 def get_device_properties(device: Any = None) -> Any:
@@ -233,7 +227,6 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     return _ask("mem_get_info", (0, 0), *_given(device))
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     _ask("set_per_process_memory_fraction", None, fraction, *_given(device))
-
 def manual_seed(seed: int) -> None: _ask("manual_seed", None, seed)
 def manual_seed_all(seed: int) -> None: _ask("manual_seed_all", None, seed)
 def seed() -> None: _ask("seed", None)
@@ -359,7 +352,6 @@ def _of_autocast(name: str, *values: Any) -> Any:
     first, _, last = name.rpartition("_")
     own = {"cuda": "gpu_" if last == "dtype" else "", "cpu": "cpu_", "xpu": "xpu_"}.get(kind)
     return getattr(_module() if own is None else torch, f"{first}_{own or ''}{last}")(*values)
-
 def is_autocast_enabled() -> bool: return bool(_of_autocast("is_autocast_enabled"))
 def set_autocast_enabled(enabled: bool) -> None: _of_autocast("set_autocast_enabled", enabled)
 def set_autocast_dtype(dtype: torch.dtype) -> None: _of_autocast("set_autocast_dtype", dtype)
@@ -424,6 +416,16 @@ def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
     empty: Any = torch.empty(0, dtype=dtype, device=device())
     made: torch.Tensor = empty.new(*arguments)
     return made
+class _TensorType(type):
+    """The type of what takes the place of torch.cuda.FloatTensor: it makes tensors, and isinstance asks about them."""
+    def __call__(cls: Any, *arguments: Any) -> Any: return tensor(cls.dtype, *arguments)
+    def __instancecheck__(cls: Any, what: object) -> bool: return is_tensor(what, cls.dtype)
+def tensor_type(dtype: torch.dtype) -> Any:
+    """torch.cuda.FloatTensor for the device in use, as a class: that one on CUDA, torch.FloatTensor on the CPU."""
+    own = {"cuda": torch.cuda, "cpu": torch}.get(kind())
+    name = torch.empty(0, dtype=dtype, device="cpu").type().rpartition(".")[2]
+    made = _TensorType(f"torch.{kind()}.{name}", (), {"dtype": dtype})  # Tensor.type goes by the name of a class
+    return made if own is None else getattr(own, name)
 def to_type(what: Any, dtype: torch.dtype) -> Any:
     """what.type(torch.cuda.FloatTensor): of this dtype and on an accelerator. On which one stays as it is."""
     if isinstance(what, torch.nn.Module):
@@ -435,7 +437,6 @@ def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
 def set_default_tensor_type(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     torch.set_default_device(device())
-
 def _tools() -> Any: return torch.cuda if _chosen().type == "cuda" else None
 def range_push(msg: str) -> Any: return _tools().nvtx.range_push(msg) if _tools() else 0
 def range_pop() -> Any: return _tools().nvtx.range_pop() if _tools() else 0
@@ -459,7 +460,6 @@ def profiler_key(name: str) -> str:
     """The column of a profiler's table that is called "self_cuda_time_total" before torch 2.4."""
     unified = hasattr(torch.autograd.profiler_util.FormattedTimesMixin, "device_time")
     return name.replace("cuda_", "device_") if unified else name
-
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemoryError) or "out of memory" in str(error).lower()
 def attention_implementation(wanted: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,8 @@ __all__ = ["Context", "Target", "extensions_of", "target"]
 
 DEFAULT_CHIP = "910B3"
 _BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
+_SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
+_LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,14 @@ class Context:
         target: the card.
         extensions: names of modules that a setup.py among them builds, or that lie next to them as binary files.
         sources: names of the CUDA sources among them.
+        compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
+            CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
     """
 
     target: Target = field(default_factory=target)
     extensions: frozenset[str] = frozenset()
     sources: str = ""
+    compiled: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -71,11 +76,27 @@ class Context:
             if file.suffix == ".py":
                 extensions |= _built_by(file)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
-        return cls(card or target(), frozenset(extensions), sources)
+        return cls(card or target(), frozenset(extensions), sources, frozenset(_compiled(files)))
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
         return any(name.encode() in data for name in self.extensions)
+
+
+def _compiled(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        if file.suffix == ".cu":
+            packages = (each for each in file.parents if (each / "__init__.py").exists())
+            package = next(packages, None)
+            if package is not None and _SAYS_CUDA.fullmatch(package.name):
+                yield package.name
+        elif file.suffix == ".py" and file.name != "setup.py":
+            try:
+                data = file.read_bytes()
+            except OSError:
+                continue
+            if _LOADS.search(data):
+                yield file.parent.name if file.name == "__init__.py" else file.stem
 
 
 def _built_by(file: Path) -> set[str]:

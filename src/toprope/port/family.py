@@ -14,6 +14,8 @@ __all__ = ["Family"]
 
 AS_CLASS = "it is used as a class here, and stays CUDA's; torch.device is every device's"
 
+NOT_ENTERED = "no `with` enters it here: what it shows or is compared with stays CUDA's"
+
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
 
@@ -118,6 +120,8 @@ class Family:
             if function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
                     file.report(rule, node, held_back=AS_CLASS)
+            elif function and not _is_entered(file, called):
+                file.report(rule, node, held_back=NOT_ENTERED)
             elif not isinstance(node, ast.Name) or file.by_star(node):
                 held = refused(name, called) if called is not None else ""
                 file.report(rule, node, edits=file.replace(node, file.portable(name)), held_back=held)
@@ -131,3 +135,17 @@ class Family:
             return function
 
         return add
+
+
+def _is_entered(file: File, call: ast.expr | None) -> bool:
+    """Return whether a context may be entered: in a `with`, or where it is kept, handed on or returned.
+
+    One that is a statement, alone or in a tuple, is only made or displayed, as at the end of a notebook's cell.
+    """
+    around = None if call is None else file.parent(call)
+    while isinstance(around, ast.Tuple | ast.List | ast.Dict | ast.IfExp | ast.JoinedStr | ast.FormattedValue):
+        around = file.parent(around)
+    if isinstance(around, ast.Call):
+        return not any(file.is_builtin(around.func, name) for name in ("print", "str", "repr", "type", "isinstance"))
+    is_asked = isinstance(around, ast.Attribute) and around.attr != "__enter__"
+    return not is_asked and not isinstance(around, ast.Expr | ast.Compare | ast.Subscript)

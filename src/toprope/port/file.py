@@ -13,7 +13,7 @@ from toprope.port.project import Project
 from toprope.port.reexports import full_name
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
-from toprope.port.scripted import scripted_functions
+from toprope.port.scripted import scripted_functions, styled_functions
 from toprope.port.source import Source, UnreadableError, parse
 
 __all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
@@ -91,10 +91,9 @@ class File:
 
     def _find_scripted(self) -> list[tuple[int, int]]:
         """Return where the functions begin and end that TorchScript compiles."""
-        scripted = self.project.scripted
-        if not scripted:
-            return []
-        found = scripted_functions(self.walk.module.node, scripted)
+        scripted, tree = self.project.scripted, self.walk.module.node
+        found = scripted_functions(tree, scripted) if scripted else []
+        found += styled_functions(tree, self.source.data)
         return [self.source.span(each) for each in found]
 
     # What it means
@@ -172,6 +171,17 @@ class File:
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that a node is part of."""
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
+
+    def at_import(self, node: ast.AST) -> bool:
+        """Return whether an expression is evaluated when the module is imported."""
+        inner = node
+        for outer in self.ancestors(node):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not isinstance(
+                inner, ast.arguments
+            ):
+                return inner in getattr(outer, "decorator_list", ())
+            inner = outer
+        return True
 
     def in_fstring(self, node: ast.AST) -> bool:
         """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""

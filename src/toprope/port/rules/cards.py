@@ -47,7 +47,7 @@ AVAILABLE = FAMILY.rule(
             """
             import torch
 
-            Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+            graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
             cuda = torch.cuda.is_available()
             if cuda:
                 model.cuda()
@@ -116,6 +116,7 @@ CONTEXT = FAMILY.rule(
         _one("with torch.cuda.device(1), torch.cuda.device_of(x):\n    run()",
              "with portable.device_index(1), portable.device_of(x):\n    run()"),
         Example("import torch\n\ndef run(where: torch.cuda.device | None = None):\n    pass\n"),
+        Example('import torch\n\ntorch.device("cpu"), torch.cuda.device("cuda"), print(torch.cuda.device(1))\n'),
     ],
 )  # fmt: skip
 SYNCHRONIZE = FAMILY.rule(

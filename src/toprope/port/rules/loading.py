@@ -37,14 +37,7 @@ BARE = FAMILY.rule(
             state = torch.load(path, weights_only=True, map_location=portable.map_location)
             """,
         ),
-        Example(
-            """
-            import torch
-
-            state = torch.load(path, map_location="cpu")
-            """,
-            reported=False,
-        ),
+        Example('import torch\n\nstate = torch.load(path, map_location="cpu")\n', reported=False),
         Example(
             """
             import torch
