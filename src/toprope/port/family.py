@@ -13,6 +13,7 @@ from toprope.port.stand_ins import refused
 __all__ = ["Family"]
 
 AS_CLASS = "it is used as a class here, and stays CUDA's; torch.device is every device's"
+NOT_CALLED = "the function is not called, and always true: write () behind it, and run the port again"
 
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
@@ -115,7 +116,9 @@ class Family:
             parent = file.parent(node)
             called = parent if isinstance(parent, ast.Call) and parent.func is node else None
             name = table[file.dotted(node) or ""]
-            if function and called is None:
+            if called is None and name[0].islower() and file.decides(node):
+                file.report(rule, node, held_back=NOT_CALLED)
+            elif function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
                     file.report(rule, node, held_back=AS_CLASS)
             elif not isinstance(node, ast.Name) or file.by_star(node):
