@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toprope import chips
+from toprope.port.folders import submodules
 from toprope.support.operators_on_card import Release, find_release
 
 __all__ = ["Context", "Target", "extensions_of", "target"]
@@ -53,7 +54,8 @@ class Context:
 
     Attributes:
         target: the card.
-        extensions: names of modules that a setup.py among them builds, or that lie next to them as binary files.
+        extensions: names of modules that a setup.py among them or of a submodule builds, or that lie next to them as
+            binary files.
         sources: names of the CUDA sources among them.
     """
 
@@ -70,12 +72,28 @@ class Context:
         for file in files:
             if file.suffix == ".py":
                 extensions |= _built_by(file)
+        for folder in {parent for file in files for parent in (file.parent, *file.parent.parents[:2])}:
+            extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
         return cls(card or target(), frozenset(extensions), sources)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
         return any(name.encode() in data for name in self.extensions)
+
+
+def _built_by_submodules(folder: Path) -> set[str]:
+    """Names that the submodules of a folder build for CUDA: of modules, and of the packages around them.
+
+    A submodule that is not checked out has no sources; one named for CUDA is taken for such a package.
+    """
+    found: set[str] = set()
+    for path in submodules(folder / ".gitmodules") if (folder / ".gitmodules").is_file() else ():
+        name = re.sub(r"\W", "_", path.rpartition("/")[2])
+        built = _built_by(folder / path / "setup.py")
+        if built or (not (folder / path / "setup.py").is_file() and "cuda" in name.lower()):
+            found |= built | ({name} if re.fullmatch(r"[A-Za-z_]\w+", name) else set())
+    return found
 
 
 def _built_by(file: Path) -> set[str]:

@@ -205,7 +205,7 @@ class File:
         return True
 
     def decides(self, node: ast.AST) -> bool:
-        """Return whether a value is taken for true or false where it stands: in a condition, behind `not`, in skipif."""
+        """Return whether a value is taken for true or false: it is a condition, or stands behind `not` or in skipif."""
         inner, outer = node, self.parent(node)
         while isinstance(outer, ast.BoolOp) or (isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not)):
             inner, outer = outer, self.parent(outer)

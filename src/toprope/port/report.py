@@ -185,9 +185,7 @@ def _most(files: Sequence[Ported]) -> str:
 
 
 def _line(file: Ported, finding: Finding) -> str:
-    said = finding.message or finding.rule.title
-    if finding.held_back:
-        said = f"{finding.rule.title}; left as it is: {finding.held_back}"
+    said = f"{finding.said}; left as it is: {finding.held_back}" if finding.held_back else finding.said
     if finding.seen:
         said += f" (asked {_many(finding.seen, 'time')} in the trace)"
     cell = f" (cell {finding.cell})" if finding.cell is not None else ""
@@ -271,7 +269,7 @@ def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
         "rewritten": finding.converted,
         "before": finding.before,
         "after": finding.after,
-        "message": finding.message or finding.rule.title,
+        "message": finding.said,
         "held_back": finding.held_back,
         "seen": finding.seen,
         "known": finding.known,

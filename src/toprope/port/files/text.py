@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
-from toprope.port.files.pins import old_pins
-from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
+from toprope.port.files.pins import needed, old_pins
+from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
 from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
@@ -19,7 +19,7 @@ from toprope.port.rule import Rule
 __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
-    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
+    rb"cuda|nccl|torch(?:vision|audio|text)?\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
     rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d",
     re.I,
 )
@@ -48,13 +48,19 @@ _SET = re.compile(
 _TWIN = "ASCEND_RT_VISIBLE_DEVICES"
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
-    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus?[ =]\S+|\bnvidia-docker\b|--runtime[ =]nvidia\b"
+    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus?[ =]\S+|\bnvidia-docker\b|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
     r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
     re.I,
 )
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+    r"|--gpus[ =]\S+|\bnvidia/cuda\b\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b"
+)
+_SETTING = re.compile(
+    r"(?:^|[{,])\s*(?:-\s+)?[\"']?(?P<key>[\w.-]*(?:device|accelerator|backend|map_location)[\w.-]*)[\"']?\s*[:=]\s*"
+    r"(?P<value>[\"']?(?:cuda(?::\d+)?|nccl)[\"']?)\s*(?:[,;#}\]].*)?$",
+    re.I,
 )
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
@@ -111,9 +117,12 @@ def port_text(
                     column + high - low,
                     text[low:high],
                     edits,
-                    _message(rule, text[low:high], kind),
+                    _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
+    if kind is FileKind.CONFIG and len(findings) > 1:
+        findings[0].message = f"{findings[0].before}, and {len(findings) - 1} more in this file: {CONFIG.title}"
+        del findings[1:]
     if kind is FileKind.DOCUMENT:
         findings = [each for each in findings if each.line in _in_fences(text)]
     ignored = ignored_text_lines(text)
@@ -188,7 +197,11 @@ def _joined(text: str) -> Iterator[tuple[int, int, str]]:
         yield *first, text[first[1] :]
 
 
-def _message(rule: Rule, text: str, kind: FileKind) -> str:
+def _message(rule: Rule, text: str, kind: FileKind, *, vendored: bool) -> str:
+    if rule is PIN:
+        name = re.split(r"\W", text, maxsplit=1)[0]
+        first = ".".join(map(str, needed(name, vendored=vendored)))
+        return f"{text}: ported code needs {name} {first} or newer"
     if rule is not PACKAGE:
         return ""
     name = _PACKAGES.findall(text)[0]
@@ -285,6 +298,12 @@ def _document(line: str, start: int) -> _Found:
         yield COMMAND, start + found.start(), start + found.end(), ()
 
 
+def _config(line: str, start: int) -> _Found:
+    found = _SETTING.search(line)
+    if found is not None:
+        yield CONFIG, start + found.start("key"), start + found.end("value"), ()
+
+
 @cache
 def _in_fences(text: str) -> frozenset[int]:
     """The numbers of the lines that stand in a block of code which is no Python."""
@@ -307,4 +326,5 @@ _LOOKS: dict[FileKind, Callable[[str, int], _Found]] = {
     FileKind.WORKFLOW: _image,
     FileKind.SHELL: _script,
     FileKind.DOCUMENT: _document,
+    FileKind.CONFIG: _config,
 }

@@ -107,6 +107,7 @@ DEFAULT = FAMILY.rule(
     ],
 )
 
+
 @FAMILY.method("add_argument", "option", "argument")
 def _argument(file: File, node: ast.Call) -> bool:
     default = file.keyword(node, "default")

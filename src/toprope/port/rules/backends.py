@@ -7,6 +7,7 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.project import last_name
 from toprope.port.rule import Example, Kind
 from toprope.port.tensor_facts import dtype_of, on_host
 
@@ -36,14 +37,7 @@ CUDNN = FAMILY.rule(
             """
         ),
         Example(
-            """
-            import torch
-            from torch.backends import cudnn
-
-            before = cudnn.deterministic
-            torch.backends.cudnn.benchmark = True
-            cudnn.deterministic = before
-            """,
+            "import torch\n\nbefore = torch.backends.cudnn.benchmark\ntorch.backends.cudnn.benchmark = True",
             reported=False,
         ),
     ],
@@ -343,7 +337,6 @@ LAYOUT = FAMILY.rule(
             images = images.to(device=device, dtype=torch.float32, memory_format=torch.channels_last)
             """
         ),
-        Example("import torch\n\nx = x.contiguous(memory_format=torch.channels_last)"),
         Example("import torch\n\nx = x.clone(memory_format=torch.channels_last)"),
         Example(
             """
@@ -363,17 +356,15 @@ _PASSES_OVER = "an NPU makes a contiguous tensor: what asks for the format after
 @FAMILY.reference("torch.channels_last", "torch.channels_last_3d")
 def _layout(file: File, node: ast.expr) -> bool:
     call = next((each for each in file.ancestors(node) if isinstance(each, ast.Call | ast.stmt)), None)
-    name = _last_name(call.func) if isinstance(call, ast.Call) else ""
+    name = last_name(call.func) if isinstance(call, ast.Call) else ""
     if name == "is_contiguous":
         return True
-    if isinstance(call, ast.Call) and name in ("to", "contiguous") and on_host(file, call):
-        return True
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and on_host(file, call.func.value):
+        moved = name != "contiguous" and (call.args or file.keyword(call, "device") is not None)
+        if name in ("to", "contiguous") and not moved:
+            return True
     file.report(LAYOUT, node, _PASSES_OVER if name == "clone" or name.endswith("_like") else _REFUSES)
     return True
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 FUSED = FAMILY.rule(

@@ -8,6 +8,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import Said, Use, function_for, is_template, said, use
 from toprope.port.receivers import is_for_own_to
+from toprope.port.registry import table
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.rules.device_types import KIND
 
@@ -351,7 +352,7 @@ def _text(file: File, node: ast.expr) -> bool:
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
         if not isinstance(file.parent(node), ast.Expr | ast.JoinedStr):  # a docstring, a part of a longer text
-            file.report(UNUSED, node)
+            file.report(UNUSED, node, f"{file.text(node)} is not seen to be a device: left as it is")
             return _but_for(file, node, named)
         return False
     rule = _rule(file, node, named, how)
@@ -368,7 +369,9 @@ def _is_for_runtime(file: File, node: ast.expr) -> bool:
     """Return whether a function of the runtime is given the text, and makes of it the device in use."""
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
-    return isinstance(call, ast.Call) and node is not call.func and file.of_runtime(call.func) is not None
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    return file.of_runtime(call.func) is not None or file.dotted(call.func) in table().drop_ins
 
 
 def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:

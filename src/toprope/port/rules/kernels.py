@@ -16,7 +16,7 @@ FAMILY = Family(
     "kernels", "Kernels for CUDA",
     words=[b"flash_attn", b"flash_attention", b"xformers", b"apex", b"amp_C", b"bitsandbytes", b"triton", b"mamba_ssm",
            b"causal_conv1d", b"selective_scan", b"cupy", b"pycuda", b"numba", b"cudf", b"cuml", b"tensorrt",
-           b"torch.ops", b"from torch import ops", b"deep_gemm", b"flashinfer", b"fla"],
+           b"deep_gemm", b"flashinfer", b"fla"],
 )  # fmt: skip
 
 FLASH = FAMILY.rule(
@@ -365,41 +365,3 @@ def _numba(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if module.startswith("numba.cuda") or "cuda" in names or any(each.startswith("numba.cuda") for each in names):
         file.report(NUMBA, node)
     return False
-
-
-OPERATORS = FAMILY.rule(
-    "TR086",
-    Kind.NOT_CONVERTIBLE,
-    "torch.ops.<library>...: operators of a library of its own",
-    why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
-    devices that it has no kernel for.""",
-    source="torch.library",
-    examples=[
-        Example(
-            """
-            import torch
-
-            out = torch.ops.my_kernels.scan(x)
-            """
-        ),
-        Example(
-            """
-            import torch
-
-            out = torch.ops.aten.add(x, y)
-            """,
-            reported=False,
-        ),
-    ],
-)
-_TORCHS = ("aten", "prim", "prims", "quantized", "torch", "c10d", "c10d_functional", "_c10d_functional", "higher_order",
-           "npu", "mkldnn", "inductor", "profiler", "rngprims", "sparse", "load_library", "import_module")  # fmt: skip
-
-
-@FAMILY.reference("torch.ops.*")
-def _operators(file: File, node: ast.expr) -> bool:
-    name = (file.dotted(node) or "").split(".")
-    if len(name) < 3 or name[2] in _TORCHS:
-        return False
-    file.report(OPERATORS, node)
-    return True
