@@ -26,8 +26,8 @@ QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
-    "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088", "TR102",
-    "TR102b",
+    "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
+    "TR091a", "TR102", "TR102b", "TR104b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
 

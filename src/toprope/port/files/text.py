@@ -264,6 +264,9 @@ def _shell(line: str, start: int) -> _Found:
         edits = () if f"{_TWIN}=" in line else (Edit(at, at, (f" {_TWIN}={found['value']}",)),)
         if edits or _TWIN not in line:
             yield SHELL, start + found.start(), at, edits
+    other = None if _SET.search(line) or _TWIN in line else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
+    if other is not None and not _is_comment(line, other.start()):
+        yield SHELL, start + other.start(), start + other.end(), ()
     for found in _SMI.finditer(line):
         if not _is_comment(line, found.start()):
             yield TOOL, start + found.start(), start + found.end(), ()

@@ -18,8 +18,8 @@ CLASS = FAMILY.rule(
     "except torch.cuda.OutOfMemoryError, torch.OutOfMemoryError: every device's",
     why="""It is one class under two names, of which older versions of torch have the one that belongs to CUDA.
     torch_npu raises it in its newest branches alone; up to 7.3.0 a full NPU is a RuntimeError with the text "NPU out of
-    memory", which the class does not catch. In an except the runtime's name is the class of the error at hand where that says so
-    on an NPU, and torch's class in all other cases.""",
+    memory", which the class does not catch. In an except the runtime's name is the class of the error at hand where
+    that says so on an NPU, and torch's class in all other cases.""",
     source="torch_npu: NPUCachingAllocator.cpp of the branches v2.1.0 to v2.12.0",
     examples=[
         Example(
