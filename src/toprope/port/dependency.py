@@ -18,7 +18,7 @@ _IMPORTS = RUNTIME.rpartition(".")[0].encode()
 
 
 def missing_requirement(files: Sequence[Ported]) -> str:
-    """Say where toprope must be added, as a line for the report; "" where no ported file imports it, or a list names it.
+    """Say where toprope must be added, as a line for the report; "" where nothing imports it, or a list names it.
 
     The list nearest to the top is named, one of requirements before the others.
 

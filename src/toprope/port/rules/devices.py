@@ -351,7 +351,8 @@ def _text(file: File, node: ast.expr) -> bool:
         return False
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
-        if not isinstance(file.parent(node), ast.Expr | ast.JoinedStr):  # a docstring, a part of a longer text
+        shown = isinstance(file.parent(node), ast.Expr | ast.JoinedStr)  # a docstring, a part of a longer text
+        if not shown and not _is_taken_by_runtime(file, node):
             file.report(UNUSED, node, f"{file.text(node)} is not seen to be a device: left as it is")
             return _but_for(file, node, named)
         return False
@@ -369,9 +370,13 @@ def _is_for_runtime(file: File, node: ast.expr) -> bool:
     """Return whether a function of the runtime is given the text, and makes of it the device in use."""
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
-    if not isinstance(call, ast.Call) or node is call.func:
-        return False
-    return file.of_runtime(call.func) is not None or file.dotted(call.func) in table().drop_ins
+    return isinstance(call, ast.Call) and node is not call.func and file.of_runtime(call.func) is not None
+
+
+def _is_taken_by_runtime(file: File, node: ast.expr) -> bool:
+    """Return whether it is for a function that becomes the runtime's, which takes "cuda:0" for the device in use."""
+    around = file.parent(node)
+    return isinstance(around, ast.Call) and node in around.args and file.dotted(around.func) in table().drop_ins
 
 
 def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:

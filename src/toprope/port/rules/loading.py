@@ -62,7 +62,7 @@ BARE = FAMILY.rule(
 
             x = torch.arange(4)
             torch.save([x, torch.zeros(4)], "pair")
-            x, y = torch.load("pair")
+            y, z = torch.load("pair")
             picture = torch.load(path).numpy()
             """,
             reported=False,

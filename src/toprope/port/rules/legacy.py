@@ -10,7 +10,7 @@ from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("removed", "Removed modules", words=[b"torch._six"])
+FAMILY = Family("legacy", "Modules that torch no longer has", words=[b"torch._six"])
 
 SIX = FAMILY.rule(
     "TR122",
@@ -35,7 +35,7 @@ SIX = FAMILY.rule(
 )
 
 
-@FAMILY.module("torch")
+@FAMILY.node(ast.Import, ast.ImportFrom)
 def _six(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     module = node.module if isinstance(node, ast.ImportFrom) else ""
     if module != "torch._six" and not any(f"{module}.{each.name}".lstrip(".") == "torch._six" for each in node.names):
