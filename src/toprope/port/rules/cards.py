@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from toprope.port.family import NOT_CALLED, Family
+from toprope.port.family import Family, report_not_called
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
 
@@ -238,7 +238,7 @@ _FEATURE = re.compile(r"flash|bf16|bfloat|capability|xformers|fused|tf32|triton|
 def _available(file: File, node: ast.expr) -> bool:
     parent = file.parent(node)
     if not (isinstance(parent, ast.Call) and parent.func is node) and file.decides(node):
-        file.report(AVAILABLE, node, held_back=NOT_CALLED)
+        report_not_called(file, AVAILABLE, node)
     elif isinstance(node, ast.Attribute) or file.by_star(node):
         around: ast.AST = node
         for each in file.ancestors(node):
