@@ -239,6 +239,11 @@ def test_what_is_downloaded_goes_to_the_device_in_use():
     ("requirements.txt", "torchvision==0.15.2\n", {"TR106c"}),
     ("requirements.txt", "torchaudio>=0.8,<2.2\n", {"TR106c"}),
     ("requirements.txt", "torchvision>=0.15\ntorchaudio\n", set()),
+    ("requirements.txt", "git+https://github.com/NVlabs/tiny-cuda-nn/#subdirectory=bindings/torch\n", {"TR106"}),
+    ("requirements.txt", "tcnn @ git+https://github.com/NVlabs/tiny-cuda-nn.git@v1.6\n", {"TR106"}),
+    ("requirements.txt", "git+https://github.com/openai/CLIP.git\n", set()),
+    ("environment.yml", "  - pip:\n    - submodules/diff-surfel-rasterization\n", {"TR106"}),
+    ("run.sh", "pip install git+https://github.com/NVlabs/tiny-cuda-nn/#subdirectory=bindings/torch\n", {"TR106"}),
     ("run.sh", 'for s in a b; do\n  cmd="CUDA_VISIBLE_DEVICES=0 python train.py -s $s"\ndone\n', {"TR108"}),
 ])  # fmt: skip
 def test_files_that_are_not_python(name, text, codes):

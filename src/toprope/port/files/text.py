@@ -20,7 +20,7 @@ __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
     rb"cuda|nccl|torch(?:vision|audio|text)?\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
-    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d",
+    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/",
     re.I,
 )
 _FOR_NPUS = "-npu"
@@ -36,6 +36,12 @@ _PACKAGES = re.compile(
     )(?![\w-])""",
     re.I | re.X,
 )
+_FROM_SOURCE = re.compile(
+    r"(?:\bgit\+\S*?/|(?<![\w/])(?:\./)?submodules/)(?P<name>[\w-]*(?:cuda|raster|simple-knn|fused-ssim|nvdiffrast"
+    r"|flash-attention|apex|xformers|pytorch3d|kaolin)[\w-]*)(?:[/.@#]\S*)?(?=\s|$|[\"',\]])",
+    re.I,
+)
+"""Packages for CUDA that are built from a repository or a submodule."""
 _LOCAL = re.compile(
     r"(?P<kept>\b(?:torch|torchvision|torchaudio|torchtext)\s*==\s*[\d.]+(?:\w*\d)?)(?P<build>\+cu\d+)", re.I
 )
@@ -204,13 +210,22 @@ def _message(rule: Rule, text: str, kind: FileKind, *, vendored: bool) -> str:
         return f"{text}: ported code needs {name} {first} or newer"
     if rule is not PACKAGE:
         return ""
-    name = _PACKAGES.findall(text)[0]
+    built = _FROM_SOURCE.search(text)
+    name = built["name"] if built is not None else _PACKAGES.findall(text)[0]
     extra = f'; an extra is a place for it: cuda = ["{name}"]' if kind is FileKind.PROJECT else ""
     return f"{name} is for CUDA alone{extra}"
 
 
 def _is_comment(line: str, at: int) -> bool:
     return "#" in line[:at] and not line[:at].rstrip().endswith(("'", '"', "="))
+
+
+def _named_packages(line: str) -> list[re.Match[str]]:
+    """The packages for CUDA in a line, each once."""
+    built = list(_FROM_SOURCE.finditer(line))
+    return built + [
+        each for each in _PACKAGES.finditer(line) if not any(one.start() <= each.start() < one.end() for one in built)
+    ]
 
 
 def _packages(line: str, start: int) -> _Found:
@@ -229,7 +244,7 @@ def _packages(line: str, start: int) -> _Found:
         if not _is_comment(line, found.start()):
             low, high = start + found.start("build"), start + found.end("build")
             yield BUILD, start + found.start(), high, (Edit(low, high, ("",)),)
-    for found in _PACKAGES.finditer(line):
+    for found in _named_packages(line):
         if not _is_comment(line, found.start()):
             yield PACKAGE, start + found.start(), start + found.end(), ()
 
@@ -244,8 +259,11 @@ def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
 
 def _requirements(line: str, start: int) -> _Found:
     """A list of requirements for pip: a line that is one for CUDA becomes a comment."""
-    found = _PACKAGES.match(line.lstrip())
-    if found is None:
+    bare = line.lstrip()
+    found = (
+        _PACKAGES.match(bare) or _FROM_SOURCE.match(bare) or re.match(r"[\w.-]+\s*@\s*" + _FROM_SOURCE.pattern, bare)
+    )
+    if found is None or bare.startswith("#"):
         yield from _packages(line, start)
         return
     at = start + len(line) - len(line.lstrip())
@@ -276,7 +294,7 @@ def _image(line: str, start: int) -> _Found:
     for found in (*_IMAGE.finditer(line), *_RUNNER.finditer(line)):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in _PACKAGES.finditer(line):
+    for found in _named_packages(line):
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
     for found in _SMI.finditer(line):
@@ -291,7 +309,7 @@ def _script(line: str, start: int) -> _Found:
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
     if re.search(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b", line):
-        for found in _PACKAGES.finditer(line):
+        for found in _named_packages(line):
             if not _is_comment(line, found.start()):
                 yield PACKAGE, start + found.start(), start + found.end(), ()
 

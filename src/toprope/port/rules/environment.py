@@ -170,10 +170,12 @@ _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write", 
 @FAMILY.node(ast.Constant)
 def _in_command(file: File, node: ast.Constant) -> bool:
     """A command in a text, also in a part of an f-string: the first of a file, since the others are its like."""
-    if not isinstance(node.value, str) or not _MASKED.search(node.value) or "ASCEND_RT_VISIBLE_DEVICES" in node.value:
+    if not isinstance(node.value, str) or not _MASKED.search(node.value):
         return False
-    text = file.parent(node) if isinstance(file.parent(node), ast.JoinedStr) else node
-    assert text is not None
+    around = file.parent(node)
+    text = around if isinstance(around, ast.JoinedStr) else node
+    if "ASCEND_RT_VISIBLE_DEVICES" in file.text(text):
+        return False
     if any(_TWINS["CUDA_VISIBLE_DEVICES"][0] is each.rule and each.message == _COMMAND for each in file.findings):
         return True
     if not isinstance(file.parent(text), ast.Expr) and not _is_for_a_reader(file, text):
