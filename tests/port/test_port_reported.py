@@ -220,6 +220,10 @@ def test_its_look_alikes_are_not(text):
     assert not said(text)
 
 
+def test_a_function_of_an_extension_is_named_by_the_extension():
+    assert said("from simple_knn._C import distCUDA2\n")["TR121"].startswith("simple_knn is compiled for CUDA")
+
+
 def test_what_is_downloaded_goes_to_the_device_in_use():
     text = "import torch\n\nstate = torch.hub.load_state_dict_from_url(url, check_hash=True)\n"
     assert after(text).endswith("(url, check_hash=True, map_location=portable.map_location)\n")

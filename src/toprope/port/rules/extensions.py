@@ -134,11 +134,12 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
 def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
-    for each in dict.fromkeys((last, name.rpartition(".")[2])):
-        if not each or each in file.project.modules:
-            continue
+    names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
+    names = [each for each in names if each not in file.project.modules]
+    for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
             return each
+    for each in (each for each in names if each in (last, name.rpartition(".")[2])):
         # a name out of a module of the project is a function of it more often than a module of its own
         is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
         if is_module and _NAME.fullmatch(each):
