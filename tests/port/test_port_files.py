@@ -196,7 +196,7 @@ PINS = {
     "requirements.txt": {
         "torch==1.13.1": True, "torch==1.12.1+cpu": True, "torch>=1.7": True, "torch~=1.11": True, "torch<2": True,
         "torch<=1.13": True, "torch >= 1.8, <2.3": True, "torch==2.0.1": False, "torch": False, "torch<3": False,
-        "torch>=2.1,!=1.9": False, "torchvision==0.14": False, "# torch==1.13.1": False, "torch==1.*": True,
+        "torch>=2.1,!=1.9": False, "torchvision==0.14": True, "# torch==1.13.1": False, "torch==1.*": True,
     },
     "environment.yml": {"  - pytorch=1.12.1": True, "  - pytorch==1.7.1=py3.8_cuda11": True, "  - pytorch>=2.2": False},
     "pyproject.toml": {
