@@ -184,7 +184,7 @@ class File:
         ]  # fmt: skip
 
     def is_tried(self, node: ast.AST) -> bool:
-        """Return whether an import stands in a try that goes on without it, and does not end the program."""
+        """Return whether an import is in a try that goes on without it, and does not end the program."""
         inner = node
         for around in self.ancestors(node):
             if isinstance(around, ast.Try) and inner in around.body:
@@ -205,7 +205,7 @@ class File:
         return True
 
     def decides(self, node: ast.AST) -> bool:
-        """Return whether a value is taken for true or false: it is a condition, or stands behind `not` or in skipif."""
+        """Return whether a value is taken for true or false: it is a condition, or is behind `not` or in skipif."""
         inner, outer = node, self.parent(node)
         while isinstance(outer, ast.BoolOp) or (isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not)):
             inner, outer = outer, self.parent(outer)
