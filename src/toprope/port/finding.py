@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def said(self) -> str:
-        """What reports say of it: its message, else the text of the place and what the rule says of such."""
+        """Text for reports: the message, else the text of the place with the consequence of its rule."""
         text = " ".join(self.before.split())
         shown = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
         return self.message if self.message and not self.held_back else f"{shown}: {self.rule.consequence}"
