@@ -83,7 +83,7 @@ CONVERTED = [
     ("if torch.cuda.is_available():\n    x['cuda'] = 1\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    pass\nelse:\n    torch.cuda.cudart()\n", "portable.is_available"),
     ("if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n", "portable.is_available"),
-    ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "portable.version()"),
+    ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "torch.version.cuda"),
     ("if torch.cuda.is_available():\n    if torch.cuda.get_device_capability() > (7,):\n        torch.cuda.cudart()\n",
      "if portable.is_available"),
     ("if torch.cuda.is_available():\n    try:\n        import apex\n    except ImportError:\n        apex = None\n",

@@ -28,8 +28,8 @@ QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
-    "TR020", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088", "TR102",
-    "TR102b",
+    "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
+    "TR091a", "TR102", "TR102b", "TR104b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
 
@@ -334,7 +334,7 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     if own:  # a method of the project, whose own code is ported
         return False
     if isinstance(node, ast.Import | ast.ImportFrom) and finding.rule.kind is not Kind.PRESERVING:
-        return not _is_tried(file, node)
+        return not file.is_tried(node)
     if code == "TR101":
         return not _is_shown(file, node)
     return True
@@ -344,16 +344,6 @@ def _is_read(file: File, node: ast.AST) -> bool:
     """Return whether it is a variable that must be set: `os.environ["CUDA_HOME"]`, read."""
     around = file.parent(node)
     return isinstance(around, ast.Subscript) and around.slice is node and isinstance(around.ctx, ast.Load)
-
-
-def _is_tried(file: File, node: ast.AST) -> bool:
-    """Return whether an import stands in a try that goes on without it."""
-    inner = node
-    for around in file.ancestors(node):
-        if isinstance(around, ast.Try) and inner in around.body and around.handlers:
-            return True
-        inner = around
-    return False
 
 
 def _is_shown(file: File, node: ast.AST) -> bool:

@@ -10,9 +10,17 @@ from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.stand_ins import refused
 
-__all__ = ["Family"]
+__all__ = ["Family", "report_not_called"]
 
 AS_CLASS = "it is used as a class here, and stays CUDA's; torch.device is every device's"
+NOT_CALLED = "the function is not called, and always true: write () behind it, and run the port again"
+
+
+def report_not_called(file: File, rule: Rule, node: ast.expr) -> None:
+    """Report a function that is taken for true or false itself; the first of a file, since the others are its like."""
+    if not any(each.held_back == NOT_CALLED for each in file.findings):
+        file.report(rule, node, held_back=NOT_CALLED)
+
 
 NOT_ENTERED = "no `with` enters it here: what it shows or is compared with stays CUDA's"
 
@@ -117,7 +125,9 @@ class Family:
             parent = file.parent(node)
             called = parent if isinstance(parent, ast.Call) and parent.func is node else None
             name = table[file.dotted(node) or ""]
-            if function and called is None:
+            if called is None and name[0].islower() and file.decides(node):
+                report_not_called(file, rule, node)
+            elif function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
                     file.report(rule, node, held_back=AS_CLASS)
             elif function and not _is_entered(file, called):

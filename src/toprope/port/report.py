@@ -208,9 +208,7 @@ def _cell(finding: Finding) -> str:
 
 
 def _line(file: Ported, finding: Finding) -> str:
-    said = finding.message or finding.rule.title
-    if finding.held_back:
-        said = f"{finding.rule.title}; left as it is: {finding.held_back}"
+    said = f"{finding.said}; left as it is: {finding.held_back}" if finding.held_back else finding.said
     if finding.seen:
         said += f" (asked {_many(finding.seen, 'time')} in the trace)"
     return f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}  {finding.rule.code} {finding.label}  {said}"
@@ -293,7 +291,7 @@ def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
         "rewritten": finding.converted,
         "before": finding.before,
         "after": finding.after,
-        "message": finding.message or finding.rule.title,
+        "message": finding.said,
         "held_back": finding.held_back,
         "seen": finding.seen,
         "known": finding.known,

@@ -134,8 +134,8 @@ def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
     return [function for function, name in _functions(tree, "") if _is_styled(function, name, comments)]
 
 
-def _is_styled(function: _Function, name: str, comments: Collection[int]) -> bool:
-    if comments & set(range(function.lineno, function.body[0].lineno + 1)):
+def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
+    if comments.intersection(range(function.lineno, function.body[0].lineno + 1)):
         return True
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     arguments = arguments[1:] if "." in name and arguments[:1] and arguments[0].arg == "self" else arguments
