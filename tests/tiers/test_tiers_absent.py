@@ -156,19 +156,27 @@ def test_an_outer_module_of_an_attached_one_is_refused():
 class Shared(nn.Module):
     """A module that gives a weight of another module to a function."""
 
-    def __init__(self):
+    def __init__(self, others=()):
         super().__init__()
         self.layers = net()
         self.last = nn.Linear(WIDTH, WIDTH)
+        self.others = others  # modules that are not in this one, as torch sees it
 
     def forward(self, x):
-        return functional.linear(self.layers(x), self.last.weight)
+        x = functional.linear(self.layers(x), self.last.weight)
+        for each in self.others:
+            x = functional.linear(x, each.weight)
+        return x
 
 
 def test_a_weight_given_to_a_function_outside_of_its_module_is_no_nan():
     model = Shared()
-    with attached(model, device=50_000), torch.no_grad(), pytest.raises(TierAbsentError, match=r"last\.weight"):
-        model(OTHER)
+    want = model(OTHER)
+    with attached(model, device=70_000), torch.no_grad():
+        assert torch.equal(model(OTHER), want)  # its code says that it needs the weight of `last`
+        model.others = list(model.layers)
+        with pytest.raises(TierAbsentError, match=r"layers\.\d\.weight is not on the device"):
+            model(OTHER)
 
 
 def test_a_users_forward_hook_sees_the_weights_of_its_module():
