@@ -146,7 +146,7 @@ def test_a_layer_that_is_called_as_torchs_own_is_a_module():
 
 
 RUN = {
-    "TR045": "print(torch.version.cuda)",
+    "TR045": "repr(torch.version.cuda)",
     "TR070": "os.environ['NCCL_DEBUG'] = 'INFO'",
     "TR071": "os.environ.get('CUDA_VISIBLE_DEVICES')",
     "TR072": "os.environ['CUDA_LAUNCH_BLOCKING'] = '1'",
