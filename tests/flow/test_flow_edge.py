@@ -358,6 +358,25 @@ def queues(count):
     return [InQueue(None, None, 1000) for _ in range(count)]
 
 
+def test_a_time_limit_that_a_message_sets_ends_the_wait_and_no_polling_interval_does(ends, monkeypatch):
+    """A batch went out up to 50 ms late: the wait had begun before the batch had a time limit."""
+    monkeypatch.setattr("toprope.flow.edge_hub._TURN", 600)
+    link, queue, codec, _, receiver = ends()
+    batches = Order([Source(queue, batcher(CountBatch(3, timeout=100)))])
+    aligned = Align([Source(queue), Source(InQueue(receiver, codec, 4))], 10, 100, drop=False)
+    for number, gather in enumerate((batches, aligned), 1):
+        message = Message(TENSOR, np.arange(2), Head(number))
+        threading.Timer(0.1, put, (link, codec, message)).start()
+        assert receiver.wait(gather.is_ready, time.monotonic() + 60, gather.due)
+        assert len(gather.take().messages) == number
+
+
+def test_a_time_limit_that_has_passed_still_reads(ends):
+    link, queue, codec, _, receiver = ends()
+    put(link, codec, Message(PICKLED, 1))
+    assert receiver.wait(lambda: len(queue) == 1, time.monotonic() + 60, lambda: 0.0)
+
+
 @given(st.permutations(range(1, 12)), st.permutations(range(1, 12)))
 def test_alignment_pairs_by_transaction_whatever_the_order(first, second):
     both = queues(2)

@@ -33,6 +33,9 @@ _LOOK_NS = 2_000_000
 _TURN = 0.05
 """Seconds after which a waiting thread looks again, whatever it was told."""
 
+_LEAST = 0.001
+"""Seconds of the shortest sleep: the unit of `poll`. A time that has passed must not make a thread spin."""
+
 _LONGEST_PATH = 100
 """Bytes of a socket's path; the system allows 107."""
 
@@ -71,6 +74,11 @@ class Peer:
         self.full = False
         if not self.channel.flush():
             self.full = True
+
+
+def _turn(left: float, due: float | None) -> float:
+    """Seconds until a waiting thread checks its condition again."""
+    return min(left, _TURN if due is None else min(_TURN, max(_LEAST, due - time.monotonic())))
 
 
 class Hub:
@@ -173,12 +181,16 @@ class Hub:
         """The peer of this name, None where there is none."""
         return self._by_name.get(name)
 
-    def wait(self, done: Callable[[], bool], until: float | None) -> bool:
-        """Wait until something has come to hold, and read meanwhile; whether it holds.
+    def wait(
+        self, done: Callable[[], bool], until: float | None, due: Callable[[], float | None] = lambda: None
+    ) -> bool:
+        """Wait until a condition holds, and read meanwhile; false if time is up first.
 
         Args:
-            done: whether it does; quick, and called often.
+            done: the condition; quick, and called often.
             until: of time.monotonic; None for ever.
+            due: the time at which `done` may change without a message, such as the time limit of a batch; asked again
+                before each sleep, since a message that arrives may set it. None for never.
         """
         while not done():
             self.check()
@@ -188,12 +200,12 @@ class Hub:
             if self._reading.acquire(blocking=False):
                 try:
                     if not done():
-                        self.pump(min(left, _TURN))
+                        self.pump(_turn(left, due()))
                 finally:
                     self._reading.release()
                     self.tell()
             else:
-                self._wait_for_news(done, min(left, _TURN))
+                self._wait_for_news(done, _turn(left, due()))
         return True
 
     def look(self) -> None:

@@ -166,8 +166,8 @@ class Fetcher:
             return True
         began, warned = time.monotonic(), False
         while True:
-            limits = [began + _LONG if not warned else None, until, gather.due()]
-            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None)):
+            limits = [began + _LONG if not warned else None, until]
+            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None), gather.due):
                 return True
             now = time.monotonic()
             if until is not None and now >= until:

@@ -225,9 +225,7 @@ class Loop:
             self._run_batches(self._collector)
         while True:
             if not self._is_ready():
-                wait(self._is_ready, gather.due())
-                if not self._is_ready():
-                    continue
+                wait(self._is_ready, None, gather.due)
             if self._exceptions:
                 self._see_exception()
             else:
@@ -340,12 +338,8 @@ class Loop:
             return collector.is_ready(time.monotonic())
 
         while True:
-            if is_ready():
-                self._turn_of_batch(collector.take())
-                continue
-            due = collector.due()
-            # the first input of a batch says until when others are waited for
-            wait(lambda due=due: is_ready() or collector.due() != due, due)  # type: ignore[misc]
+            wait(is_ready, None, collector.due)
+            self._turn_of_batch(collector.take())
 
     def _turn_of_batch(self, groups: list[Group]) -> None:
         assert self._call is not None
