@@ -15,8 +15,8 @@ from toprope import flow as df
 from toprope.flow import flow_func as ff
 from toprope.flow import flow_graph, run
 from toprope.flow.exceptions import FAILED, MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, QUEUE_FULL
+from toprope.flow.executor.placement import place
 from toprope.flow.graph import plan
-from toprope.flow.run_place import place
 from toprope.flow.stage_spec import Deploy, RunOptions
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -5,8 +5,8 @@ import glob
 import os
 from dataclasses import dataclass, field, replace
 
+from toprope.flow.executor.runner import Runner
 from toprope.flow.graph import FlowData, FlowNode, plan
-from toprope.flow.run import Runner
 from toprope.flow.stage_spec import (
     EMPTY,
     PICKLED,

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toprope.flow.batch import batcher
-from toprope.flow.dynamic_batch import Collector
-from toprope.flow.edge import InQueue, OutLink
-from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Hub, Kind
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Connections, Kind
+from toprope.flow.edge.links import InQueue, OutLink
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
-from toprope.flow.gather import Align, Gather, Group, Order, Source
-from toprope.flow.stage_calls import (
+from toprope.flow.stage_plan import DRIVER, StagePlan
+from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.worker.batch import batcher
+from toprope.flow.worker.calls import (
     Activation,
     Cancelled,
     InputQueue,
@@ -30,9 +31,8 @@ from toprope.flow.stage_calls import (
     failure,
     passed_on,
 )
-from toprope.flow.stage_plan import DRIVER, StagePlan
-from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
-from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.worker.dynamic_batch import Collector
+from toprope.flow.worker.gather import Align, Gather, Group, Order, Source
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
@@ -50,7 +50,7 @@ class Outlet:
         targets: for each edge the instances of its target, in other processes or in this one.
     """
 
-    def __init__(self, hub: Hub, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+    def __init__(self, hub: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
         self._hub = hub
         self._codec = codec
         self._targets = targets
@@ -88,7 +88,7 @@ class Outlet:
     def _send(self, message: Message, target: OutLink | InQueue) -> None:
         if isinstance(target, OutLink):
             # sealed first: the work on a card is waited for, and copied to the host, while others make room
-            sealed = self._codec.seal(message, 1, target.on_host, target.forewarn)
+            sealed = self._codec.seal(message, 1, target.on_host, target.wake_early)
             if not target.is_free():
                 self._wait(target)
             target.send(sealed, 0)
@@ -113,7 +113,7 @@ class Stage:
         plan: what it is.
     """
 
-    def __init__(self, plan: StagePlan, hub: Hub, codec: Codec) -> None:
+    def __init__(self, plan: StagePlan, hub: Connections, codec: Codec) -> None:
         self.plan = plan
         spec = plan.spec
         if spec.workspace:
@@ -161,7 +161,7 @@ class Loop:
     """
 
     def __init__(
-        self, stage: Stage, function: StageFunction, hub: Hub, codec: Codec, status: memoryview,
+        self, stage: Stage, function: StageFunction, hub: Connections, codec: Codec, status: memoryview,
         events: deque[tuple[str, int, int, int]] | None,
     ) -> None:  # fmt: skip
         plan = stage.plan

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.dynamic_batch import chunks, rows_of
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
 from toprope.flow.stage_spec import (
     EMPTY,
@@ -23,10 +22,11 @@ from toprope.flow.stage_spec import (
     StageFunction,
     StageObject,
 )
+from toprope.flow.worker.dynamic_batch import chunks, rows_of
 
 if TYPE_CHECKING:
-    from toprope.flow.edge import InQueue
-    from toprope.flow.edge_hub import Hub
+    from toprope.flow.edge.connections import Connections
+    from toprope.flow.edge.links import InQueue
 
 __all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped", "cancelled", "failure", "passed_on"]
 
@@ -60,7 +60,7 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
 class InputQueue:
     """An input of a function with stream input: it takes messages as it likes."""
 
-    def __init__(self, hub: Hub, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
+    def __init__(self, hub: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
         self._hub = hub
         self._queue = queue_
         self._pass_on = pass_on

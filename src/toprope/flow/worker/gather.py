@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toprope.flow.batch import Batcher
-from toprope.flow.edge import InQueue
+from toprope.flow.edge.links import InQueue
 from toprope.flow.exceptions import DATA_ALIGN_FAILED
 from toprope.flow.stage_spec import EMPTY, Head, Message
+from toprope.flow.worker.batch import Batcher
 
 __all__ = ["Align", "Gather", "Order", "Source"]
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from toprope import functions
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException
-from toprope.flow.far_gate import Address
-from toprope.flow.run_place import Placed
-from toprope.flow.stage import Host
-from toprope.flow.stage_plan import HostPlan, Reach, Route, StagePlan
+from toprope.flow.executor.placement import Placed
+from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
 from toprope.flow.stage_status import Status
+from toprope.flow.worker.process import Host
 from toprope.functions import current
 from toprope.functions.backend import Code
 from toprope.functions.options import InvokeOptions

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from toprope.flow.edge import InQueue
-from toprope.flow.edge_hub import Hub
+from toprope.flow.edge.connections import Connections
+from toprope.flow.edge.links import InQueue
 from toprope.flow.exceptions import (
     DATA_NOT_ALIGNED,
     FAILED,
@@ -19,8 +19,8 @@ from toprope.flow.exceptions import (
     SUCCESS,
     USER_RAISE_EXCEPTION,
 )
-from toprope.flow.gather import Align, Gather, Order, Source
 from toprope.flow.stage_spec import FAILURE, Failure, Head, Message, RunOptions
+from toprope.flow.worker.gather import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 
@@ -64,7 +64,12 @@ class Fetcher:
     """
 
     def __init__(
-        self, hub: Hub, queues: Sequence[InQueue], options: RunOptions, is_scattered: bool, explain: Callable[[], str]
+        self,
+        hub: Connections,
+        queues: Sequence[InQueue],
+        options: RunOptions,
+        is_scattered: bool,
+        explain: Callable[[], str],
     ) -> None:
         self._hub = hub
         self.queues = queues
