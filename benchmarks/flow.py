@@ -243,9 +243,10 @@ class Old:
     """
 
     def __init__(self, folder: Path, hops: int, share: float) -> None:
+        environment = os.environ | {"PYTHONPATH": str(folder / "src")}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--answer", str(hops), "--share", str(share)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(folder / "src")},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         found = self._answer()
         if Path(found["code"]).resolve() != (folder / "src" / "toprope" / "__init__.py").resolve():
