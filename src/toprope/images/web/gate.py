@@ -188,7 +188,7 @@ class Gate:
         length = declared_length(headers)
         if length is None and ("content-length" in headers or "transfer-encoding" in headers):
             return 411, "the request does not say how long it is.", "send Content-Length"
-        files = self._files if path.endswith(UPLOAD) else 1 if path.startswith(API) else 0
+        files = self._files if path.endswith(UPLOAD) else 2 if path.startswith(API) else 0
         most = files * self._one + FORM
         if (length or 0) > most:
             return 413, f"the request has {length} bytes, and the most is {most}.", "send less, or use toprope edit"
