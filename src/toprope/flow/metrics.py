@@ -108,7 +108,7 @@ class Pages:
                     continue  # it is being made
 
     def quiet(self, living: Iterable[str]) -> int:
-        """How many messages were sent, where all of them are done with; else -1. Twice the same number is a proof.
+        """Number of messages that were sent, if all of them are done with; else -1. Twice the same number is a proof.
 
         Args:
             living: names of the processes that are there; what others have sent does not count.

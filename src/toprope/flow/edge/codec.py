@@ -55,7 +55,7 @@ class Lender(Arena):
         self._guard = threading.Lock()
 
     def new(self, size: int) -> tuple[Block, memoryview]:
-        """A block of so many bytes, and the bytes to fill."""
+        """Allocate a block of this size; returns it, and the bytes to fill."""
         if len(self._out) > _LOOK:
             self.collect()
         block, room = super().new(size + RECEIVERS)
@@ -64,7 +64,7 @@ class Lender(Arena):
         return Block(block.segment, block.offset + RECEIVERS, size), room[RECEIVERS:]
 
     def new_flags(self) -> Block:
-        """A block without bytes, for its flags: of one that is lent on."""
+        """Allocate flags for a block of another process that is forwarded without copying."""
         if not self._cells:
             block, room = super().new(RECEIVERS * _CELLS)
             for place in range(0, RECEIVERS * _CELLS, RECEIVERS):
@@ -84,7 +84,7 @@ class Lender(Arena):
         super().free(Block(block.segment, block.offset - RECEIVERS, block.size + RECEIVERS))
 
     def lent(self, blocks: Sequence[Block], receivers: int, kept: Any = None) -> None:
-        """Take blocks back once so many receivers have given them back, and keep something alive until then."""
+        """Take blocks back once this number of receivers has given them back, and keep an object alive until then."""
         with self._guard:
             self._out += [(block, receivers, kept) for block in blocks]
 
@@ -110,7 +110,7 @@ class Lender(Arena):
                     self._out.append((block, receivers, kept))
 
     def close(self) -> None:
-        """Remove the files; what is mapped stays readable until it is let go."""
+        """Remove the files; what is mapped stays readable until it is released."""
         self._flags.clear()
         self._out.clear()
         super().close()
@@ -189,7 +189,7 @@ class Borrower(Reader):
         return found
 
     def locate(self, address: int, size: int) -> BlockKey | None:
-        """Where bytes of this process lie in memory that it has borrowed; None where they do not."""
+        """Find bytes of this process in memory that it has borrowed; None if they are its own."""
         with self._guard:
             for name, mapped in self._segments.items():
                 if mapped.begin <= address and address + size <= mapped.end:
@@ -240,7 +240,7 @@ _LONG = 256 * 1024
 """Bytes whose copy takes longer than it takes a process to wake up."""
 
 _Place = tuple[BlockKey | None, BlockKey | None]
-"""Where bytes lie, and the block whose flags say that they were given back; None for both: in the message."""
+"""The piece of shared memory with the bytes, and the block with its flags; None for both: in the message."""
 
 _NONE, _BYTES, _ARRAY, _HOST_TENSOR, _PICKLE, _ON_CARD = range(6)
 
@@ -287,14 +287,14 @@ class Sealed:
 
     @property
     def head(self) -> Head:
-        """What travels with the message."""
+        """The head, which travels with the message."""
         if self._head is None:
             self._head = Head(*self.meta[:7])
         return self._head
 
     @property
     def replayed(self) -> bool:
-        """Whether it may have been sent before."""
+        """True if it may have been sent before."""
         return bool(self.meta[9])
 
 

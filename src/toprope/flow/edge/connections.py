@@ -30,13 +30,13 @@ from toprope.functions.wire import Channel, Closed, Message
 __all__ = ["Connections", "Kind", "Peer", "Remote"]
 
 SPIN_NS = 100_000
-"""How long a reader spins before it sleeps."""
+"""Nanoseconds that a reader spins before it sleeps."""
 
 _SHORT_NS = 1_000_000
 """A sleep that was shorter was hardly worth it: the reader spins before the next one."""
 
 _LOOK_NS = 2_000_000
-"""How often sockets are polled while there is always something in the slots."""
+"""Nanoseconds between polls of the sockets while there is always something in the slots."""
 
 _TURN = 0.05
 """Seconds after which a waiting thread checks its condition again, also without news."""
@@ -241,7 +241,7 @@ class Connections:
         self.address = None if self._remote is None else self._remote.address
 
     def is_remote(self, name: str) -> bool:
-        """Whether the process of this name is on another machine."""
+        """True if the process of this name is on another machine."""
         found = self.book.get(name)
         return found is not None and found.node != self.node
 

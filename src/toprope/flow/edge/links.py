@@ -97,7 +97,7 @@ class OutLink:
         self._hub.send(peer, Kind.LINK, 0, (*self.key, self.page.name))
 
     def is_free(self) -> bool:
-        """Whether a message can be sent now."""
+        """True if a message can be sent now."""
         peer = self._peer
         if peer is None or peer.gone:
             return False
@@ -412,7 +412,7 @@ class InQueue:
         self.on_room: Callable[[], None] | None = None
         """Called when there is room again, where senders are in this process."""
         self.on_host = False
-        """Whether tensors from this process have to leave their card."""
+        """True if tensors from this process have to leave their card."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -459,7 +459,7 @@ class InQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many messages wait as the edge is deep."""
+        """True if as many messages wait as the edge is deep."""
         return len(self._items) >= self.depth and not self._overwrites
 
     def _append(self, item: _Arrived, part: int) -> None:

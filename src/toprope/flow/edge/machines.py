@@ -165,5 +165,5 @@ class Mirror:
         return {name: self._reports.get(name, 0) for name in apart}
 
     def is_newer(self, before: Mapping[str, int]) -> bool:
-        """Whether each has reported twice since it had made these reports: the first may have been under way then."""
+        """True if each has reported twice since it had made these reports: the first may have been under way then."""
         return all(self._reports.get(name, 0) >= count + 2 for name, count in before.items())

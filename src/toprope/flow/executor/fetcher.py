@@ -37,7 +37,7 @@ _log = logging.getLogger("toprope")
 
 
 class Fetched(NamedTuple):
-    """What `Runner.fetch` gives.
+    """A result of `Runner.fetch`.
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
@@ -136,7 +136,7 @@ class Fetcher:
         }
 
     def finish(self) -> None:
-        """What was taken is done with."""
+        """Count all that was taken as done with."""
         for queue in self.queues:
             for link in queue.links:
                 link.finish()
@@ -160,7 +160,7 @@ class Fetcher:
         self._gone = why
 
     def has_ended(self) -> bool:
-        """Whether no more can come."""
+        """True if no more can come."""
         return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:

@@ -129,7 +129,7 @@ class Runner:
     def feed(self, values: Mapping[int, Message], timeout_ms: int = -1, *, partial: bool = False) -> int:
         """Feed one message for each input of the graph, or for some of them. All or nothing.
 
-        The transaction's number stands in the heads of the messages afterwards.
+        The transaction's number is in the heads of the messages afterwards.
 
         Args:
             values: by place in `Plan.inputs`.
@@ -283,7 +283,7 @@ class Runner:
         """The session tells how the process ended."""
 
     def _moved(self, old: str, new: str, failure: Failure) -> None:
-        """A process stands in for a dead one."""
+        """Have all processes send to the successor of a dead one."""
         hub = self._hub
         if hub is None or self._closed:
             return
@@ -311,12 +311,12 @@ class Runner:
 
     @property
     def error(self) -> Failure | None:
-        """Why the graph cannot go on; None while it can."""
+        """Reason why the graph cannot go on; None while it can."""
         return self._broken
 
     @property
     def restarts(self) -> int:
-        """How often a process was started again."""
+        """Number of times that a process was started again."""
         return self._hosts.restarts
 
     def pids(self) -> dict[str, int]:
@@ -335,7 +335,7 @@ class Runner:
         return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
-        """What the stages did, as a Chrome trace; of those that are at work for longer than this, nothing.
+        """Collect the work of the stages as a Chrome trace; of those that are at work for longer than this, nothing.
 
         Args:
             timeout: seconds.
@@ -417,7 +417,7 @@ def _cards() -> int | None:
 
 
 def _folder() -> tuple[Path, int | None, bool]:
-    """A folder for a graph, in that of the session where it has one on this machine; it goes with the session.
+    """Make a folder for a graph, inside the session's if that is on this machine; it goes with the session.
 
     Returns:
         The folder, what holds it, and whether the session is on this machine alone.

@@ -81,7 +81,7 @@ class Outlet:
             chosen = [each for each in chosen if not isinstance(each, OutLink)]
         for place, each in enumerate(chosen):
             own = message
-            if place and message.kind == TORCH:  # whoever changes its input in place must not change that of another
+            if place and message.kind == TORCH:  # a stage may change its input in place: not the input of another
                 own = Message(TORCH, message.payload.clone(), message.head, message.ret_code, message.replayed)
             self._send(own, each)
 
@@ -157,7 +157,7 @@ class Loop:
     Attributes:
         leaves: whether what it makes leaves the process.
         is_alone: whether its stage has the process for itself; what it has sent is out then.
-        on_left: told of each transaction whose outputs have left the process.
+        on_left: called with each transaction whose outputs have left the process.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class Loop:
         found = failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
-        # an output whose data of this input is out already gets no failure beside it: pairs would drift apart
+        # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
         least = min(self._sent, default=0)
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if count == least and (least == 0 or self._call is not None):

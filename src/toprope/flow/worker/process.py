@@ -121,7 +121,7 @@ class Host:
         return Outlet(self._hub, self._codec, targets)
 
     def _count_exits(self) -> None:
-        """What came from outside is done with once its outputs have left the process."""
+        """Count inputs from outside as done with once their outputs have left the process."""
         exits = [each for each in self._loops if each.leaves]
         newest: dict[Loop, int] = dict.fromkeys(exits, 0)
         lock = threading.Lock()
