@@ -4,6 +4,7 @@ import pickle
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toprope import flow
+from toprope.flow import edge, executor, worker
 from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Connections, Kind
 from toprope.flow.edge.links import InLink, InQueue, OutLink
 from toprope.flow.edge.ring_buffer import DONE, LOST, SENT, TAKEN, RingBuffer, WakeUp
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
+from toprope.flow.executor import runner
 from toprope.flow.metrics import Pages
 from toprope.flow.stage_spec import (
     EMPTY,
@@ -35,6 +39,7 @@ from toprope.flow.stage_spec import (
 from toprope.flow.trace import chrome
 from toprope.flow.worker.batch import batcher, check
 from toprope.flow.worker.gather import Align, Order, Source
+from toprope.functions import interrupts
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
 
@@ -421,6 +426,14 @@ def test_order_drops_what_a_killed_stage_had_sent_on_one_side_only():
     order = Order([Source(each) for each in both])
     assert order.is_ready()
     assert [each.payload for each in order.take().messages] == ["new", "new"]
+
+
+def test_an_interrupt_waits_for_the_work_of_every_module_of_flow():
+    """The runner in a package of its own would protect that package alone."""
+    folders = [Path(flow.__file__).parent, *(Path(each.__file__).parent for each in (edge, executor, worker))]
+    assert runner.__file__.startswith(str(folders[0]))
+    for folder in folders:
+        assert str(folder / "module.py").startswith(interrupts._rooms), folder
 
 
 def test_metrics_tell_of_a_ring_buffer_that_is_not_whole_yet(tmp_path):

@@ -1,4 +1,4 @@
-"""A graph that runs, as the driver has it: it feeds, fetches, and ends it."""
+"""The runner of a graph in the program: it starts, feeds, fetches, and ends it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
 
-interrupts.protect(__file__)
+interrupts.protect(os.path.dirname(os.path.abspath(__file__)))  # all of toprope.flow
 
 _log = logging.getLogger("toprope")
 
