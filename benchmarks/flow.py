@@ -360,13 +360,15 @@ def show(rows: list[Row], grown: Growth, rounds: int) -> None:
     words = {None: "", True: "met", False: "missed"}
     load = os.getloadavg()[0]
     print(f"Medians of {rounds} rounds, measured here on {os.cpu_count()} processors with a load of {load:.1f}\n")
-    print("| microseconds for an input | toprope | Ray | toprope / Ray | target | | CPU toprope | CPU Ray |")
+    print(
+        "| microseconds for an input | toprope | Ray | toprope / Ray (interval, confidence) | target | | CPU toprope | CPU Ray |"
+    )
     print("|---|---:|---:|---:|---|---|---:|---:|")
     for row in rows:
         found = row.as_dict()
         ray = found["ray"]
         target = "" if row.limit is None else f"<= {row.limit:g}x"
-        text = ("", "", "") if ray is None else (f"{ray:.0f}", f"{found['ours'] / ray:.2f}", "")
+        text = ("", "") if ray is None else (f"{ray:.0f}", str(row.to_ray))
         theirs = "" if ray is None else f"{found['rays_processor']:.0f}"
         print(f"| {row.name} | {found['ours']:.0f} | {text[0]} | {text[1]} | {target} | {words[row.met]}"
               f" | {found['our_processor']:.0f} | {theirs} |")  # fmt: skip

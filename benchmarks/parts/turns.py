@@ -62,14 +62,19 @@ class Row:
         return statistics.median(self.ours) <= self.limit * statistics.median(self.ray)
 
     @property
+    def to_ray(self) -> Ratio | None:
+        """Our time by Ray's; None if that was not measured."""
+        return ratio(self.ours, self.ray) if self.ray else None
+
+    @property
     def to_old(self) -> Ratio | None:
         """Our time by the old code's; None if that was not measured."""
         return ratio(self.ours, self.old) if self.old else None
 
     @property
     def is_slower(self) -> bool:
-        """Whether the median ratio to the old code is more than a row may be slower."""
-        return bool(self.old) and ratio(self.ours, self.old).median > SLOWER
+        """True if the median ratio to the old code is more than a row may be slower."""
+        return self.to_old is not None and self.to_old.median > SLOWER
 
     def as_dict(self) -> dict[str, Any]:
         names = ("ours", "ray", "our_processor", "rays_processor")
