@@ -360,9 +360,7 @@ def show(rows: list[Row], grown: Growth, rounds: int) -> None:
     words = {None: "", True: "met", False: "missed"}
     load = os.getloadavg()[0]
     print(f"Medians of {rounds} rounds, measured here on {os.cpu_count()} processors with a load of {load:.1f}\n")
-    print(
-        "| microseconds for an input | toprope | Ray | toprope / Ray (interval, confidence) | target | | CPU toprope | CPU Ray |"
-    )
+    print("| microseconds for an input | toprope | Ray | toprope / Ray (interval) | target | | CPU toprope | CPU Ray |")
     print("|---|---:|---:|---:|---|---|---:|---:|")
     for row in rows:
         found = row.as_dict()
