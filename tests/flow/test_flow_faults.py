@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = 200 if SOAK else 10
+OWN_RAY = {"XDG_RUNTIME_DIR": "/none", "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
+"""Variables of a program that starts a Ray of its own, and does not join one that runs on this machine."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,6 +75,7 @@ def rounds_of_faults(seeds, folder, *address):
     done = subprocess.run(
         [sys.executable, str(program), str(seeds.start), str(seeds.stop), str(folder), *address],
         start_new_session=True, text=True, capture_output=True, timeout=120 * bool(address) + len(seeds) * 25,
+        env={**os.environ, **OWN_RAY},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
     lines = done.stdout.splitlines()

@@ -152,6 +152,19 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
         import_ray()
 
 
+@pytest.mark.slow
+def test_workers_search_for_modules_in_the_order_of_the_program(backend):
+    """Ray puts each folder in front of those before it: site-packages came before the program's own modules."""
+
+    @yr.invoke
+    def folders():
+        return sys.path
+
+    wanted = [each for each in dict.fromkeys(sys.path) if each]
+    found = [each for each in dict.fromkeys(yr.get(folders.invoke())) if each in wanted]
+    assert found == wanted
+
+
 def test_an_address_that_is_none_is_refused():
     for address in ("rays", "here", "http://a:1", "a:b"):
         with pytest.raises(ValueError, match="invalid server_address"):
