@@ -39,7 +39,7 @@ def check(attrs: tuple[CountBatch | TimeBatch, ...]) -> None:
 
 
 def batcher(attr: CountBatch | TimeBatch) -> Batcher:
-    """What gathers the batches of an input."""
+    """Make the gatherer of the batches of an input."""
     return CountBatcher(attr) if isinstance(attr, CountBatch) else TimeBatcher(attr)
 
 
@@ -56,7 +56,7 @@ class Batcher(ABC):
 
     @property
     def is_clear(self) -> bool:
-        """Whether no message waits for others."""
+        """True if no message waits for others."""
         return not self._cached and not self.out
 
     def add(self, message: Message, now: float) -> None:
@@ -85,11 +85,11 @@ class Batcher(ABC):
         """The sequence or the segment ends."""
 
     def due(self) -> float | None:
-        """When `expire` has something to do; None for never."""
+        """Time at which `expire` has something to do; None for never."""
         return None
 
     def expire(self, now: float) -> None:  # noqa: B027 - most have nothing to do
-        """Let go of what has waited long enough."""
+        """Hand out batches that have waited long enough."""
 
     def _fail(self, text: str, code: int) -> None:
         head = self._cached[0].head
@@ -98,7 +98,7 @@ class Batcher(ABC):
 
 
 class CountBatcher(Batcher):
-    """Batches of so many messages."""
+    """Batches of a fixed number of messages."""
 
     def __init__(self, attr: CountBatch) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class CountBatcher(Batcher):
         self._cached = []
 
     def due(self) -> float | None:
-        """When the batch goes out as it is."""
+        """Time at which the batch goes out as it is."""
         return self._since + self._attr.timeout / 1000 if self._cached and self._attr.timeout else None
 
     def expire(self, now: float) -> None:

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toprope.flow.batch import Batcher
-from toprope.flow.edge import InQueue
+from toprope.flow.edge.links import InQueue
 from toprope.flow.exceptions import DATA_ALIGN_FAILED
 from toprope.flow.stage_spec import EMPTY, Head, Message
+from toprope.flow.worker.batch import Batcher
 
 __all__ = ["Align", "Gather", "Order", "Source"]
 
@@ -30,10 +30,10 @@ class Source:
         self.queue = queue
         self._batcher = batcher
         self.is_plain = batcher is None
-        """Whether its messages are those of the queue."""
+        """True if its messages are those of the queue."""
 
     def is_ready(self) -> bool:
-        """Whether there is a message."""
+        """True if there is a message."""
         batcher = self._batcher
         if batcher is None:
             return len(self.queue) > 0
@@ -55,18 +55,18 @@ class Source:
         return self.queue.take() if self._batcher is None else self._batcher.out.popleft()
 
     def due(self) -> float | None:
-        """When it may have a message without another one coming."""
+        """Time at which it may have a message without another one coming."""
         return None if self._batcher is None else self._batcher.due()
 
     @property
     def is_clear(self) -> bool:
-        """Whether no message that was taken waits in it."""
+        """True if no message that was taken waits in it."""
         return self._batcher is None or self._batcher.is_clear
 
 
 @dataclass(slots=True)
 class Group:
-    """What belongs together.
+    """Messages that belong together.
 
     Attributes:
         messages: one for each input; an empty one with code 364000 where one is missing.
@@ -90,14 +90,14 @@ class Gather(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether there is a group."""
+        """True if there is a group."""
 
     @abstractmethod
     def take(self) -> Group:
         """The next group, which must be there."""
 
     def due(self) -> float | None:
-        """When there may be a group without another message coming; None for never."""
+        """Time at which there may be a group without another message coming; None for never."""
         if self._are_plain:
             return None
         found = [due for due in (each.due() for each in self.sources) if due is not None]
@@ -105,7 +105,7 @@ class Gather(ABC):
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing that was taken waits in it."""
+        """True if nothing that was taken waits in it."""
         return self._are_plain or all(each.is_clear for each in self.sources)
 
     def forget(self, transaction: int) -> None:  # noqa: B027 - most keep nothing
@@ -123,7 +123,7 @@ class Order(Gather):
         self._only = sources[0] if len(sources) == 1 else None
 
     def is_ready(self) -> bool:
-        """Whether each input has a message."""
+        """True if each input has a message."""
         if self._only is not None:
             return self._only.is_ready()
         while all(each.is_ready() for each in self.sources):
@@ -167,7 +167,7 @@ class Align(Gather):
         self._out: list[Group] = []
 
     def is_ready(self) -> bool:
-        """Whether a group is complete, or has waited long enough."""
+        """True if a group is complete, or has waited long enough."""
         for place, source in enumerate(self.sources):
             while not self._out and source.is_ready():
                 self._add(place, source.take())
@@ -208,7 +208,7 @@ class Align(Gather):
         return self._out.pop(0)
 
     def due(self) -> float | None:
-        """When a group, or a batch of an input, has waited long enough."""
+        """Time at which a group, or a batch of an input, has waited long enough."""
         found = super().due()
         if self._timeout is not None and self._groups:
             mine = next(iter(self._groups.values()))[0] + self._timeout
@@ -217,7 +217,7 @@ class Align(Gather):
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing that was taken waits in it."""
+        """True if nothing that was taken waits in it."""
         return not self._groups and not self._out and super().is_clear
 
     def forget(self, transaction: int) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 
 from toprope import functions
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException
-from toprope.flow.far_gate import Address
-from toprope.flow.run_place import Placed
-from toprope.flow.stage import Host
-from toprope.flow.stage_plan import HostPlan, Reach, Route, StagePlan
+from toprope.flow.executor.placement import Placed
+from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
 from toprope.flow.stage_status import Status
+from toprope.flow.worker.process import Host
 from toprope.functions import current
 from toprope.functions.backend import Code
 from toprope.functions.options import InvokeOptions
@@ -69,9 +68,9 @@ class Hosts:
         placed: what they are.
         options: how the graph runs.
         folder: of the graph.
-        reach: what processes on other machines are told; None where there are none.
-        on_moved: told of a process that stands in for a dead one: old and new name, and what failed.
-        on_broken: told why the graph cannot go on.
+        reach: how processes on other machines find each other; None if there are none.
+        on_moved: called with the old and new name of a process that replaces a dead one, and what failed.
+        on_broken: called with the reason why the graph cannot go on.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Hosts:
         self._folder = folder
         self._reach = reach
         self.book: dict[str, Address] = {}
-        """Where the processes are, by name, where they are on several machines."""
+        """Addresses of the processes, by name, if they are on several machines."""
         self._on_moved = on_moved
         self._on_broken = on_broken
         self._code = Code(Host)
@@ -99,7 +98,7 @@ class Hosts:
         """Start all processes.
 
         Args:
-            ready: told of each that has made what runs in it, before anything runs.
+            ready: called with the name of each that has made its stages, before anything runs.
 
         Raises:
             DfException: one could not be started (4294967295), with the cause.
@@ -215,7 +214,7 @@ class Hosts:
             raise DfException(f"stage {names} has ended, and was started again on another machine: start a new graph")
 
     def _is_closing(self) -> bool:
-        """Whether the end has begun, in another thread."""
+        """True if the end has begun, in another thread."""
         return self._closing
 
     def check_deadlines(self) -> None:
@@ -248,7 +247,7 @@ class Hosts:
         return address is not None and self._reach is not None and address.node != self._reach.node
 
     def status(self, name: str) -> list[memoryview]:
-        """What the functions of a process are at; nothing for one that is not there any more."""
+        """Counters of the functions of a process; none for one that is not there any more."""
         return next((each.status for each in self._running.values() if each.name == name), [])
 
     # The end
@@ -258,7 +257,7 @@ class Hosts:
         self._closing = True
 
     def close(self) -> None:
-        """End all of them: those that are told to end and do not, by force."""
+        """End all of them: by force those that do not end when asked to."""
         self.expect_end()
         self._end()
         with self._starting:  # one that was being started just then
@@ -282,7 +281,7 @@ class Hosts:
             pass  # the session has ended before
 
     def explain(self) -> str:
-        """What the stages are at."""
+        """Describe the stages at work."""
         at_work: Sequence[str] = [
             f"{host.plan.stages[0].context.name} works on input {cells[0]}"
             for host in self._running.values()

@@ -1,4 +1,4 @@
-"""A graph that runs, as the driver has it: it feeds, fetches, and ends it."""
+"""The runner of a graph in the program: it starts, feeds, fetches, and ends it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from toprope import functions
-from toprope.flow.edge import InQueue, OutLink
-from toprope.flow.edge_codec import Codec, Sealed
-from toprope.flow.edge_hub import Hub, Kind, Peer
+from toprope.flow.edge.codec import Codec, Sealed
+from toprope.flow.edge.connections import Connections, Kind, Peer
+from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
+from toprope.flow.edge.machines import Mirror, begin, connections, reach
 from toprope.flow.exceptions import (
     FAILED,
     PARAM_INVALID,
     QUEUE_FULL,
     SUCCESS,
 )
-from toprope.flow.far_hub import FarHub, Mirror, begin, hub_of, is_far, reach
-from toprope.flow.far_link import in_link, out_link
+from toprope.flow.executor.fetcher import Fetched, Fetcher
+from toprope.flow.executor.placement import place
+from toprope.flow.executor.processes import Hosts, end_session, ensure_session
 from toprope.flow.graph import DEPTH, Plan
 from toprope.flow.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
-from toprope.flow.run_fetch import Fetched, Fetcher
-from toprope.flow.run_hosts import Hosts, end_session, ensure_session
-from toprope.flow.run_place import place
 from toprope.flow.stage_plan import DRIVER, HostPlan, Route
 from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
 from toprope.flow.trace import chrome
@@ -40,7 +39,7 @@ from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
 
-interrupts.protect(__file__)
+interrupts.protect(os.path.dirname(os.path.abspath(__file__)))  # all of toprope.flow
 
 _log = logging.getLogger("toprope")
 
@@ -66,7 +65,7 @@ class Runner:
     def __init__(self, plan: Plan, options: RunOptions | None = None) -> None:
         self._plan = plan
         self._options = options or RunOptions()
-        self._hub: Hub | None = None
+        self._hub: Connections | None = None
         self._feeding = threading.Lock()
         self._ids = [0] * len(plan.inputs)
         self._broken: Failure | None = None
@@ -95,10 +94,10 @@ class Runner:
             self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._break)
             self._mirror = Mirror(self._folder, self._hosts.status)
             as_host = HostPlan(DRIVER, str(self._folder), (), reach=reached)
-            hub = hub_of(as_host, begin(as_host), self._handle, self._lost)
-            if isinstance(hub, FarHub):
-                hub.book = self._hosts.book
-                hub.book[DRIVER] = hub.address
+            hub = connections(as_host, begin(as_host), self._handle, self._lost)
+            hub.book = self._hosts.book
+            if hub.address is not None:
+                self._hosts.book[DRIVER] = hub.address
             queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
             self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._explain)
             hub.check = self._hosts.check_deadlines
@@ -118,12 +117,9 @@ class Runner:
     def _row(self, route: Route) -> list[OutLink]:
         assert self._hub is not None
         return [
-            out_link(
-                self._hub, (route.edge, 0, target.instance), target, route, self._codec,
-                is_far=is_far(self._hub, target.host),
-            )
+            out_link(self._hub, (route.edge, 0, target.instance), target, route, self._codec)
             for target in route.targets
-        ]  # fmt: skip
+        ]
 
     def _all_links(self) -> list[OutLink]:
         return [link for routes in self._links for row in routes for link in row]
@@ -133,7 +129,7 @@ class Runner:
     def feed(self, values: Mapping[int, Message], timeout_ms: int = -1, *, partial: bool = False) -> int:
         """Feed one message for each input of the graph, or for some of them. All or nothing.
 
-        The transaction's number stands in the heads of the messages afterwards.
+        The transaction's number is in the heads of the messages afterwards.
 
         Args:
             values: by place in `Plan.inputs`.
@@ -236,7 +232,7 @@ class Runner:
                 message = values[input]
                 message.head.transaction_id = ids[input]
                 if message.kind == TORCH:
-                    sealed += [(link, self._codec.seal(message, 1, link.on_host, link.forewarn), 0) for link in row]
+                    sealed += [(link, self._codec.seal(message, 1, link.on_host, link.wake_early), 0) for link in row]
                 else:
                     one = self._codec.seal(message, len(row), on_host=True)
                     sealed += [(link, one, place) for place, link in enumerate(row)]
@@ -254,7 +250,7 @@ class Runner:
     def cancel(self, transaction: int) -> None:
         """Drop a transaction: stages that have not begun with it leave it out."""
         if self._hub is not None and not self._closed:
-            self._hub.tell_all(Kind.CANCEL, transaction)
+            self._hub.send_all(Kind.CANCEL, transaction)
 
     # Fetching
 
@@ -279,7 +275,7 @@ class Runner:
             code, context, node, *fields = message.meta
             head = Head(*fields)
             if self._results.give_up(head) and self._hub is not None:
-                self._hub.tell_all(Kind.CAUGHT, (head.transaction_id, code, context, node))
+                self._hub.send_all(Kind.CAUGHT, (head.transaction_id, code, context, node))
         elif kind == Kind.TRACED:
             self._traces[message.meta] = pickle.loads(message.parts[0])
 
@@ -287,7 +283,7 @@ class Runner:
         """The session tells how the process ended."""
 
     def _moved(self, old: str, new: str, failure: Failure) -> None:
-        """A process stands in for a dead one."""
+        """Have all processes send to the successor of a dead one."""
         hub = self._hub
         if hub is None or self._closed:
             return
@@ -298,7 +294,7 @@ class Runner:
             part = pickle.dumps(failure)
         except Exception:
             part = pickle.dumps(Failure(RuntimeError(str(failure.error)), stage=failure.stage, code=failure.code))
-        hub.tell_all(Kind.MOVED, (old, new, address), [part])
+        hub.send_all(Kind.MOVED, (old, new, address), [part])
         for link in self._all_links():
             if link.target == old:
                 link.move(new, failure)
@@ -315,12 +311,12 @@ class Runner:
 
     @property
     def error(self) -> Failure | None:
-        """Why the graph cannot go on; None while it can."""
+        """Reason why the graph cannot go on; None while it can."""
         return self._broken
 
     @property
     def restarts(self) -> int:
-        """How often a process was started again."""
+        """Number of times that a process was started again."""
         return self._hosts.restarts
 
     def pids(self) -> dict[str, int]:
@@ -329,9 +325,9 @@ class Runner:
 
     def metrics(self) -> list[EdgeMetrics]:
         """The figures of all edges; those from other machines are waited for."""
-        told = self._mirror.told(self._hosts.names(apart=True))
-        if told and self._hub is not None and not self._closed:
-            self._hub.wait(lambda: self._mirror.is_newer(told), time.monotonic() + _FIGURES)
+        reported = self._mirror.reports(self._hosts.names(apart=True))
+        if reported and self._hub is not None and not self._closed:
+            self._hub.wait(lambda: self._mirror.is_newer(reported), time.monotonic() + _FIGURES)
         return self._pages.metrics()
 
     def stage_metrics(self) -> list[StageMetrics]:
@@ -339,7 +335,7 @@ class Runner:
         return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
-        """What the stages did, as a Chrome trace; of those that are at work for longer than this, nothing.
+        """Collect the work of the stages as a Chrome trace; of those that are at work for longer than this, nothing.
 
         Args:
             timeout: seconds.
@@ -347,7 +343,7 @@ class Runner:
         assert self._hub is not None
         self._traces = {}
         wanted = set(self._hosts.pids().values())
-        self._hub.tell_all(Kind.TRACE)
+        self._hub.send_all(Kind.TRACE)
         self._hub.wait(lambda: wanted <= set(self._traces), time.monotonic() + timeout)
         return chrome(self._traces, self._hosts.pids())
 
@@ -366,16 +362,16 @@ class Runner:
             return True
         until = None if timeout is None else time.monotonic() + timeout
         before = -1
-        told = self._mirror.told(self._hosts.names(apart=True))
+        reported = self._mirror.reports(self._hosts.names(apart=True))
 
         def is_quiet() -> bool:
-            nonlocal before, told
+            nonlocal before, reported
             for queue in self._results.queues:
                 queue.absorb()
             self._results.finish()
-            if not self._mirror.is_newer(told):
+            if not self._mirror.is_newer(reported):
                 return False
-            told = self._mirror.told(self._hosts.names(apart=True))
+            reported = self._mirror.reports(self._hosts.names(apart=True))
             sent = self._pages.quiet([DRIVER, *self._hosts.names()])
             before, last = sent, before
             return (sent >= 0 and sent == last) or self._results.has_ended()
@@ -394,7 +390,7 @@ class Runner:
             self._results.closed = True
             hub.wake()
             self._hosts.expect_end()
-            hub.tell_all(Kind.CLOSE)
+            hub.send_all(Kind.CLOSE)
             self._hosts.close()
             hub.close()
             self._codec.close()
@@ -421,7 +417,7 @@ def _cards() -> int | None:
 
 
 def _folder() -> tuple[Path, int | None, bool]:
-    """A folder for a graph, in that of the session where it has one on this machine; it goes with the session.
+    """Make a folder for a graph, inside the session's if that is on this machine; it goes with the session.
 
     Returns:
         The folder, what holds it, and whether the session is on this machine alone.

@@ -1,4 +1,4 @@
-"""Which processes a graph has, and what runs in each; pure but for the masks of this process."""
+"""Placement of the stages of a graph in processes; pure but for the masks of this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toprope.flow.batch import check
 from toprope.flow.exceptions import DfException
 from toprope.flow.graph import DEPTH, Edge, FlowNode, Plan
 from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan, Target
 from toprope.flow.stage_spec import Batching, Deploy, RunOptions, StageContext, StageSpec
 from toprope.flow.streams import stream_ends
+from toprope.flow.worker.batch import check
 
 __all__ = ["Placed", "place"]
 
@@ -22,7 +22,7 @@ _ANY = 1024
 """Groups that wait where several instances bring results out of order."""
 
 _LEAST_CPU, _LEAST_MEMORY = 300, 128
-"""What a stage is charged whose user did not say: millicores and MB, the least there is."""
+"""Charge of a stage whose user did not say: millicores and MB, the least there is."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Placed:
 
     Attributes:
         hosts: them, by name.
-        variables: what each has beside the variables of this process.
+        variables: of each, in addition to the variables of this process.
         charged: millicores and MB of each.
         feeds: for each input of the graph where it goes.
         is_scattered: whether results may come out of order.
@@ -227,7 +227,7 @@ class _Placer:
         return Route(number, edge.input, targets, wired.depth, wired.overwrites, wired.name)
 
     def _sees(self, edge: Edge, instance: int, target: int) -> bool:
-        """Whether an instance sees the card of the one that sends to it."""
+        """True if an instance sees the card of the one that sends to it."""
         ours, theirs = self._specs[edge.source], self._specs[edge.target]
         same = self._deploys[edge.source].devices[instance] == self._deploys[edge.target].devices[target]
         if os.environ.get("TOPROPE_SIM"):
@@ -254,7 +254,7 @@ def _of_mask(variables: Mapping[str, str], name: str, index: int) -> str:
     """The card of this number among those that a mask shows.
 
     Raises:
-        DfException: it shows not so many.
+        DfException: it shows fewer.
     """
     text = variables.get(name, "")
     shown = [each.strip() for each in text.split(",") if each.strip()]

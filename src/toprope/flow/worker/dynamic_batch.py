@@ -15,7 +15,7 @@ from toprope.flow.exceptions import DfException, DfTypeError
 from toprope.flow.stage_spec import EMPTY, END, FAILURE
 
 if TYPE_CHECKING:
-    from toprope.flow.gather import Gather, Group
+    from toprope.flow.worker.gather import Gather, Group
 
 __all__ = ["Collector", "check_batch", "chunks", "rows_of"]
 

@@ -1,25 +1,25 @@
-"""An edge between two processes: a page of shared figures and slots for what is passed, a socket for the rest.
+"""The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
 
-The sender may have as many messages on their way as the edge is deep. It sees how many were taken in the page, which
-costs neither side a call of the system; only who sleeps is woken, by a message. It keeps what it has sent until
-the receiver is done with it: should the receiver's process die, the next one is sent what the first had not begun with,
-and a failure in place of what it was working on.
+The sender may have as many messages under way as the edge is deep. On one machine it reads in the ring buffer how many
+were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
+until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
+had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
+sender knows: then messages are marked as sent again, and a stage that has had their results drops them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toprope.flow.edge_codec import Codec, Sealed
-from toprope.flow.edge_hub import Hub, Kind, Peer
-from toprope.flow.edge_page import (
+from toprope.flow.edge.codec import Codec, Sealed
+from toprope.flow.edge.connections import Connections, Kind, Peer
+from toprope.flow.edge.ring_buffer import (
     BETWEEN,
     BYTES,
-    CELLS,
     DONE,
     LOST,
     SENT,
@@ -28,17 +28,20 @@ from toprope.flow.edge_page import (
     TO_HOST,
     WAITED,
     WAITS,
-    Page,
+    RingBuffer,
     fence,
 )
+from toprope.flow.stage_plan import Route, Target
 from toprope.flow.stage_spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
 from toprope.functions.wire import Closed
 
-__all__ = ["BYTES", "CELLS", "DONE", "LOST", "SENT", "TAKEN", "WAITED", "InLink", "InQueue", "OutLink", "Page"]
-
+__all__ = ["InLink", "InQueue", "OutLink", "in_link", "out_link"]
 
 _AT_ONCE = 16
 """Slots for messages of threads that saw room just before another thread took it, or before the receiver died."""
+
+_CREDIT = (TAKEN, DONE, BETWEEN, LOST)
+"""Counters that a receiver on another machine sends."""
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class OutLink:
     """The sender's end of an edge to one process.
 
     Args:
-        hub: the connections of this process.
+        hub: of this process.
         key: edge, instance of the source, instance of the target.
         target: name of the process at the other end.
         depth: messages that may be on their way.
@@ -63,7 +66,7 @@ class OutLink:
     """
 
     def __init__(
-        self, hub: Hub, key: tuple[int, int, int], target: str, depth: int, overwrites: bool, codec: Codec,
+        self, hub: Connections, key: tuple[int, int, int], target: str, depth: int, overwrites: bool, codec: Codec,
         on_host: bool, name: str,
     ) -> None:  # fmt: skip
         self._hub = hub
@@ -85,13 +88,16 @@ class OutLink:
         """Connect to the receiver; one that is gone will be replaced by another, see `move`."""
         with self._lock:
             try:
-                self._peer = self._hub.connect(self.target)
-                self._hub.send(self._peer, Kind.LINK, 0, (*self.key, self.page.name))
+                peer = self._peer = self._hub.connect(self.target)
+                self._announce(peer)
             except (OSError, Closed):
                 self._peer = None
 
+    def _announce(self, peer: Peer) -> None:
+        self._hub.send(peer, Kind.LINK, 0, (*self.key, self.page.name))
+
     def is_free(self) -> bool:
-        """Whether a message can be sent now."""
+        """True if a message can be sent now."""
         peer = self._peer
         if peer is None or peer.gone:
             return False
@@ -125,11 +131,11 @@ class OutLink:
             self._trim()  # while the receiver is at work
         self._codec.collect()
 
-    def forewarn(self) -> None:
-        """A message is being made: its receiver may wake up meanwhile."""
+    def wake_early(self) -> None:
+        """Wake the receiver while a message for it is still being made."""
         peer = self._peer
         if peer is not None and not peer.gone and self.is_free():
-            self._hub.forewarn(peer)
+            self._hub.wake_early(peer)
 
     def _put(self, sealed: Sealed, place: int) -> None:
         cells, peer = self.page.cells, self._peer
@@ -142,14 +148,14 @@ class OutLink:
             return  # what is in the window is sent to the next one
         try:
             if fits:
-                self._hub.rouse(peer)
+                self._hub.wake_peer(peer)
             else:
                 self._hub.send(peer, Kind.DATA, 0, (self.key, place, sealed.meta), sealed.parts)
         except Closed:
             pass
 
     def _trim(self) -> None:
-        """Let go of what the receiver is done with."""
+        """Release messages that the receiver is done with."""
         done, window = self.page.cells[DONE], self._window
         while window and window[0].number <= done:
             self._codec.done(window.popleft().sealed)
@@ -160,7 +166,7 @@ class OutLink:
         return self._sent - int(self.page.cells[DONE])
 
     def move(self, target: str, failure: Failure) -> None:
-        """The receiver has died, and this process stands in for it."""
+        """Send to the successor of a receiver that has died."""
         with self._lock:
             taken = self.page.cells[TAKEN]
             self._trim()
@@ -179,22 +185,79 @@ class OutLink:
                 self._window.append(_Sent(self._sent, sealed, place))
                 self._put(sealed, place)
 
-    def _new_page(self, slots: int) -> Page:
+    def _new_page(self, slots: int) -> RingBuffer:
         name = "link-{}-{}-{}-{}-{}".format(*self.key, self._hub.name, self._generation)
+        return RingBuffer(self._hub.folder / name, slots=self._slots(slots))
+
+    def _slots(self, depth: int) -> int:
         # where nothing limits the messages that are under way, they go by the socket
-        return Page(self._hub.folder / name, new=True, slots=0 if self.overwrites else slots + _AT_ONCE)
+        return 0 if self.overwrites else depth + _AT_ONCE
+
+
+class _RemoteOutLink(OutLink):
+    """The sender's end of an edge to another machine. Tensors have to leave their card: `on_host` is true."""
+
+    _again = False
+
+    def _announce(self, peer: Peer) -> None:
+        peer.links[_reverse(self.key)] = self
+        self._hub.send(peer, Kind.LINK, 0, (*self.key, ""))
+
+    def credit(self, peer: Peer, figures: Sequence[int]) -> None:
+        """Take over the counters that the receiver has sent."""
+        if peer is self._peer:
+            for cell, figure in zip(_CREDIT, figures, strict=True):
+                self.page.cells[cell] = figure
+
+    def move(self, target: str, failure: Failure) -> None:
+        """Send to the successor of a receiver that has died."""
+        with self._lock:
+            self._again = True
+            try:
+                super().move(target, failure)
+            finally:
+                self._again = False
+
+    def _put(self, sealed: Sealed, place: int) -> None:
+        cells, peer = self.page.cells, self._peer
+        cells[SENT] = self._sent
+        cells[BYTES] += sealed.size
+        cells[TO_HOST] += sealed.to_host
+        if peer is None or peer.gone:
+            return  # what is in the window is sent to the next one
+        meta, parts = self._codec.flat(sealed)
+        if self._again:
+            meta = (*meta[:9], True, meta[10])
+        try:
+            self._hub.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
+        except Closed:
+            pass
+
+    def _trim(self) -> None:
+        done, window = self.page.cells[DONE], self._window
+        while window and window[0].number <= done:
+            each = window.popleft()
+            self._codec.give_back(each.sealed, each.place)
+
+    def _slots(self, depth: int) -> int:
+        return 0
+
+
+def _reverse(key: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Key of the credit for an edge: two processes may have edges in both directions between them."""
+    return ~key[0], key[1], key[2]
 
 
 class InLink:
     """The receiver's end of an edge from one process.
 
     Args:
-        page: what both ends share.
+        page: the ring buffer.
         peer: the sender.
         queue: where messages go.
     """
 
-    def __init__(self, page: Page, peer: Peer, queue: InQueue) -> None:
+    def __init__(self, page: RingBuffer, peer: Peer, queue: InQueue) -> None:
         self.page = page
         self.peer = peer
         self.queue = queue
@@ -204,7 +267,7 @@ class InLink:
         self._begun: deque[int] = deque()  # transaction ids that were taken and are not done, by age
 
     def drain(self) -> bool:
-        """Move what has come into the queue; whether there was anything. For the thread that reads."""
+        """Move messages that have come into the queue; whether there were any. For the thread that reads."""
         page = self.page
         sent, drained = page.cells[SENT], self._drained
         if sent == drained:
@@ -223,11 +286,11 @@ class InLink:
         return is_news
 
     def add_apart(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
-        """A message has come by the socket."""
+        """Keep a message that has come by the socket."""
         self._apart.append((place, meta, parts))
 
-    def take(self, hub: Hub, transaction: int) -> None:
-        """A message was taken: the sender may send another. One that waits is woken for several at a time."""
+    def take(self, hub: Connections, transaction: int) -> None:
+        """Count a message as taken: its sender may send another. One that waits is woken for several at a time."""
         self.taken += 1
         self._begun.append(transaction)
         cells = self.page.cells
@@ -240,15 +303,75 @@ class InLink:
                 pass
 
     def finish(self) -> None:
-        """All that was taken is done with."""
+        """Count all that were taken as done with."""
         self._begun.clear()
         self.page.cells[DONE] = self.taken
 
     def finish_until(self, transaction: int) -> None:
-        """What belongs to this transaction and those before it is done with."""
+        """Count those of this transaction and of those before it as done with."""
         while self._begun and self._begun[0] <= transaction:
             self._begun.popleft()
         self.page.cells[DONE] = self.taken - len(self._begun)
+
+
+class _RemoteInLink(InLink):
+    """The receiver's end of an edge from another machine: it sends its counters.
+
+    Args:
+        hub: of this process.
+        key: edge, instance of the source, instance of the target.
+        peer: the sender.
+        queue: where messages go.
+    """
+
+    def __init__(self, hub: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
+        super().__init__(RingBuffer(None), peer, queue)
+        self._hub = hub
+        self._name = _reverse(key)
+        self._step = max(1, queue.depth // 8)
+        self._reported = 0
+        self._come = 0
+
+    def drain(self) -> bool:
+        """Move messages that have come into the queue; whether there were any."""
+        apart = self._apart
+        if not apart:
+            return False
+        while apart:
+            self._come += 1
+            self.queue.add(self, *apart.popleft())
+        return True
+
+    def take(self, hub: Connections, transaction: int) -> None:
+        """Count a message as taken, at once: one that kills this process must not be sent to the next one too."""
+        self.taken += 1
+        self._begun.append(transaction)
+        self.page.cells[TAKEN] = self.taken
+        self._report()
+
+    def finish(self) -> None:
+        """Count all that were taken as done with."""
+        super().finish()
+        self._finished()
+
+    def finish_until(self, transaction: int) -> None:
+        """Count those of this transaction and of those before it as done with."""
+        super().finish_until(transaction)
+        self._finished()
+
+    def _finished(self) -> None:
+        done = self.page.cells[DONE]
+        # messages that are still to be taken report it too; a queue may keep what was taken
+        if done != self._reported and (done - self._reported >= self._step or self.taken == self._come):
+            self._report()
+
+    def _report(self) -> None:
+        self._reported = self.page.cells[DONE]
+        try:
+            figures = tuple(self.page.cells[cell] for cell in _CREDIT)
+            self._hub.send(self.peer, Kind.CREDIT, 0, (self._name, figures))
+        except Closed:
+            pass
 
 
 @dataclass(slots=True)
@@ -267,13 +390,13 @@ class InQueue:
     """The messages of one input, of all processes that send to it.
 
     Args:
-        hub: the connections of this process.
+        hub: of this process.
         codec: makes values of messages.
         depth: messages that wait at most.
         overwrites: whether the oldest is dropped where there are more.
     """
 
-    def __init__(self, hub: Hub, codec: Codec, depth: int, overwrites: bool = False) -> None:
+    def __init__(self, hub: Connections, codec: Codec, depth: int, overwrites: bool = False) -> None:
         self._hub = hub
         self._codec = codec
         self.depth = depth
@@ -283,19 +406,19 @@ class InQueue:
         self._seen: dict[int, int] = {}
         self._open_streams: set[int] = set()
         """Parts with several results whose end has not come."""
-        self.page: Page | None = None
-        """Figures of an edge inside this process."""
+        self.page: RingBuffer | None = None
+        """Counters of an edge inside this process."""
         self.links: list[InLink] = []
         self.on_room: Callable[[], None] | None = None
-        """Told when there is room again, where senders are in this process."""
+        """Called when there is room again, where senders are in this process."""
         self.on_host = False
-        """Whether tensors from this process have to leave their card."""
+        """True if tensors from this process have to leave their card."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, link: InLink, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
-        """A message has come from another process."""
+        """Add a message of another process."""
         sealed = self._codec.arrived(place, meta, parts)
         part = _part(sealed.head)
         if sealed.replayed and part in self._seen and part not in self._open_streams:
@@ -312,7 +435,7 @@ class InQueue:
             link.page.cells[LOST] += 1
 
     def put(self, message: Message) -> None:
-        """A message of this process."""
+        """Add a message of this process."""
         payload, page = message.payload, self.page
         is_on_card = message.kind == TORCH and payload.device.type != "cpu"
         if self.on_host and is_on_card:
@@ -330,13 +453,13 @@ class InQueue:
             cells[LOST] += is_lost
             self._settle(page)
 
-    def _settle(self, page: Page) -> None:
-        """Count what has left this queue; messages inside a process are done with once they are taken."""
+    def _settle(self, page: RingBuffer) -> None:
+        """Count messages that have left this queue: inside a process those that are taken are done with."""
         page.cells[TAKEN] = page.cells[DONE] = page.cells[SENT] - len(self._items)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many messages wait as the edge is deep."""
+        """True if as many messages wait as the edge is deep."""
         return len(self._items) >= self.depth and not self._overwrites
 
     def _append(self, item: _Arrived, part: int) -> None:
@@ -370,7 +493,7 @@ class InQueue:
         return message
 
     def absorb(self) -> None:
-        """Take all that has come, and keep it here: those that send have room again."""
+        """Take all messages, and keep them here: senders have room again."""
         for item in list(self._items):
             if item.message is None:
                 item.message = self._open(item)
@@ -385,3 +508,21 @@ class InQueue:
             item.link.page.cells[BETWEEN] += between
         item.link.take(self._hub, message.head.transaction_id)
         return message
+
+
+def out_link(hub: Connections, key: tuple[int, int, int], target: Target, route: Route, codec: Codec) -> OutLink:
+    """The sender's end of an edge to a process, on this machine or on another one."""
+    is_remote = hub.is_remote(target.host)
+    kind = _RemoteOutLink if is_remote else OutLink
+    return kind(hub, key, target.host, route.depth, route.overwrites, codec, target.on_host or is_remote, route.name)
+
+
+def in_link(hub: Connections, key: tuple[int, int, int], name: str, peer: Peer, queue: InQueue) -> InLink:
+    """The receiver's end of an edge, whose ring buffer has this name; "" for one from another machine."""
+    if name:
+        link = InLink(RingBuffer(hub.folder / name, new=False), peer, queue)
+    else:
+        link = _RemoteInLink(hub, key, peer, queue)
+    queue.links = [*(each for each in queue.links if not each.peer.gone), link]
+    hub.add_link(peer, key, link)
+    return link

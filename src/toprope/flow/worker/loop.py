@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toprope.flow.batch import batcher
-from toprope.flow.dynamic_batch import Collector
-from toprope.flow.edge import InQueue, OutLink
-from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Hub, Kind
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Connections, Kind
+from toprope.flow.edge.links import InQueue, OutLink
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
-from toprope.flow.gather import Align, Gather, Group, Order, Source
-from toprope.flow.stage_calls import (
+from toprope.flow.stage_plan import DRIVER, StagePlan
+from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.worker.batch import batcher
+from toprope.flow.worker.calls import (
     Activation,
     Cancelled,
     InputQueue,
@@ -30,9 +31,8 @@ from toprope.flow.stage_calls import (
     failure,
     passed_on,
 )
-from toprope.flow.stage_plan import DRIVER, StagePlan
-from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
-from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.worker.dynamic_batch import Collector
+from toprope.flow.worker.gather import Align, Gather, Group, Order, Source
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
@@ -50,7 +50,7 @@ class Outlet:
         targets: for each edge the instances of its target, in other processes or in this one.
     """
 
-    def __init__(self, hub: Hub, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+    def __init__(self, hub: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
         self._hub = hub
         self._codec = codec
         self._targets = targets
@@ -81,14 +81,14 @@ class Outlet:
             chosen = [each for each in chosen if not isinstance(each, OutLink)]
         for place, each in enumerate(chosen):
             own = message
-            if place and message.kind == TORCH:  # whoever changes its input in place must not change that of another
+            if place and message.kind == TORCH:  # a stage may change its input in place: not the input of another
                 own = Message(TORCH, message.payload.clone(), message.head, message.ret_code, message.replayed)
             self._send(own, each)
 
     def _send(self, message: Message, target: OutLink | InQueue) -> None:
         if isinstance(target, OutLink):
             # sealed first: the work on a card is waited for, and copied to the host, while others make room
-            sealed = self._codec.seal(message, 1, target.on_host, target.forewarn)
+            sealed = self._codec.seal(message, 1, target.on_host, target.wake_early)
             if not target.is_free():
                 self._wait(target)
             target.send(sealed, 0)
@@ -113,7 +113,7 @@ class Stage:
         plan: what it is.
     """
 
-    def __init__(self, plan: StagePlan, hub: Hub, codec: Codec) -> None:
+    def __init__(self, plan: StagePlan, hub: Connections, codec: Codec) -> None:
         self.plan = plan
         spec = plan.spec
         if spec.workspace:
@@ -157,11 +157,11 @@ class Loop:
     Attributes:
         leaves: whether what it makes leaves the process.
         is_alone: whether its stage has the process for itself; what it has sent is out then.
-        on_left: told of each transaction whose outputs have left the process.
+        on_left: called with each transaction whose outputs have left the process.
     """
 
     def __init__(
-        self, stage: Stage, function: StageFunction, hub: Hub, codec: Codec, status: memoryview,
+        self, stage: Stage, function: StageFunction, hub: Connections, codec: Codec, status: memoryview,
         events: deque[tuple[str, int, int, int]] | None,
     ) -> None:  # fmt: skip
         plan = stage.plan
@@ -225,9 +225,7 @@ class Loop:
             self._run_batches(self._collector)
         while True:
             if not self._is_ready():
-                wait(self._is_ready, gather.due())
-                if not self._is_ready():
-                    continue
+                wait(self._is_ready, None, gather.due)
             if self._exceptions:
                 self._see_exception()
             else:
@@ -340,12 +338,8 @@ class Loop:
             return collector.is_ready(time.monotonic())
 
         while True:
-            if is_ready():
-                self._turn_of_batch(collector.take())
-                continue
-            due = collector.due()
-            # the first input of a batch says until when others are waited for
-            wait(lambda due=due: is_ready() or collector.due() != due, due)  # type: ignore[misc]
+            wait(is_ready, None, collector.due)
+            self._turn_of_batch(collector.take())
 
     def _turn_of_batch(self, groups: list[Group]) -> None:
         assert self._call is not None
@@ -385,7 +379,7 @@ class Loop:
         found = failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
-        # an output whose data of this input is out already gets no failure beside it: pairs would drift apart
+        # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
         least = min(self._sent, default=0)
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if count == least and (least == 0 or self._call is not None):

@@ -1,4 +1,4 @@
-"""How the functions of a stage are called, and what they are given beside values."""
+"""Calls of the functions of a stage, and the objects that they are given in addition to values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.dynamic_batch import chunks, rows_of
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
 from toprope.flow.stage_spec import (
     EMPTY,
@@ -23,10 +22,11 @@ from toprope.flow.stage_spec import (
     StageFunction,
     StageObject,
 )
+from toprope.flow.worker.dynamic_batch import chunks, rows_of
 
 if TYPE_CHECKING:
-    from toprope.flow.edge import InQueue
-    from toprope.flow.edge_hub import Hub
+    from toprope.flow.edge.connections import Connections
+    from toprope.flow.edge.links import InQueue
 
 __all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped", "cancelled", "failure", "passed_on"]
 
@@ -49,7 +49,7 @@ class Stopped(DfAbortException):
 
 
 def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
-    """What stands in place of the data that a function did not make."""
+    """Make the replacement of data that a function did not make."""
     frames = error.__traceback__
     while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
         frames = frames.tb_next  # how we called it is of no interest
@@ -60,7 +60,7 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
 class InputQueue:
     """An input of a function with stream input: it takes messages as it likes."""
 
-    def __init__(self, hub: Hub, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
+    def __init__(self, hub: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
         self._hub = hub
         self._queue = queue_
         self._pass_on = pass_on
@@ -87,7 +87,7 @@ class InputQueue:
             self._pass_on(message)  # it fails alone
 
     def qsize(self) -> int:
-        """How many messages are there."""
+        """Number of messages that are there."""
         self._look()
         return len(self._queue)
 
@@ -124,7 +124,7 @@ class Activation:
         self.exception = exception
 
     def set_output(self, index: int, message: Message) -> None:
-        """Send a message; one whose head says nothing inherits that of the first input.
+        """Send a message; one whose head says nothing inherits the head of the first input.
 
         Args:
             index: of the function's own outputs.
@@ -138,11 +138,11 @@ class Activation:
         self._send(index, message)
 
     def raise_exception(self, code: int, context_id: int) -> None:
-        """Give this transaction up: all stages and `fetch` are told."""
+        """Give this transaction up, and tell all stages and `fetch`."""
         self._raise(code, context_id)
 
     def take_exception(self) -> tuple[bool, int, int]:
-        """Whether another stage has raised an exception, its code and context."""
+        """Take an exception of another stage: true if there is one, its code and context."""
         found, self.exception = self.exception, None
         return (False, 0, 0) if found is None else (True, *found)
 

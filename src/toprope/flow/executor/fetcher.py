@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from toprope.flow.edge import InQueue
-from toprope.flow.edge_hub import Hub
+from toprope.flow.edge.connections import Connections
+from toprope.flow.edge.links import InQueue
 from toprope.flow.exceptions import (
     DATA_NOT_ALIGNED,
     FAILED,
@@ -19,8 +19,8 @@ from toprope.flow.exceptions import (
     SUCCESS,
     USER_RAISE_EXCEPTION,
 )
-from toprope.flow.gather import Align, Gather, Order, Source
 from toprope.flow.stage_spec import FAILURE, Failure, Head, Message, RunOptions
+from toprope.flow.worker.gather import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("toprope")
 
 
 class Fetched(NamedTuple):
-    """What `Runner.fetch` gives.
+    """A result of `Runner.fetch`.
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
@@ -64,7 +64,12 @@ class Fetcher:
     """
 
     def __init__(
-        self, hub: Hub, queues: Sequence[InQueue], options: RunOptions, is_scattered: bool, explain: Callable[[], str]
+        self,
+        hub: Connections,
+        queues: Sequence[InQueue],
+        options: RunOptions,
+        is_scattered: bool,
+        explain: Callable[[], str],
     ) -> None:
         self._hub = hub
         self.queues = queues
@@ -131,7 +136,7 @@ class Fetcher:
         }
 
     def finish(self) -> None:
-        """What was taken is done with."""
+        """Count all that was taken as done with."""
         for queue in self.queues:
             for link in queue.links:
                 link.finish()
@@ -155,7 +160,7 @@ class Fetcher:
         self._gone = why
 
     def has_ended(self) -> bool:
-        """Whether no more can come."""
+        """True if no more can come."""
         return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:
@@ -166,8 +171,8 @@ class Fetcher:
             return True
         began, warned = time.monotonic(), False
         while True:
-            limits = [began + _LONG if not warned else None, until, gather.due()]
-            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None)):
+            limits = [began + _LONG if not warned else None, until]
+            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None), gather.due):
                 return True
             now = time.monotonic()
             if until is not None and now >= until:

@@ -8,17 +8,15 @@ import sys
 import threading
 from collections import deque
 
-from toprope.flow.edge import InQueue, OutLink
-from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Kind, Peer
-from toprope.flow.edge_page import Page
-from toprope.flow.far_gate import Address
-from toprope.flow.far_hub import FarHub, Reporter, begin, hub_of, is_far
-from toprope.flow.far_link import in_link, out_link
-from toprope.flow.stage_calls import Stopped
-from toprope.flow.stage_loop import Loop, Outlet, Stage
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Kind, Peer
+from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
+from toprope.flow.edge.machines import Reporter, begin, connections
+from toprope.flow.edge.ring_buffer import RingBuffer
+from toprope.flow.stage_plan import DRIVER, Address, HostPlan, Route
 from toprope.flow.stage_status import Status
+from toprope.flow.worker.calls import Stopped
+from toprope.flow.worker.loop import Loop, Outlet, Stage
 from toprope.functions.wire import Closed, Message
 
 __all__ = ["Host"]
@@ -37,7 +35,9 @@ class Host:
             sys.modules["toprope.sim.run_record"].trace_fork()
         self._place = begin(plan)
         folder = self._place.folder
-        self._hub = hub_of(plan, self._place, self._handle, self._lost)
+        self._hub = connections(plan, self._place, self._handle, self._lost)
+        self._book: dict[str, Address] = {}
+        self._hub.book = self._book
         self._hub.check = self._check
         self._codec = Codec(folder, plan.name, passes_on=True)
         self._stopping = False
@@ -50,7 +50,7 @@ class Host:
 
     def open(self) -> tuple[int, Address | None]:
         """Its process, and where those on other machines find it: asked for to learn that it is there."""
-        return os.getpid(), self._hub.address if isinstance(self._hub, FarHub) else None
+        return os.getpid(), self._hub.address
 
     def run(self, book: dict[str, Address]) -> str:
         """Run until the graph ends. What went wrong apart from the user's code is raised.
@@ -58,8 +58,7 @@ class Host:
         Args:
             book: where the processes are, where they are on several machines.
         """
-        if isinstance(self._hub, FarHub):
-            self._hub.book.update(book)
+        self._book.update(book)
         functions = sum(len(each.plan.spec.functions) for each in self._stages.values())
         status = Status(self._hub.folder / f"status-{self._plan.name}", functions)
         events: deque[tuple[str, int, int, int]] | None = deque(maxlen=200_000) if self._plan.trace else None
@@ -111,19 +110,18 @@ class Host:
                     queue = self._stages[target.node, target.instance].inputs[route.input]
                     queue.on_room, queue.on_host = self._hub.wake, target.on_host
                     name = f"link-{route.edge}-{stage.plan.context.instance_id}-{target.instance}-{self._hub.name}-0"
-                    queue.page = Page(self._hub.folder / name, new=True)
+                    queue.page = RingBuffer(self._hub.folder / name)
                     row.append(queue)
                 else:
                     key = (route.edge, stage.plan.context.instance_id, target.instance)
-                    is_away = is_far(self._hub, target.host)
-                    link = out_link(self._hub, key, target, route, self._codec, is_far=is_away)
+                    link = out_link(self._hub, key, target, route, self._codec)
                     self._out.append(link)
                     row.append(link)
             targets.append(row)
         return Outlet(self._hub, self._codec, targets)
 
     def _count_exits(self) -> None:
-        """What came from outside is done with once its outputs have left the process."""
+        """Count inputs from outside as done with once their outputs have left the process."""
         exits = [each for each in self._loops if each.leaves]
         newest: dict[Loop, int] = dict.fromkeys(exits, 0)
         lock = threading.Lock()
@@ -150,8 +148,8 @@ class Host:
             self._link(peer, (key[0], key[1], key[2]), name)
         elif kind == Kind.MOVED:
             old, new, address = message.meta
-            if address is not None and isinstance(self._hub, FarHub):
-                self._hub.book[new] = Address(*address)
+            if address is not None:
+                self._book[new] = Address(*address)
             failure = pickle.loads(message.parts[0])
             for link in self._out:
                 if link.target == old:

@@ -1,4 +1,4 @@
-"""The connections of a process of a graph whose processes are on several machines, and what it tells the driver."""
+"""A graph on several machines: the folder of each of its processes, and the figures that they send to the driver."""
 
 from __future__ import annotations
 
@@ -13,29 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toprope.flow.edge import OutLink
-from toprope.flow.edge_hub import Hub, Kind, Peer
-from toprope.flow.edge_page import Page
-from toprope.flow.far_gate import Address, Gate, dial
-from toprope.flow.far_link import CREDIT
+from toprope.flow.edge.connections import Connections, Kind, Peer
+from toprope.flow.edge.links import OutLink
+from toprope.flow.edge.ring_buffer import RingBuffer
 from toprope.flow.stage_plan import DRIVER, HostPlan, Reach
 from toprope.functions.local.folder import join_folder, leave_folder
 from toprope.functions.wire import Closed, Message
 
-__all__ = ["FarHub", "Mirror", "Place", "Reporter", "begin", "hub_of", "is_far", "reach"]
-
-FIGURES = 41
-"""Kind of message: what a process on another machine is at."""
+__all__ = ["Mirror", "Place", "Reporter", "begin", "connections", "reach"]
 
 _EVERY = 0.05
 """Seconds between two reports."""
 
-_Handle = Callable[[Peer, Message], None]
-_Lost = Callable[[Peer], None]
-
 
 def reach(is_local: bool, nodes: Callable[[], Sequence[object]]) -> Reach | None:
-    """What the processes of a graph need to find each other; None where all of them are on this machine.
+    """Make the secret and the address by which processes of a graph find each other; None on one machine.
 
     Args:
         is_local: whether the session runs on this machine alone.
@@ -56,70 +48,9 @@ def _here() -> tuple[str, str]:
     return node, ray.util.get_node_ip_address()
 
 
-class FarHub(Hub):
-    """The connections of this process, see `Hub`; to processes on other machines by TCP.
-
-    Attributes:
-        node: this machine.
-        address: of this process.
-        book: where the others are, by name.
-    """
-
-    def __init__(
-        self, folder: Path, name: str, handle: _Handle, lost: _Lost, reached: Reach, node: str, host: str
-    ) -> None:
-        super().__init__(folder, name, self._sort, lost)
-        self._then = handle
-        self._secret = reached.secret
-        self.node = node
-        self.book: dict[str, Address] = {}
-        self._gate = Gate(host, reached.secret, self._adopt)
-        self.address = Address(node, host, self._gate.port)
-
-    def is_far(self, name: str) -> bool:
-        """Whether the process of this name is on another machine."""
-        found = self.book.get(name)
-        return found is not None and found.node != self.node
-
-    def connect(self, name: str) -> Peer:
-        """The peer of this name. Errors as of `Hub.connect`."""
-        if not self.is_far(name):
-            return super().connect(name)
-        with self._lock:
-            peer = self._by_name.get(name)
-            if peer is not None and not peer.gone:
-                return peer
-            peer = self._add(dial(self.book[name], self._secret), name)
-        self.send(peer, Kind.HELLO, 0, self.name)
-        self.wake()
-        return peer
-
-    def _adopt(self, sock: socket.socket) -> None:
-        with self._lock:
-            if self.closed:
-                sock.close()
-                return
-            self._add(sock, "")
-        self.wake()
-
-    def _sort(self, peer: Peer, message: Message) -> None:
-        if message.kind == CREDIT:
-            key, figures = message.meta
-            link = peer.links.get(key)
-            if link is not None:
-                link.told(peer, figures)
-        else:
-            self._then(peer, message)
-
-    def close(self) -> None:
-        """End all connections."""
-        self._gate.close()
-        super().close()
-
-
 @dataclass
 class Place:
-    """Where a process of a graph works.
+    """The machine and the folder of a process of a graph.
 
     Attributes:
         folder: of its sockets and memory: the graph's, or on another machine one of its own.
@@ -134,14 +65,14 @@ class Place:
     _hold: int | None = field(default=None, repr=False)
 
     def leave(self) -> None:
-        """Let go of the folder; the last one on a machine removes it."""
+        """Release the folder; the last process on a machine removes it."""
         if self._hold is not None:
             leave_folder(self.folder, self._hold)
             self._hold = None
 
 
 def begin(plan: HostPlan) -> Place:
-    """Where the process of this plan works."""
+    """Find or make the folder of the process of this plan."""
     if plan.reach is None:
         return Place(Path(plan.folder))
     node, host = _here()
@@ -151,28 +82,24 @@ def begin(plan: HostPlan) -> Place:
     return Place(folder, node, host, True, hold)
 
 
-def hub_of(plan: HostPlan, place: Place, handle: _Handle, lost: _Lost) -> Hub:
-    """The connections of the process of this plan."""
-    if plan.reach is None:
-        return Hub(place.folder, plan.name, handle, lost)
-    return FarHub(place.folder, plan.name, handle, lost, plan.reach, place.node, place.host)
-
-
-def is_far(hub: Hub, name: str) -> bool:
-    """Whether the process of this name is on another machine."""
-    return isinstance(hub, FarHub) and hub.is_far(name)
+def connections(
+    plan: HostPlan, place: Place, handle: Callable[[Peer, Message], None], lost: Callable[[Peer], None]
+) -> Connections:
+    """Make the connections of the process of this plan, see `Connections`."""
+    secret = None if plan.reach is None else plan.reach.secret
+    return Connections(place.folder, plan.name, handle, lost, secret, place.node, place.host)
 
 
 class Reporter:
-    """Tells the driver on another machine what it would read in this process's folder.
+    """Sends the counters in this process's folder to the driver on another machine.
 
     Args:
-        hub: the connections of this process.
+        hub: of this process.
         links: the sending ends.
         status: the figures of each function, see `toprope.flow.stage_status`.
     """
 
-    def __init__(self, hub: Hub, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:
+    def __init__(self, hub: Connections, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:
         self._hub = hub
         self._links = links
         self._status = status
@@ -189,18 +116,18 @@ class Reporter:
             status = tuple((cells[0], max(0, now - cells[1]), *cells[2:]) for cells in self._status)
             pages = tuple((link.page.name, tuple(link.page.cells[:16])) for link in self._links)
             try:
-                self._hub.send(peer, FIGURES, 0, (self._hub.name, status, pages))
+                self._hub.send(peer, Kind.FIGURES, 0, (self._hub.name, status, pages))
             except Closed:
                 continue
 
     def close(self) -> None:
-        """Tell no more."""
+        """Send no more."""
         self._end.set()
         self._thread.join()
 
 
 class Mirror:
-    """What processes on other machines have told, in the driver's folder, where it is read as if they were here.
+    """Copies the counters that other machines send into the driver's folder, where they are read as if local.
 
     Args:
         folder: of the graph.
@@ -210,12 +137,12 @@ class Mirror:
     def __init__(self, folder: Path, status: Callable[[str], Sequence[memoryview]]) -> None:
         self._folder = folder
         self._status = status
-        self._pages: dict[str, Page] = {}
+        self._pages: dict[str, RingBuffer] = {}
         self._reports: dict[str, int] = {}
 
     def take(self, message: Message) -> bool:
         """Take a report; whether the message was one."""
-        if message.kind != FIGURES:
+        if message.kind != Kind.FIGURES:
             return False
         name, status, pages = message.meta
         now = time.monotonic_ns()
@@ -227,16 +154,16 @@ class Mirror:
         for page_name, figures in pages:
             page = self._pages.get(page_name)
             if page is None:
-                page = self._pages[page_name] = Page(self._folder / page_name, new=True)
+                page = self._pages[page_name] = RingBuffer(self._folder / page_name)
             for cell, figure in enumerate(figures):
                 page.cells[cell] = figure
         self._reports[name] = self._reports.get(name, 0) + 1
         return True
 
-    def told(self, apart: Iterable[str]) -> dict[str, int]:
-        """How often each of these has told what it is at."""
+    def reports(self, apart: Iterable[str]) -> dict[str, int]:
+        """Number of reports of each of these processes."""
         return {name: self._reports.get(name, 0) for name in apart}
 
     def is_newer(self, before: Mapping[str, int]) -> bool:
-        """Whether all have told twice since they had told so often: the first time may have been under way then."""
+        """True if each has reported twice since it had made these reports: the first may have been under way then."""
         return all(self._reports.get(name, 0) >= count + 2 for name, count in before.items())

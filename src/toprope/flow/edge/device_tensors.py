@@ -2,7 +2,7 @@
 
 On simulated cards the receiver maps the sender's memory. The sender keeps a block from reuse while a receiver holds it;
 the counts lie in the memory itself. On CUDA and on real NPUs torch's own handles are passed, as torch.multiprocessing
-does it: torch, and torch_npu, keep the memory until the receiver has let go of it.
+does it: torch, and torch_npu, keep the memory until the receiver has released it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Cards:
         return _SIMULATED, physical, memory, meta
 
     def lent(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor until its receivers have let go of it."""
+        """Keep a tensor until its receivers have released it."""
         if self._is_simulated and tensor.device.type == "npu":
             self._out.append(tensor)
 
