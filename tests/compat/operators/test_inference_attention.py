@@ -311,7 +311,10 @@ def test_forerunners(facade):
 
 def test_scores_of_prompts_are_float16_unless_high_precision_is_asked_for(facade):
     noise, value = tensors((1, 2, 16, 128), (1, 2, 16, 128))
-    query, key = torch.ones(1, 2, 8, 128, dtype=HALF), 1 + noise / 100  # products near 128, where float16 has steps of 1/8
+    query, key = (
+        torch.ones(1, 2, 8, 128, dtype=HALF),
+        1 + noise / 100,
+    )  # products near 128: steps of 1/8
     product, scale = query[0].float() @ key[0].float().transpose(1, 2), 8.0
     exact = (product * scale).softmax(-1) @ value[0].float()
     rounded = (product.half().float() * scale).half().float().softmax(-1) @ value[0].float()

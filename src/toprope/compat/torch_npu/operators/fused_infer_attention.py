@@ -27,7 +27,7 @@ __all__ = [
 
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 _PRECISE_MODES = range(10, 15)
-"""Values of sparse_mode from which op-plugin takes 10, and asks for high precision (FlashAttentionKernelNpuOpApi.cpp)."""
+"""Values of sparse_mode for high precision, from which op-plugin takes 10 (FlashAttentionKernelNpuOpApi.cpp)."""
 
 _PROMPT, _INCRE = "npu_prompt_flash_attention", "npu_incre_flash_attention"
 

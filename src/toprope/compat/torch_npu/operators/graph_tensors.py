@@ -93,9 +93,7 @@ def _print(input: torch.Tensor, *, tensor_name: str | None = None) -> None:
     sys.stdout.flush()
 
 
-def _save(
-    input: torch.Tensor | list[torch.Tensor], *, save_path: str | None = None, overwrite: bool = False
-) -> None:
+def _save(input: torch.Tensor | list[torch.Tensor], *, save_path: str | None = None, overwrite: bool = False) -> None:
     values = input.cpu() if isinstance(input, torch.Tensor) else [each.cpu() for each in input]
     torch.save(values, _path(input, save_path, overwrite))
 
