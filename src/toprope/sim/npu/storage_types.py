@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.storage import _LegacyStorage, _warn_typed_storage_removal
+from torch.storage import _LegacyStorage
 
 from toprope.sim.npu._state import NOT_SUPPORTED, lazy_init, message
 
@@ -41,7 +41,6 @@ class _NPUStorage(_LegacyStorage):
         Raises:
             RuntimeError: always.
         """
-        _warn_typed_storage_removal()
         raise _unavailable("from_buffer")
 
     @classmethod
@@ -60,7 +59,8 @@ def _make(name: str, dtype: torch.dtype) -> type[_NPUStorage]:
         "dtype": dtype,
         "_dtype": dtype,
     }
-    made: type[_NPUStorage] = type(_NPUStorage)(name, (_NPUStorage,), namespace)
+    kind: Any = type(_NPUStorage)
+    made: type[_NPUStorage] = kind(name, (_NPUStorage,), namespace)
     torch._storage_classes.add(made)
     return made
 

@@ -166,6 +166,6 @@ def _rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
 
 
 if "parallel" not in _rendezvous_handlers:
-    register_rendezvous_handler("parallel", _rendezvous)
+    register_rendezvous_handler("parallel", _rendezvous)  # type: ignore[no-untyped-call]
 
 __getattr__ = missing_from(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["ParallelStore"]
 

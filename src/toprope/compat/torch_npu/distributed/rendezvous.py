@@ -11,8 +11,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-from torch._C._distributed_c10d import _DEFAULT_PG_TIMEOUT
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import _DEFAULT_PG_TIMEOUT, PrefixStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as _registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler

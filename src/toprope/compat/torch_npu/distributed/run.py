@@ -37,7 +37,7 @@ def _main(args: Sequence[str] | None = None) -> None:
     options.rdzv_backend = "parallel"
     options.rdzv_endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     with launching(options):
-        torch_run.run(options)
+        torch_run.run(options)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -127,7 +127,8 @@ def keep_formats() -> None:
     A file has what torch_npu writes: keys such as "npu_format_/FRACTAL_NZ", of which torch itself takes no notice.
     """
     deepcopy: Any = torch.UntypedStorage.__deepcopy__
-    get_metadata, set_metadata = torch._utils.get_tensor_metadata, torch._utils.set_tensor_metadata
+    get_metadata: Any = torch._utils.get_tensor_metadata
+    set_metadata: Any = torch._utils.set_tensor_metadata
     if hasattr(deepcopy, "keeps_format"):
         return
 

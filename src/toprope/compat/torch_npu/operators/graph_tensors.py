@@ -24,7 +24,8 @@ _PRINT = "print_npugraph_tensor(Tensor input, *, str? tensor_name=None) -> ()"
 _SAVE = "save_npugraph_tensor(Tensor input, *, str? save_path=None, bool overwrite=False) -> ()"
 _SAVE_LIST = "save_npugraph_tensor.tensor_list(Tensor[] input, *, str? save_path=None, bool overwrite=False) -> ()"
 
-_library: Any = torch.library.Library("npu", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library  # it has no annotations
+_library = _LIBRARY("npu", "FRAGMENT")
 _counts: Counter[str] = Counter()
 _chosen: set[str] = set()
 """Paths that a capture has chosen, so that all replays of a graph write one file."""
