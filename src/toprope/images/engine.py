@@ -26,8 +26,8 @@ from toprope.images.fused_attention import FusedAttention
 from toprope.images.guard import check_pictures
 from toprope.images.holding import Holding
 from toprope.images.host_operators import HostOperators
-from toprope.images.pictures import fit_back, fit_in, to_pictures
-from toprope.images.placement import Loaded
+from toprope.images.memory.placement import Loaded
+from toprope.images.picture.files import fit_back, fit_in, to_pictures
 from toprope.images.prompts import PromptCache
 from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
@@ -104,7 +104,7 @@ class Engine:
             memory: a rung of the memory ladder that is kept to, or "auto": it begins with all parts on the device, and
                 goes one rung down, with a notice, whenever memory runs out.
             loras: "path" or "path:scale" each.
-            refiner: who words instructions anew, see `toprope.images.refine`; None for nobody.
+            refiner: who words instructions anew, see `toprope.images.refining.opening`; None for nobody.
             host_operators: whether an operator that the device refuses is run on the host, with a warning.
             full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
                 of their headers alone.
@@ -124,7 +124,7 @@ class Engine:
         chosen, notices = devices.get(device), Notices(progress)
         words = None
         if refiner is not None:
-            from toprope.images.refine import open_refiner
+            from toprope.images.refining.opening import open_refiner
 
             words = open_refiner(refiner)
         with devices.use(chosen):
@@ -149,7 +149,7 @@ class Engine:
 
     @property
     def device(self) -> Device:
-        """Where it computes."""
+        """The device of the model."""
         return self.loaded.device
 
     def describe(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Engine:
 
         Raises:
             UsageError: the request cannot be, or the model does not honour one of its knobs.
-            ImageError: the picture cannot be read.
+            ImageError: the picture or the mask cannot be read, or they do not go together.
             EditCancelled: `cancelled` said so; the engine can be used on.
             EditGuardError: what came out is no picture, also in the next safer dtype.
             EditError: memory ran out, and there is no lower rung.
@@ -242,7 +242,7 @@ class Engine:
             for group in groups:
                 progress.check()
                 for row, picture in zip(group, self._safely(group, progress), strict=True):
-                    pictures[row.at].append(fit_back(picture, row.settled.frame))
+                    pictures[row.at].append(_finished(picture, row.settled))
                 progress.batch_done()
             return [EditResult(pictures[at], self._record(each, progress.seconds)) for at, each in enumerate(settled)]
 
@@ -398,3 +398,11 @@ class Engine:
             "guard": list(self._holding.guarded),
             "notices": list(self._notices.kept),
         }
+
+
+def _finished(made: Image, settled: Settled) -> Image:
+    """Bring a picture from the model to the size that the request wants, within its mask."""
+    result = fit_back(made, settled.frame)
+    if settled.mask is None:
+        return result
+    return settled.mask.keep_outside(result, settled.opened.picture, settled.frame.crop)

@@ -8,11 +8,11 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from toprope.images.jobs import Job, stem_of
-from toprope.images.output import Output
-from toprope.images.pictures import open_picture, save_picture
+from toprope.images.picture.files import open_picture, save_picture
 from toprope.images.request import EditRequest
 from toprope.images.results import EditResult
+from toprope.images.runs.jobs import Job, stem_of
+from toprope.images.runs.output import Output
 from toprope.images.web.history import Entry
 
 __all__ = ["drop", "keep", "pack"]
@@ -31,9 +31,12 @@ def keep(output: Output, scratch: Path, request: EditRequest, result: EditResult
         result: of the edit.
     """
     source = Path(request.image)
+    asked = {**result.record["request"], "image": source.name}
+    if request.mask is not None:
+        asked["mask"] = Path(request.mask).name
     record = {
         **result.record,
-        "request": {**result.record["request"], "image": source.name},
+        "request": asked,
         "source": {**result.record["source"], "name": source.name},
     }
     made = scratch / "made"

@@ -1,0 +1,278 @@
+"""Jobs spread over several cards: one engine a card, each in a process of its own, which `toprope.functions` starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import toprope.errors
+from toprope.errors import EditError, TopropeError, UsageError
+from toprope.images.results import EditResult
+from toprope.images.runs.jobs import Job, Summary
+from toprope.images.runs.output import Output, problem_of
+from toprope.images.runs.running import Attempt, Listener, Problem, attempts, keep
+from toprope.visible import VARIABLE
+
+__all__ = ["CardEditor", "check_cards", "run_on_cards"]
+
+_POLL = 0.25
+_KINDS = {"npu": "NPU", "cuda": "GPU"}
+
+_log = logging.getLogger("toprope")
+
+
+class CardEditor:
+    """An engine on the card of its process.
+
+    Args:
+        model: the folder that a pipeline was saved to.
+        options: of `Engine.open`.
+    """
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        self._model, self._options = model, dict(options)
+        self._engine: Any = None
+        self._stopped = threading.Event()
+
+    def open(self) -> Problem | None:
+        """Load the model; the problem where it cannot be."""
+        from toprope.images.engine import Engine
+
+        try:
+            self._engine = Engine.open(self._model, **self._options)
+        except Exception as error:
+            return problem_of(error)
+        return None
+
+    def edit(self, jobs: Sequence[Job], at_once: int) -> list[Attempt]:
+        """Do jobs: parts of them with what came of each part, see `toprope.images.runs.running.attempts`."""
+        done = list(attempts(self._engine, jobs, _Nobody(), self._why, at_once))
+        for _, results in done:
+            for result in results if isinstance(results, list) else ():
+                result.record["card"] = os.environ.get(VARIABLE) or os.environ.get("CUDA_VISIBLE_DEVICES")
+        return done
+
+    def _why(self) -> str:
+        return "stopped" if self._stopped.is_set() else ""
+
+    def stop(self) -> None:
+        """Stop after the step that runs; called beside `edit`."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Give the card back."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+class _Nobody:
+    """Listens to nothing: steps are not sent between processes."""
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        pass
+
+    def step(self, step: Any) -> None:
+        pass
+
+    def end(self, event: Any) -> None:
+        pass
+
+
+def check_cards(cards: int, device: str | None) -> str:
+    """The resource that a card is for `toprope.functions`, of the kind that is asked for or there.
+
+    Args:
+        cards: how many are wanted.
+        device: "npu", "cuda", or None for whichever is there.
+
+    Raises:
+        UsageError: there are not so many, or a device was named that is one card, or none.
+    """
+    from toprope.functions.collect import collect
+
+    kind = None if device is None else _KINDS.get(device)
+    if device is not None and kind is None:
+        raise UsageError(
+            f"several cards were asked for, and the device {device!r}.",
+            looked_at="cards are taken by their kind, each by one process",
+            do="give the device npu or cuda, or leave it out",
+        )
+    there = [card for card in collect("all") if card.healthy and kind in (None, card.vendor)]
+    kind = kind or ("NPU" if any(card.vendor == "NPU" for card in there) else "GPU")
+    count = sum(card.vendor == kind for card in there)
+    if count < cards:
+        raise UsageError(
+            f"{cards} cards were asked for, and {count} can be used.",
+            looked_at="what toprope devices lists", do="ask for fewer, or look at toprope doctor",
+        )  # fmt: skip
+    return f"{kind}/.+/count"
+
+
+def run_on_cards(
+    model: str,
+    options: Mapping[str, Any],
+    jobs: Sequence[Job],
+    output: Output,
+    listener: Listener,
+    *,
+    cards: int,
+    summary: Summary,
+    stopped: Callable[[], str],
+    ready: Callable[[], None],
+    at_once: int = 1,
+) -> None:
+    """Do jobs on several cards, each on the card that is free next, and write what comes of them here.
+
+    A process that dies fails the jobs that it had; another takes its place.
+
+    Args:
+        model: the folder that a pipeline was saved to.
+        options: of `Engine.open`.
+        jobs: those that are to be done.
+        output: where to.
+        listener: told of jobs; not of their steps.
+        cards: how many.
+        summary: counts.
+        stopped: why no further step shall be done; empty to go on.
+        ready: called when jobs begin.
+        at_once: pictures that go through a model at once.
+
+    Raises:
+        UsageError: there are not so many cards.
+        TopropeError: the model cannot be opened on any of them.
+    """
+    from toprope import functions as yr
+
+    resource = check_cards(cards, options.get("device"))
+    vendor = resource.partition("/")[0]
+    named = next(name for name, each in _KINDS.items() if each == vendor)
+    yr.init(yr.Config(invoke_timeout=-1))
+    try:
+        # by name: a process that does not see its card must not go on with the CPU
+        fleet = _Fleet(model, {**options, "device": named}, resource, cards)
+        fleet.open()
+        ready()
+        groups = deque(jobs[start : start + at_once] for start in range(0, len(jobs), at_once))
+        _spread(fleet, groups, output, listener, summary, stopped, at_once)
+        fleet.close()
+    finally:
+        yr.finalize()
+
+
+class _Fleet:
+    """One editor a card."""
+
+    def __init__(self, model: str, options: Mapping[str, Any], resource: str, cards: int) -> None:
+        from toprope import functions as yr
+
+        self._arguments = model, dict(options)
+        asked = yr.InvokeOptions(cpu=1, memory=1, concurrency=2, custom_resources={resource: 1})
+        self._made = yr.instance(CardEditor).options(asked)
+        self.cards = cards
+        self.free: list[Any] = []
+        self.busy: dict[Any, tuple[Any, Sequence[Job]]] = {}
+
+    def open(self) -> None:
+        """Load the model on each card. It must be there on one; on others it may fail, with a warning."""
+        from toprope import functions as yr
+
+        made = [self._made.invoke(*self._arguments) for _ in range(self.cards)]
+        opening = [editor.open.invoke() for editor in made]
+        problems = []
+        for editor, ref in zip(made, opening, strict=True):
+            try:
+                problem = yr.get(ref, timeout=-1)
+            except Exception as error:
+                problem = problem_of(error)
+            if problem is None:
+                self.free.append(editor)
+            else:
+                problems.append(problem)
+                editor.terminate()
+        if not self.free:
+            raise _error_of(problems[0])
+        for problem in problems:
+            _log.warning("a card is left out: %s", problem["what"])
+
+    def replace(self, editor: Any) -> None:
+        """Another one in place of one that died, if it can be."""
+        from toprope import functions as yr
+
+        try:
+            editor.terminate()
+            other = self._made.invoke(*self._arguments)
+            problem = yr.get(other.open.invoke(), timeout=-1)
+        except Exception as error:
+            problem = problem_of(error)
+        if problem is None:
+            self.free.append(other)
+        else:
+            _log.warning("a card is left out: %s", problem["what"])
+
+    def close(self) -> None:
+        """End all of them."""
+        for editor in self.free:
+            editor.terminate()
+
+
+def _spread(
+    fleet: _Fleet,
+    groups: deque[Sequence[Job]],
+    output: Output,
+    listener: Listener,
+    summary: Summary,
+    stopped: Callable[[], str],
+    at_once: int,
+) -> None:
+    from toprope import functions as yr
+
+    while True:
+        if stopped() and not summary.stopped:
+            summary.stopped = stopped()
+            groups.clear()
+            for editor, _ in fleet.busy.values():
+                editor.stop.invoke()
+        while groups and fleet.free:
+            editor, group = fleet.free.pop(), groups.popleft()
+            listener.begin(group)
+            fleet.busy[editor.edit.invoke(group, at_once)] = editor, group
+        if not fleet.busy:
+            break
+        ended, _ = yr.wait(list(fleet.busy), 1, _POLL)
+        for ref in ended:
+            editor, group = fleet.busy.pop(ref)
+            try:
+                parts: list[Attempt] = yr.get(ref, timeout=-1)
+            except Exception as error:
+                parts = [(group, problem_of(EditError(f"the process of a card ended: {error}", do="try it again")))]
+                fleet.replace(editor)
+            else:
+                fleet.free.append(editor)
+            for part, results in parts:
+                _kept(part, results, output, listener, summary)
+    for group in groups:
+        problem = problem_of(EditError("no card is left.", looked_at="the processes of all cards ended"))
+        _kept(group, problem, output, listener, summary)
+
+
+def _kept(part: Sequence[Job], results: Any, output: Output, listener: Listener, summary: Summary) -> None:
+    """Write what came of jobs; nothing where they were stopped."""
+    if results is None:
+        return
+    for at, job in enumerate(part):
+        result: EditResult | Problem = results if isinstance(results, dict) else results[at]
+        if isinstance(result, EditResult):
+            for notice in result.record.get("notices", ()):
+                _log.warning("%s", notice)
+        keep(job, result, output, listener, summary)
+
+
+def _error_of(problem: Problem) -> TopropeError:
+    """The error that another process had."""
+    kind = getattr(toprope.errors, problem["kind"], None)
+    made = kind if isinstance(kind, type) and issubclass(kind, TopropeError) else EditError
+    return made(problem["what"], problem["looked_at"] or "", problem["do"] or "")
