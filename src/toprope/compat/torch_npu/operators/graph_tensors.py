@@ -85,7 +85,7 @@ def register_graph_tensors() -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What is known of the results while a graph is traced: there are none."""
+    """Give the results that a trace knows: none."""
 
 
 def _print(input: torch.Tensor, *, tensor_name: str | None = None) -> None:
