@@ -150,7 +150,7 @@ def keep_formats() -> None:
                 _note(tensor, _granted(_whole(tensor).shape, Format[name]))
 
     copy_with_format.keeps_format = True  # type: ignore[attr-defined]
-    torch.UntypedStorage.__deepcopy__ = copy_with_format  # type: ignore[method-assign]
+    torch.UntypedStorage.__deepcopy__ = copy_with_format  # type: ignore[method-assign, assignment]
     torch._utils.get_tensor_metadata = get_with_format
     torch._utils.set_tensor_metadata = set_with_format
 
