@@ -200,6 +200,11 @@ def case_one_options_object_serves_several_groups() -> None:
         dist.destroy_process_group(group)
 
 
+def case_a_group_destroyed_by_one_member_while_another_still_connected_broke_there() -> None:
+    for _ in range(50):
+        dist.destroy_process_group(dist.new_group())
+
+
 def case_gloo_does_not_serve_cards() -> None:
     group = dist.new_group(backend="gloo")
     with pytest.raises(RuntimeError, match="No backend type associated with device type npu"):
