@@ -16,8 +16,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as _registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 
+from .launch_options import parse_args
 from .parallel_store import ParallelStore
-from .run import parse_args
 
 __all__ = ["launching"]
 
