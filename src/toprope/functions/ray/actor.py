@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.lifecycle import freed
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
@@ -82,6 +83,7 @@ class _Base:
                 context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,
                 tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
                 making.of, making.request.cpu, making.request.memory, making.request.scalars,
+                {key: float(amount) for key, amount in context.get_assigned_resources().items()},
             )  # fmt: skip
             self._tell(Manager.place, placed)
             self._attach()
@@ -173,6 +175,11 @@ class _Base:
                     asyncio.run(result)
             except Exception:
                 traceback.print_exc()
+
+    def __ray_shutdown__(self) -> None:
+        """Nobody has a handle any more, and the calls have ended: Ray ends this process after this."""
+        self.end(self.making.grace)
+        self._tell(Manager.fail, RaisedError.of(freed()).data)
 
     def about(self) -> bytes:
         """The class."""

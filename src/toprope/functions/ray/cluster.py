@@ -20,6 +20,7 @@ import ray  # noqa: F401  says at once, by an ImportError, that there is none
 
 from toprope.errors import EnvironmentProblem
 from toprope.functions.deploy import Deployment
+from toprope.functions.holders import Holder
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, use_token
 from toprope.functions.ray.start import import_ray
@@ -97,7 +98,7 @@ def stop(deployment: Deployment, force: bool = False) -> None:
 
 
 def status(deployment: Deployment) -> str:
-    """The nodes of the Ray, and what is free of each, in lines."""
+    """The nodes of the Ray, what is free of each, and the instances of all programs, in lines."""
     if not _processes(deployment.address):
         return "  Ray has ended on this machine"
     module = import_ray()
@@ -107,20 +108,30 @@ def status(deployment: Deployment) -> str:
             address=deployment.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False,
             configure_logging=True,
         )  # fmt: skip
+        from toprope.functions.ray.listing import listed
         from toprope.functions.ray.manager import seen_nodes
 
-        told = [resources_of(seen) for seen in seen_nodes()]
+        told = [_line(resources_of(seen)) for seen in seen_nodes()]
+        told += [_instance(*each) for each in listed(module)]
     except (ConnectionError, RuntimeError, ValueError) as error:
         return f"  Ray at {deployment.address} does not answer: {error}"
     finally:
         module.shutdown()
-    return "\n".join(_line(node) for node in told)
+    return "\n".join(told)
 
 
 def _line(node: dict[str, Any]) -> str:
     capacity, free = Counter(node["capacity"]), Counter(node["allocatable"])
     amounts = [f"{key} {free[key]:g} of {capacity[key]:g} free" for key in capacity]
     return f"  node      {node['labels']['HOST_IP']} {node['id'][:8]}: {', '.join(amounts)}"
+
+
+def _instance(session: str, holder: Holder) -> str:
+    name = f"  instance  {holder.name or holder.id}: {holder.of or 'unknown class'}"
+    program = f"of session {session}" if session else "its session has ended"
+    held = f", {holder.amounts}" if holder.cpu or holder.memory else ""
+    process = f", process {holder.pid} on node {holder.node[:8]}" if holder.pid else ""
+    return f"{name}, {holder.state}, {program}{held}{process}{', no handle left' * (holder.handles == 0)}"
 
 
 def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:

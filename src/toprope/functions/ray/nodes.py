@@ -14,7 +14,17 @@ from toprope.functions.local.masks import VISIBLE
 from toprope.functions.options import Config
 from toprope.functions.ray.mapping import card_labels, whole_resources
 
-__all__ = ["Offer", "begun_with", "has_token", "keep_token", "offer", "use_token"]
+__all__ = [
+    "Offer",
+    "auth_mode",
+    "begun_with",
+    "has_token",
+    "keep_token",
+    "offer",
+    "read_auth",
+    "set_auth_mode",
+    "use_token",
+]
 
 _ALWAYS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no card sees all, as with openYuanrong
@@ -23,6 +33,7 @@ _ALWAYS = {
 
 
 _TOKEN = Path.home() / ".ray" / "auth_token"  # Ray's place for it
+_AUTH_MODE = "RAY_AUTH_MODE"
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,34 @@ def keep_token() -> None:
 def has_token() -> bool:
     """Whether this user has a token of Ray's."""
     return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or _TOKEN.is_file()
+
+
+def auth_mode() -> str | None:
+    """How this process's environment says that Ray checks its users; None where it says nothing."""
+    return os.environ.get(_AUTH_MODE)
+
+
+def set_auth_mode(mode: str | None) -> None:
+    """Give the environment back what `auth_mode` returned: Ray changes it for the Ray that it starts."""
+    if mode is None:
+        os.environ.pop(_AUTH_MODE, None)
+    else:
+        os.environ[_AUTH_MODE] = mode
+    read_auth()
+
+
+def read_auth() -> None:
+    """Have Ray read the mode and the token from the environment again.
+
+    Ray keeps both for the life of a process. With those of the Ray before it, a session refuses what the next Ray says,
+    which then takes this program for dead and ends all of its actors, the session's own included.
+    """
+    try:
+        from ray._raylet import AuthenticationTokenLoader, Config
+    except ImportError:
+        return  # a Ray that knows no tokens
+    Config.initialize("")  # first: a thread of Ray that still runs would miss a token which that mode needs
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def use_token() -> None:

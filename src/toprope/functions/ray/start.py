@@ -11,7 +11,7 @@ from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.nodes import begun_with, keep_token, offer, use_token
+from toprope.functions.ray.nodes import auth_mode, begun_with, keep_token, offer, read_auth, set_auth_mode, use_token
 from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
@@ -67,18 +67,25 @@ def start(config: Config, address: str) -> Backend:
     from toprope.functions.ray.session_actor import AT_ONCE, SessionActor
 
     ours = not ray.is_initialized()
-    if ours:
-        _connect(ray, config, address)
+    mode = auth_mode()
+
+    def end() -> None:
+        ray.shutdown()
+        set_auth_mode(mode)
+
     try:
+        if ours:
+            read_auth()
+            _connect(ray, config, address)
         manager = (
             ray.remote(SessionActor)
             .options(name=manager_name(), namespace=NAMESPACE, num_cpus=0, max_concurrency=AT_ONCE)
             .remote(config)
         )
-        return RayBackend(config, manager, ends_ray=ours)
+        return RayBackend(config, manager, end=end if ours else None)
     except BaseException:
         if ours:
-            ray.shutdown()
+            end()
         raise
 
 
