@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toprope.errors import EnvironmentProblem
 from toprope.functions.deploy import Deployment
 from toprope.functions.local.masks import VISIBLE
 from toprope.functions.options import Config
@@ -93,16 +94,37 @@ def keep_token() -> None:
     """Have a token that only this user can read, which Ray then asks of everybody; Ray's own file is for all to read.
 
     Nothing is done where a token, or Ray's mode, is the user's own choice.
+
+    Raises:
+        EnvironmentProblem: there is one that others can read or replace.
     """
     if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         return
     try:
         _TOKEN.parent.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(_TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        _check_token()
+        return
     except OSError:
-        return  # there is one, or Ray says what is wrong
+        return  # Ray says what is wrong
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_hex(32))
+
+
+def _check_token() -> None:
+    for path, others in ((_TOKEN.parent, 0o022), (_TOKEN, 0o077)):
+        try:
+            facts = path.stat()
+        except OSError:
+            return  # Ray says what is wrong
+        if facts.st_uid != os.getuid() or facts.st_mode & others:
+            raise EnvironmentProblem(
+                f"{path} belongs to another user, or others can use it, and who has Ray's token can run anything here.",
+                looked_at=f"owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}",
+                do=f"chmod go-rwx {_TOKEN.parent} {_TOKEN}; where others may have read the token, remove it: a new one "
+                "is made",
+            )
 
 
 def has_token() -> bool:
