@@ -29,7 +29,7 @@ from toprope.functions.ray.view import resources_of
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["join", "start", "status", "stop"]
+__all__ = ["join", "listing_of", "start", "status", "stop"]
 
 PORT = 6379
 """Where others join, unless it is taken."""
@@ -112,7 +112,7 @@ def status(deployment: Deployment) -> str:
         from toprope.functions.ray.manager import seen_nodes
 
         told = [_line(resources_of(seen)) for seen in seen_nodes()]
-        told += [_instance(*each) for each in listed(module)]
+        told += [listing_of(*each) for each in listed(module)]
     except (ConnectionError, RuntimeError, ValueError) as error:
         return f"  Ray at {deployment.address} does not answer: {error}"
     finally:
@@ -126,7 +126,13 @@ def _line(node: dict[str, Any]) -> str:
     return f"  node      {node['labels']['HOST_IP']} {node['id'][:8]}: {', '.join(amounts)}"
 
 
-def _instance(session: str, holder: Holder) -> str:
+def listing_of(session: str, holder: Holder) -> str:
+    """The line of an instance.
+
+    Args:
+        session: its session; "" where that has ended.
+        holder: the instance, and what it holds.
+    """
     name = f"  instance  {holder.name or holder.id}: {holder.of or 'unknown class'}"
     program = f"of session {session}" if session else "its session has ended"
     held = f", {holder.amounts}" if holder.cpu or holder.memory else ""
