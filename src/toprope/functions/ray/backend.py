@@ -25,6 +25,7 @@ from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.manager import Manager
+from toprope.functions.ray.nodes import registration_limit
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
 from toprope.functions.ray.view import resources_of
@@ -89,13 +90,8 @@ class RayBackend(Backend):
 
     @cached_property
     def registration(self) -> float:
-        """Seconds in which a process that Ray starts has to register with it; Ray ends one that does not."""
-        try:
-            from ray._raylet import Config as RayConfig
-
-            return float(RayConfig.worker_register_timeout_seconds())
-        except (ImportError, AttributeError):
-            return 60.0  # Ray's default
+        """Seconds in which a process that Ray starts has to register with it."""
+        return registration_limit()
 
     def ask(self, what: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """What a method of the manager returns.

@@ -322,7 +322,7 @@ class Instances:
 
         if record.is_ours or self._backend.ray.util.client.ray.is_connected():
             return False
-        return state.actors(record.handle._actor_id.hex()).get("State") == "ALIVE"
+        return bool(state.actors(record.handle._actor_id.hex()).get("State") == "ALIVE")
 
     def end_all(self, error: BaseException) -> None:
         """End all instances that this process has created with the session; their hooks run side by side."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from toprope.errors import EnvironmentProblem
 from toprope.functions.deploy import Deployment
@@ -23,6 +25,7 @@ __all__ = [
     "keep_token",
     "offer",
     "read_auth",
+    "registration_limit",
     "set_auth_mode",
     "use_token",
 ]
@@ -152,12 +155,22 @@ def read_auth() -> None:
     Ray keeps both for the life of a process. With those of the Ray before it, a session refuses what the next Ray says,
     which then takes this program for dead and ends all of its actors, the session's own included.
     """
-    try:
-        from ray._raylet import AuthenticationTokenLoader, Config
-    except ImportError:
+    raylet = _raylet()
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
         return  # a Ray that knows no tokens
-    Config.initialize("")  # first: a thread of Ray that still runs would miss a token which that mode needs
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")  # first: a thread of Ray that still runs would miss a token which that mode needs
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def registration_limit() -> float:
+    """Seconds in which a process that Ray starts has to register with it; Ray ends one that does not."""
+    limit = getattr(getattr(_raylet(), "Config", None), "worker_register_timeout_seconds", None)
+    return 60.0 if limit is None else float(limit())  # 60 is Ray's default
+
+
+def _raylet() -> Any:
+    """Ray's own extension module, which tells no types."""
+    return importlib.import_module("ray._raylet")
 
 
 def use_token() -> None:

@@ -86,7 +86,7 @@ def charged(nodes: Iterable[Seen], held: Iterable[tuple[str, Mapping[str, float]
     """
     taken: dict[str, Counter[str]] = {}
     for node, of_instance in held:
-        taken.setdefault(node, Counter()).update(of_instance)  # type: ignore[arg-type]  # amounts may be fractions
+        taken.setdefault(node, Counter()).update(of_instance)  # amounts may be fractions
     return [replace(seen, free=_left(seen, taken.get(seen.id, {}))) for seen in nodes]
 
 
