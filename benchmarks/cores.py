@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from toprope.cores import Card, Collective, Communicator, Demand, Discipline, Op, Program, Stream, Times, Work, plan
-from toprope.cores.bounds import heaviest_sets
 from toprope.cores.check import Result, check
-from toprope.cores.exact import search
-from toprope.cores.exact_solver import available, solve
 from toprope.cores.order import Graph
+from toprope.cores.proof.bounds import heaviest_sets
+from toprope.cores.proof.exact import search
+from toprope.cores.proof.exact_solver import available, solve
 
 ROUNDS = 3
 CORES = 48

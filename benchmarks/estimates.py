@@ -13,11 +13,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from toprope import chips
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import cost_of
-from toprope.estimate.rates import UnknownRateError, rates_of
-from toprope.estimate.span import Span, seconds_text
-from toprope.estimate.timeline import Act, Timeline
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import UnknownRateError, rates_of
+from toprope.estimate.cost.span import Span, seconds_text
+from toprope.estimate.cost.timeline import Act, Timeline
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 
 MEASUREMENTS = Path(__file__).parent / "measurements" / "operators.toml"
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

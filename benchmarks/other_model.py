@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 from toprope import chips
-from toprope.estimate.rates import shipped_rates
+from toprope.estimate.cost.rates import shipped_rates
 
 HERE = Path(__file__).parent
 CONFIGS = (HERE / "measurements" / "configs", HERE.parent / "tests" / "estimate" / "configs")

@@ -11,8 +11,8 @@ import pytest
 from synthetic_profiles import OP_SUMMARY, rows, write
 from toprope import chips
 from toprope.cli import main
-from toprope.estimate.rates import Rates, rates_of, shipped_rates
-from toprope.estimate.stored import place
+from toprope.estimate.cost.rates import Rates, rates_of, shipped_rates
+from toprope.estimate.cost.stored import place
 
 CHIP = chips.get("910B3")
 

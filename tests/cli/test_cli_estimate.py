@@ -8,7 +8,7 @@ import pytest
 
 import toprope
 from toprope.cli import main
-from toprope.estimate.options import Asked, refuse_without_effect
+from toprope.estimate.model.options import Asked, refuse_without_effect
 
 SOURCES = Path(toprope.__file__).parent
 

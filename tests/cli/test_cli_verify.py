@@ -14,10 +14,10 @@ import pytest
 
 from toprope import chips
 from toprope.cli import main
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import cost_of
-from toprope.estimate.rates import Rates, rates_of, shipped_rates
-from toprope.estimate.stored import place
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import Rates, rates_of, shipped_rates
+from toprope.estimate.cost.stored import place
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 from toprope.support import operators_on_card, refusals
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from toprope.cores.bounds import heaviest_sets, largest_of_streams
 from toprope.cores.order import Graph
+from toprope.cores.proof.bounds import heaviest_sets, largest_of_streams
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "cores.py"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cores_exhaustive import TooMany, deadlocks
 from cores_programs import collectives, elastic, every_rank_the_same, figure, local, member, on, programs, shared_stream
 from toprope.cores import Card, Discipline, Op, Program, Stream
-from toprope.cores.bounds import KINDS, alike, heaviest_sets, largest_of_streams, one_local_sets
 from toprope.cores.order import Graph, cycle
+from toprope.cores.proof.bounds import KINDS, alike, heaviest_sets, largest_of_streams, one_local_sets
 
 ONE = {"0": (24, 48)}
 

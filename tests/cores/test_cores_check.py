@@ -10,9 +10,10 @@ from hypothesis import given
 
 from cores_exhaustive import TooMany, deadlocks
 from cores_programs import collectives, elastic, figure, local, member, on, programs, with_ops
-from toprope.cores import Discipline, exact_solver, record, simulate
+from toprope.cores import Discipline, record, simulate
 from toprope.cores.check import Verdict, check
 from toprope.cores.fix import with_limit
+from toprope.cores.proof import exact_solver
 
 pytestmark = pytest.mark.process
 

@@ -22,12 +22,12 @@ from cores_programs import (
     with_ops,
 )
 from toprope.cores import Discipline
-from toprope.cores.bounds import alike
-from toprope.cores.bursts import explore
-from toprope.cores.exact import search
-from toprope.cores.exact_solver import solve
-from toprope.cores.fewer_cards import FewerCards
 from toprope.cores.order import Graph, cycle
+from toprope.cores.proof.bounds import alike
+from toprope.cores.proof.bursts import explore
+from toprope.cores.proof.exact import search
+from toprope.cores.proof.exact_solver import solve
+from toprope.cores.proof.fewer_cards import FewerCards
 
 CUTS = (Discipline.D0, Discipline.D1, Discipline.D2)
 SOLVER = importlib.util.find_spec("ortools") is not None

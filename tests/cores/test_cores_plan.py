@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Discipline, Op, Program, Stream, hunt, simulate
-from toprope.cores.bounds import largest_of_streams
 from toprope.cores.check import Verdict, check
 from toprope.cores.order import Graph, furthest
-from toprope.cores.plan import Limit, Plan, plan
-from toprope.cores.plan_program import Sources, limited, plan_by_sums, stream_names
-from toprope.cores.plan_times import Demand, Times, Work, profile_times
+from toprope.cores.planning.limits import Limit, Plan, plan
+from toprope.cores.planning.program import Sources, limited, plan_by_sums, stream_names
+from toprope.cores.planning.times import Demand, Times, Work, profile_times
+from toprope.cores.proof.bounds import largest_of_streams
 from toprope.errors import PlanError
 
 pytestmark = pytest.mark.process
@@ -465,8 +465,7 @@ def test_a_plan_names_its_streams():
 
 
 def test_planning_needs_neither_torch_nor_ortools():
-    code = (
-        "import sys, toprope.cores.plan_program; print([m for m in ('torch', 'ortools', 'numpy') if m in sys.modules])"
-    )
+    heavy = ("torch", "ortools", "numpy")
+    code = f"import sys, toprope.cores.planning.program as _; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from toprope.cores import Card, Collective, Communicator, Discipline, Op, Program, Sources, Stream, hunt, limited
 from toprope.cores.check import Verdict, check
 from toprope.cores.order import Graph
-from toprope.cores.plan_exact import plan_exact
-from toprope.cores.plan_order import longest_chain, order_of
-from toprope.cores.plan_program import plan_by_sums
+from toprope.cores.planning.exact import plan_exact
+from toprope.cores.planning.order import longest_chain, order_of
+from toprope.cores.planning.program import plan_by_sums
 from toprope.errors import PlanError
 from toprope.extras import advice
 

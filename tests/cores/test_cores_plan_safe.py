@@ -10,7 +10,7 @@ from hypothesis import given, reject
 from cores_exhaustive import TooMany, deadlocks
 from cores_programs import elastic, local, member, on, programs
 from toprope.cores import Card, Discipline, Op, Program, Stream, check, limited, plan_by_sums, plan_exact, plan_program
-from toprope.cores.plan_program import Sources, stream_names
+from toprope.cores.planning.program import Sources, stream_names
 from toprope.cores.record import read
 from toprope.errors import PlanError
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Op, Program, Stream, check, plan_program, record
-from toprope.cores.record_json import ENGINES, TIMINGS
+from toprope.cores.formats.schedule_json import ENGINES, TIMINGS
 from toprope.errors import PlanError, ScheduleError
 
 NAMES = st.text(min_size=1, max_size=6)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from toprope.cores import Card, Collective, Communicator, Discipline, Op, Program, Stream, hunt, simulate
 from toprope.cores.check import Verdict, check
-from toprope.cores.simulate import UNKNOWN_MICROSECONDS
+from toprope.cores.simulation.simulate import UNKNOWN_MICROSECONDS
 
 DISCIPLINES = list(Discipline)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toprope.cores import Card, Discipline, Op, Program, Run, State, Stream, hunt, record, simulate
-from toprope.cores.timeline import MOST, PARTIAL, RUNS, WAITS, of_run, of_state
-from toprope.cores.timeline_svg import page, svg
+from toprope.cores.simulation.timeline import MOST, PARTIAL, RUNS, WAITS, of_run, of_state
+from toprope.cores.simulation.timeline_svg import page, svg
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "cores").glob("*.json"))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from toprope.estimate.attention import work_of
+from toprope.estimate.cost.attention import work_of
 
 B, N, S, K, D = 2, 4, 16, 24, 8
 QUERY = {

@@ -7,9 +7,9 @@ import pytest
 
 from synthetic_profiles import rows
 from toprope import chips
-from toprope.estimate.calibrate import calibrate, launches_of, samples_of
-from toprope.estimate.profiler_files import KernelRow
-from toprope.estimate.rates import Rates, shipped_rates
+from toprope.estimate.cost.rates import Rates, shipped_rates
+from toprope.estimate.measured.calibrate import calibrate, launches_of, samples_of
+from toprope.estimate.measured.profiler_files import KernelRow
 
 CHANGED = {
     "products.attained": 0.72, "products.attained_float32": 0.8, "products.start": 4.4, "products.start_float32": 7.0,

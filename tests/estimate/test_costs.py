@@ -2,8 +2,8 @@
 
 import pytest
 
-from toprope.estimate.calls import OperatorCall, TensorShape, item_bits
-from toprope.estimate.costs import KINDS, cost_of
+from toprope.estimate.cost.costs import KINDS, cost_of
+from toprope.estimate.record.calls import OperatorCall, TensorShape, item_bits
 
 
 def call(name, *tensors, operations=0):

@@ -6,10 +6,10 @@ import tomllib
 import pytest
 
 from toprope import chips
-from toprope.estimate.layout import Layout
-from toprope.estimate.model_estimate import estimate
-from toprope.estimate.models import load
-from toprope.estimate.workloads import Work
+from toprope.estimate.model.configs import load
+from toprope.estimate.model.estimate import estimate
+from toprope.estimate.model.layout import Layout
+from toprope.estimate.model.workloads import Work
 
 HERE = pathlib.Path(__file__).parent
 CONFIGS = HERE / "configs"

@@ -8,15 +8,15 @@ import torch
 
 from toprope import chips
 from toprope.errors import UsageError
-from toprope.estimate.costs import cost_of
-from toprope.estimate.layout import Layout, exposed
-from toprope.estimate.ledger import Ledger, rounded
-from toprope.estimate.model_estimate import as_dict, estimate
-from toprope.estimate.model_text import span_text
-from toprope.estimate.models import load
-from toprope.estimate.recorder import Recorder
-from toprope.estimate.span import Span
-from toprope.estimate.workloads import Work, record
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.span import Span
+from toprope.estimate.model.configs import load
+from toprope.estimate.model.estimate import as_dict, estimate
+from toprope.estimate.model.layout import Layout, exposed
+from toprope.estimate.model.text import span_text
+from toprope.estimate.model.workloads import Work, record
+from toprope.estimate.record.ledger import Ledger, rounded
+from toprope.estimate.record.recorder import Recorder
 
 CHIP = chips.get("910B3")
 LLAMA = {

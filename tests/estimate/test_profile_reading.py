@@ -8,10 +8,10 @@ import pytest
 from synthetic_profiles import HEADER, OP_SUMMARY, rows, write
 from toprope import chips
 from toprope.errors import UsageError
-from toprope.estimate.costs import cost_of
-from toprope.estimate.profiler_files import read_profile
-from toprope.estimate.rates import shipped_rates
-from toprope.estimate.vendor_kernels import call_of
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import shipped_rates
+from toprope.estimate.measured.profiler_files import read_profile
+from toprope.estimate.measured.vendor_kernels import call_of
 
 ROWS = list(rows(shipped_rates(chips.get("910B3")), repeats=1))
 

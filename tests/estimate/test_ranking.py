@@ -3,10 +3,10 @@
 import pytest
 
 from toprope import chips
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import cost_of
-from toprope.estimate.rates import rates_of
-from toprope.estimate.timeline import Act, Timeline
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import rates_of
+from toprope.estimate.cost.timeline import Act, Timeline
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 
 HALF, SINGLE = "float16", "float32"
 

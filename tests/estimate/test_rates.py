@@ -3,9 +3,9 @@
 import pytest
 
 from toprope import chips
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import KINDS, Cost, cost_of
-from toprope.estimate.rates import UnknownRateError, rates_of
+from toprope.estimate.cost.costs import KINDS, Cost, cost_of
+from toprope.estimate.cost.rates import UnknownRateError, rates_of
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 
 LARGE = Cost("matmul", 2.0 * 8192**3, "float16", 3 * 8192 * 8192 * 2, 8192 * 8192, 8192, 8192, 8192)
 

@@ -4,10 +4,10 @@ import pytest
 
 from toprope import chips
 from toprope.errors import SettingError, UsageError
-from toprope.estimate.calls import OperatorCall, TensorShape
-from toprope.estimate.costs import cost_of
-from toprope.estimate.rates import rates_of, shipped_rates
-from toprope.estimate.stored import StoredRates, forget, place, read, stored_for, write
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.rates import rates_of, shipped_rates
+from toprope.estimate.cost.stored import StoredRates, forget, place, read, stored_for, write
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 from toprope.settings import config_dir
 from toprope.sim.records import Trace
 from toprope.sim.timing import timing_of

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import chips
-from toprope.estimate.changes import changes
-from toprope.estimate.rates import rates_of
-from toprope.estimate.span import Span, seconds_text
-from toprope.estimate.timeline import Act, Timeline
+from toprope.estimate.cost.changes import changes
+from toprope.estimate.cost.rates import rates_of
+from toprope.estimate.cost.span import Span, seconds_text
+from toprope.estimate.cost.timeline import Act, Timeline
 
 SPANS = st.floats(1e-7, 1e-2).map(lambda likely: Span.of(likely, 1.5))
 

@@ -4,10 +4,10 @@ import csv
 import random
 from itertools import product
 
-from toprope.estimate.costs import cost_of
-from toprope.estimate.profiler_files import KernelRow
-from toprope.estimate.timeline import Act, Timeline
-from toprope.estimate.vendor_kernels import call_of
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.cost.timeline import Act, Timeline
+from toprope.estimate.measured.profiler_files import KernelRow
+from toprope.estimate.measured.vendor_kernels import call_of
 
 # as torch_npu 2.7 writes it at Level1 with AiCMetrics.PipeUtilization; the first columns
 HEADER = (

@@ -186,7 +186,7 @@ def test_where_saving_fails_nothing_is_left(tmp_path, monkeypatch) -> None:
     (job,) = numbered("cat.png")
     output, saved = Output(tmp_path), []
 
-    def fail(picture, path):
+    def fail(picture, path, **_):
         saved.append(path)
         if len(saved) == 2:
             raise OSError(28, "No space left on device", str(path))
@@ -313,7 +313,7 @@ def test_a_console_that_is_gone_ends_the_run_and_fails_no_job(tmp_path) -> None:
 
 
 def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) -> None:
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device", "out/a-0001.png")
 
     monkeypatch.setattr("toprope.images.output.save_picture", full)

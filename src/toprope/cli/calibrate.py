@@ -15,9 +15,9 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.chips import Chip
-    from toprope.estimate.calibrate import Calibration
-    from toprope.estimate.profiler_files import Profile
-    from toprope.estimate.stored import Figures, StoredRates
+    from toprope.estimate.cost.stored import Figures, StoredRates
+    from toprope.estimate.measured.calibrate import Calibration
+    from toprope.estimate.measured.profiler_files import Profile
 
 __all__ = ["app", "as_dict", "figures_table", "store"]
 
@@ -62,10 +62,10 @@ def calibrate(
     if path.suffix == ".toml":
         _install(path, chip, output, as_json=as_json)
         return
-    from toprope.estimate.calibrate import calibrate as fitted
-    from toprope.estimate.calibrate import samples_of
-    from toprope.estimate.profiler_files import read_profile
-    from toprope.estimate.rates import shipped_rates
+    from toprope.estimate.cost.rates import shipped_rates
+    from toprope.estimate.measured.calibrate import calibrate as fitted
+    from toprope.estimate.measured.calibrate import samples_of
+    from toprope.estimate.measured.profiler_files import read_profile
     from toprope.terminal import say, show
 
     profile = read_profile(path)
@@ -122,7 +122,7 @@ def _chip_of(name: str | None, profile: Profile) -> Chip:
 
 def _launches(profile: Profile) -> Any:
     """Time that launching takes: from gaps between kernels, else from the host's own times."""
-    from toprope.estimate.calibrate import LEAST_ROWS, Launches, launches_of
+    from toprope.estimate.measured.calibrate import LEAST_ROWS, Launches, launches_of
 
     found = launches_of(profile.rows)
     if found.rows.get("host", 0) >= LEAST_ROWS or profile.host_us is None:
@@ -136,7 +136,7 @@ def store(
     made: Calibration, origin: str, output: Path | None, more: Figures | None = None
 ) -> tuple[StoredRates | None, str]:
     """Store fitted figures, and more, or write them to a file; with the file's path, "" where there are none."""
-    from toprope.estimate.stored import StoredRates, write
+    from toprope.estimate.cost.stored import StoredRates, write
 
     if not made.fitted:
         return None, ""
@@ -232,8 +232,8 @@ def as_dict(made: Calibration) -> dict[str, Any]:
 
 def _install(path: Path, chip: str | None, output: Path | None, *, as_json: bool) -> None:
     """Store a file of rates that was written elsewhere."""
-    from toprope.estimate.rates import shipped_rates
-    from toprope.estimate.stored import read, write
+    from toprope.estimate.cost.rates import shipped_rates
+    from toprope.estimate.cost.stored import read, write
     from toprope.terminal import say
 
     if output is not None:
@@ -250,7 +250,7 @@ def _install(path: Path, chip: str | None, output: Path | None, *, as_json: bool
 
 
 def _forget(chip: Chip, *, as_json: bool) -> None:
-    from toprope.estimate.stored import forget
+    from toprope.estimate.cost.stored import forget
     from toprope.terminal import say
 
     removed = forget(chip.name)

@@ -17,7 +17,7 @@ from toprope.errors import UsageError
 if TYPE_CHECKING:
     from toprope.cores.check import Result
     from toprope.cores.model import Program
-    from toprope.cores.timeline import Timeline
+    from toprope.cores.simulation.timeline import Timeline
 
 __all__ = ["app"]
 
@@ -103,7 +103,7 @@ def check(
 
         _write(sarif, json.dumps(as_sarif(program, result, names), ensure_ascii=False, indent=2) + "\n")
     if html is not None:
-        from toprope.cores.timeline_svg import page
+        from toprope.cores.simulation.timeline_svg import page
 
         headline, timeline = _picture(program, result)
         _write(html, page(", ".join(names), render(report(program, result)), [(headline, timeline)]))
@@ -139,12 +139,12 @@ def plan(
     Streams that are safe without a limit get none.
     """
     from toprope.cli.cores_text import plan_text
-    from toprope.cores.plan_safe import plan_program
+    from toprope.cores.planning.safe import plan_program
     from toprope.terminal import show
 
     program = _read(files, chip, communicator, assume)
     if exact:
-        from toprope.cores.plan_exact import plan_exact
+        from toprope.cores.planning.exact import plan_exact
 
         found = plan_exact(program, seconds=seconds)
     else:
@@ -174,8 +174,8 @@ def show(
     communicator: World = "",
 ) -> None:
     """Run the schedule on a virtual clock and draw who holds which cores when."""
-    from toprope.cores.simulate import hunt, simulate
-    from toprope.cores.timeline import of_run
+    from toprope.cores.simulation.simulate import hunt, simulate
+    from toprope.cores.simulation.timeline import of_run
 
     if svg is None and html is None:
         raise UsageError("there is no file for the picture.", do="add --svg FILE or --html FILE")
@@ -187,11 +187,11 @@ def show(
     names = ", ".join(str(file) for file in files)
     told = f"{names}, {run.discipline}, seed {run.seed}"
     if svg is not None:
-        from toprope.cores.timeline_svg import svg as draw
+        from toprope.cores.simulation.timeline_svg import svg as draw
 
         _write(svg, draw(timeline, subtitle=told))
     if html is not None:
-        from toprope.cores.timeline_svg import page
+        from toprope.cores.simulation.timeline_svg import page
 
         _write(html, page(names, timelines=[("", timeline)], subtitle=told))
     if "-" not in (str(svg), str(html)):
@@ -240,8 +240,8 @@ def _check(program: Program, discipline: Discipline, seconds: float) -> Result:
 
 def _picture(program: Program, result: Result) -> tuple[str, Timeline]:
     """The deadlock that was found; else one run."""
-    from toprope.cores.simulate import simulate
-    from toprope.cores.timeline import of_run, of_state
+    from toprope.cores.simulation.simulate import simulate
+    from toprope.cores.simulation.timeline import of_run, of_state
 
     if result.witness is not None:
         return "", of_state(result.witness)

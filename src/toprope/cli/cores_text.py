@@ -17,7 +17,7 @@ from toprope.terminal import field, table, unbroken
 
 if TYPE_CHECKING:
     from toprope.cores.check import Fixes, Result
-    from toprope.cores.plan import Plan
+    from toprope.cores.planning.limits import Plan
     from toprope.cores.state import State
 
 __all__ = ["as_dict", "exit_status", "place", "plan_text", "program_text", "report"]
@@ -229,7 +229,7 @@ def _largest(program: Program, name: str, cards: Iterable[str]) -> dict[str, int
 
 def _sums(program: Program, kinds: tuple[str, ...]) -> str:
     """S1 of the limited program, for the fullest card: the sum that proves it; empty where S1 is not what does."""
-    from toprope.cores.bounds import largest_of_streams
+    from toprope.cores.proof.bounds import largest_of_streams
 
     bounds = largest_of_streams(program)
     if not all(bound.fits for bound in bounds):

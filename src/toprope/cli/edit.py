@@ -41,7 +41,7 @@ def edit(
     ] = None,
     repeat: Annotated[
         str | None,
-        typer.Option(metavar="FILE", show_default=False, help="Make a picture anew from the record beside it."),
+        typer.Option(metavar="FILE", show_default=False, help="Make a picture again, from it or the .json next to it."),
     ] = None,
     out_dir: Annotated[Path, typer.Option(metavar="DIR", help="For results; nothing in it is overwritten.")] = Path(
         "out"
@@ -93,6 +93,14 @@ def edit(
         str | None,
         typer.Option(metavar="NAME", show_default=False, help="ddim, dpm++, euler, euler-a, lcm or unipc."),
     ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", show_default=False, help="A picture of the same size: white may change."),
+    ] = None,
+    mask_feather: Annotated[
+        int | None,
+        typer.Option(metavar="N", show_default=False, help="Pixels over which the mask's edge is blended, inwards."),
+    ] = None,
     like: Annotated[
         str | None,
         typer.Option(metavar="NAME", show_default=False, help="authors: as the scripts of the model's authors do it."),
@@ -139,7 +147,8 @@ def edit(
         "negative": negative, "steps": steps, "guidance": guidance, "image_guidance": image_guidance,
         "refine_strength": refine_strength, "cfg_norm": cfg_norm, "seed": _seed(seed), "num_images": num_images,
         "size": size, "max_pixels": max_pixels, "fit": fit, "generator_device": generator_device,
-        "sampler": sampler, "like": like,
+        "sampler": sampler, "like": like, "mask": None if mask is None else os.path.abspath(mask),
+        "mask_feather": mask_feather,
     }  # fmt: skip
     knobs = {name: value for name, value in given.items() if value is not None}
     made_with: dict[str, Any] = {"loras": [_lora(each) for each in lora or []], "refiner": refiner}
@@ -236,6 +245,12 @@ def _repeated(
     engine = record.get("engine") or {}
     if model is None and engine.get("model"):
         model = Path(engine["model"])
+        if not model.is_absolute():  # a picture carries no folders of the machine that made it
+            raise UsageError(
+                "the record in a picture says which model it was made with, but not where that is.",
+                looked_at=f"{repeat}: {model}",
+                do="name its folder with --model",
+            )
     if dtype == "auto" and engine.get("dtype"):
         dtype = str(engine["dtype"])
     if not made_with["loras"]:
@@ -249,8 +264,9 @@ def _left(jobs: Sequence[Job], output: Output, summary: Summary) -> list[Job]:
     from toprope.images.output import hash_of
 
     done = finished(output.sidecars(), output.names())
-    hashes = {job.request.image: hash_of(job.request.image) for job in jobs if job.key in done}
-    left = undone(jobs, done, {path: found for path, found in hashes.items() if found is not None})
+    used = {path for job in jobs if job.key in done for path in (job.request.image, job.request.mask) if path}
+    hashes = {path: found for path in used if (found := hash_of(path)) is not None}
+    left = undone(jobs, done, hashes)
     summary.skipped = len(jobs) - len(left)
     return left
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import Any
 from toprope.errors import UsageError
 from toprope.images.families.base import Family
 from toprope.images.jobs import Job, read_jobs, stem_of
-from toprope.images.output import SOURCES, hash_of
+from toprope.images.output import SOURCES, hash_of, name_kept
+from toprope.images.pictures import SUFFIXES, record_in
 from toprope.images.request import EditRequest
 
 __all__ = ["PICTURES", "from_file", "from_pictures", "pictures_in", "read_record", "refuse_knobs", "to_repeat"]
@@ -74,21 +76,26 @@ def from_file(path: str, knobs: Mapping[str, Any]) -> list[Job]:
 
 
 def read_record(path: str) -> dict[str, Any]:
-    """A record that lies beside a picture.
+    """A record of an edit, from the .json next to a picture or from the picture itself.
+
+    Of a picture with its .json next to it that is read, which says more.
 
     Raises:
         UsageError: it is none.
     """
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        if Path(path).suffix.lower() in SUFFIXES:
+            record = _record_of(Path(path))
+        else:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{path} cannot be read: {said}.", do="give the .json beside a picture") from None
+        raise UsageError(f"{path} cannot be read: {said}.", do="give the .json next to a picture") from None
     if not isinstance(record, dict) or not isinstance(record.get("request"), dict) or "seed" not in record:
         raise UsageError(
             f"{path} is no record of an edit.",
             looked_at=f"its keys {', '.join(record)}" if isinstance(record, dict) else "it is no object",
-            do="give the .json beside a picture, not that of a job that failed",
+            do="give the .json next to a picture, not that of a job that failed",
         )
     return record
 
@@ -112,20 +119,52 @@ def to_repeat(
     if images:
         row["image"] = images[0]
     else:
-        row["image"] = _kept(record, row.get("image"), Path(folder))
+        row["image"] = _kept(record.get("source"), row.get("image"), Path(folder))
+    if row.get("mask") and "mask" not in knobs:
+        row["mask"] = _kept(record.get("mask"), row["mask"], Path(folder))
+        if not os.path.exists(row["mask"]):
+            raise UsageError(f"the mask of the record, {row['mask']}, is not there.", do="give it with --mask")
     if not row.get("image"):
         raise UsageError("the record does not say where the picture is that was edited.", do="give it with --image")
     if not os.path.exists(row["image"]):
         raise UsageError(f"the picture of the record, {row['image']}, is not there.", do="give it with --image")
     request = EditRequest.from_json(row)
     named = request.image if images else (record.get("source") or {}).get("name") or request.image
-    return Job(replace(request, image=os.path.abspath(request.image)), stem_of(named))
+    mask = None if request.mask is None else os.path.abspath(request.mask)
+    return Job(replace(request, image=os.path.abspath(request.image), mask=mask), stem_of(named))
 
 
-def _kept(record: Mapping[str, Any], image: Any, folder: Path) -> Any:
-    """The picture that was edited, or the copy of it that was kept with the result."""
-    source = record.get("source") or {}
-    digest, kept = source.get("sha256"), source.get("kept")
+def _record_of(picture: Path) -> Any:
+    """The record next to a picture, or in it.
+
+    Raises:
+        OSError: the picture cannot be read.
+        UsageError: there is neither.
+    """
+    try:
+        record = json.loads(picture.with_suffix(".json").read_text(encoding="utf-8"))
+        if isinstance(record, dict) and record.get("picture") == picture.name:
+            return record
+    except (OSError, ValueError):
+        pass
+    record = record_in(picture)
+    if record is None:
+        raise UsageError(
+            f"{picture} carries no record of an edit.",
+            looked_at=f"no {picture.with_suffix('.json').name} next to it, and nothing in it",
+            do="give a PNG that `toprope edit` or `toprope ui` wrote; other programs may have removed what it carried",
+        )
+    for name, used in (("image", "source"), ("mask", "mask")):  # whose names it does not carry, nor where they are
+        about, path = record.get(used), (record.get("request") or {}).get(name)
+        if isinstance(about, dict) and isinstance(path, str) and isinstance(about.get("sha256"), str):
+            about["kept"] = f"{SOURCES}/{name_kept(path, about['sha256'])}"
+            about["name"] = re.sub(r"-\d{4,}$", "", picture.stem) + Path(path).suffix
+    return record
+
+
+def _kept(used: Mapping[str, Any] | None, image: Any, folder: Path) -> Any:
+    """A picture that was used, or the copy of it that was kept with the result."""
+    digest, kept = (used or {}).get("sha256"), (used or {}).get("kept")
     there = isinstance(image, str) and os.path.exists(image)
     if not isinstance(kept, str) or digest is None or (there and hash_of(image) == digest):
         return image

@@ -86,7 +86,7 @@ def estimate(
     on paper. More: toprope explain estimate.
     """
     from toprope import chips
-    from toprope.estimate.layout import Layout
+    from toprope.estimate.model.layout import Layout
     from toprope.terminal import say, show
 
     found = chips.get(chip)
@@ -97,9 +97,11 @@ def estimate(
     if experts not in ("", "loop", "grouped"):
         raise UsageError(f"there is no way {experts!r} to run experts.", do="write --experts loop or grouped")
 
-    from toprope.estimate import model_estimate  # imports torch: after all that can be wrong without it
-    from toprope.estimate.model_text import text_of
-    from toprope.estimate.workloads import MODES, OPTIMIZERS, Work
+    from toprope.estimate.model import (
+        estimate as model_estimate,  # imports torch: after all that can be wrong without it
+    )
+    from toprope.estimate.model.text import text_of
+    from toprope.estimate.model.workloads import MODES, OPTIMIZERS, Work
 
     wanted = next((each for each in MODES if each == mode), None)
     if mode is not None and wanted is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from toprope import chips, sizes
 from toprope.cli.report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
-from toprope.estimate.span import seconds_text
+from toprope.estimate.cost.span import seconds_text
 from toprope.sim.rehearsal import MemoryOfCard, Rehearsal, place_text
 from toprope.sim.rehearsal_record import KINDS, Held, Sample
 

@@ -14,7 +14,7 @@ from toprope.cli.choose import Choice
 from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
-from toprope.estimate.span import seconds_text
+from toprope.estimate.cost.span import seconds_text
 from toprope.sim.counters import Counters, Lack
 from toprope.sim.module_numbers import BadModule, Deviation
 from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name

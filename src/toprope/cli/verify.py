@@ -17,7 +17,7 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.chips import Chip
-    from toprope.estimate.verification import Finding, Measured
+    from toprope.estimate.measured.verification import Finding, Measured
 
 __all__ = ["app"]
 
@@ -73,7 +73,7 @@ def verify(
 
 
 def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) -> None:
-    from toprope.estimate.verification import program
+    from toprope.estimate.measured.verification import program
     from toprope.support.operators_on_card import find_release
     from toprope.terminal import say
 
@@ -98,8 +98,8 @@ def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) ->
 
 def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
     from toprope import chips
-    from toprope.estimate.rates import rates_of, shipped_rates
-    from toprope.estimate.verification import compare, differing, fitted, queue_factors, read_measured
+    from toprope.estimate.cost.rates import rates_of, shipped_rates
+    from toprope.estimate.measured.verification import compare, differing, fitted, queue_factors, read_measured
     from toprope.terminal import say, show
 
     measured = read_measured(path)
@@ -138,7 +138,7 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
 
 
 def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Finding]) -> list[Any]:
-    from toprope.estimate.verification import differing
+    from toprope.estimate.measured.verification import differing
     from toprope.terminal import table
 
     versions = ", ".join(f"{name} {measured.facts[name]}" for name in ("torch", "torch_npu", "cann", "driver")

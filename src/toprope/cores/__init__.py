@@ -2,15 +2,15 @@
 
 from toprope.cores.check import Fix, Result, Verdict, check
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream
-from toprope.cores.plan import Limit, Plan, plan
-from toprope.cores.plan_exact import plan_exact
-from toprope.cores.plan_program import Sources, limited, plan_by_sums
-from toprope.cores.plan_safe import plan_program
-from toprope.cores.plan_times import Demand, Times, Work
-from toprope.cores.run import Interval, Moment, Run
-from toprope.cores.simulate import hunt, simulate
+from toprope.cores.planning.exact import plan_exact
+from toprope.cores.planning.limits import Limit, Plan, plan
+from toprope.cores.planning.program import Sources, limited, plan_by_sums
+from toprope.cores.planning.safe import plan_program
+from toprope.cores.planning.times import Demand, Times, Work
+from toprope.cores.simulation.run import Interval, Moment, Run
+from toprope.cores.simulation.simulate import hunt, simulate
+from toprope.cores.simulation.timeouts import TimeOut
 from toprope.cores.state import State, Wait
-from toprope.cores.timeouts import TimeOut
 
 __all__ = [
     "Card",

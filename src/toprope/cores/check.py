@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from toprope.cores import exact_solver
-from toprope.cores.bounds import Bound, heaviest_sets, largest_of_streams, one_local_sets
-from toprope.cores.bursts import explore
-from toprope.cores.cut import Cuts
-from toprope.cores.exact import Outcome, search
-from toprope.cores.fewer_cards import FewerCards
 from toprope.cores.findings import Finding, assuming_cores, barriers_over_limit
 from toprope.cores.findings import findings as _findings
 from toprope.cores.fix import Fix, Fixes, find_fixes
 from toprope.cores.model import Cores, Discipline, Program
 from toprope.cores.order import Graph, cycle, furthest
+from toprope.cores.proof import exact_solver
+from toprope.cores.proof.bounds import Bound, heaviest_sets, largest_of_streams, one_local_sets
+from toprope.cores.proof.bursts import explore
+from toprope.cores.proof.cut import Cuts
+from toprope.cores.proof.exact import Outcome, search
+from toprope.cores.proof.fewer_cards import FewerCards
 from toprope.cores.state import State
 
 __all__ = ["Fix", "Fixes", "Result", "Verdict", "check"]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from toprope.cores.findings import assuming_cores
+from toprope.cores.formats.fx_graph import from_graph
+from toprope.cores.formats.profiler_csv import from_csv, looks_like_csv
+from toprope.cores.formats.schedule_json import from_data, from_json, parse, to_data, to_json
+from toprope.cores.formats.trace import from_chrome, from_traces
 from toprope.cores.model import Program
-from toprope.cores.record_csv import from_csv, looks_like_csv
-from toprope.cores.record_graph import from_graph
-from toprope.cores.record_json import from_data, from_json, parse, to_data, to_json
-from toprope.cores.record_trace import from_chrome, from_traces
 from toprope.errors import ScheduleError
 
 __all__ = [

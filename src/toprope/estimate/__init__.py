@@ -1,7 +1,8 @@
 """Estimates of how long a card takes, as ranges: for each operator of a run, and for models on paper.
 
-`calls` says what ran, `costs` what that is in operations and bytes, `rates` how fast a chip does it, and `timeline`
-when: the host launches, streams compute, and both wait for each other.
+`record` says what ran, `cost` what that is in operations and bytes, how fast a chip does it and when: the host
+launches, streams compute, and both wait for each other. `model` estimates a model from its configuration, and
+`measured` takes the rates from a card's own profiles.
 """
 
 __all__: list[str] = []

@@ -18,6 +18,7 @@ from typing import Any
 
 from toprope.functions.cards import Share
 from toprope.functions.ledger import Ledger
+from toprope.whole_file import writing_whole
 
 __all__ = ["Claims"]
 
@@ -75,11 +76,8 @@ class Claims:
         return read if isinstance(read, dict) else {}
 
     def _write(self, entries: Mapping[str, Any]) -> None:
-        new = self._file.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(entries, file)
-        os.replace(new, self._file)
+        with writing_whole(self._file, mode=0o600) as file:
+            file.write(json.dumps(entries).encode())
 
     def forget(self) -> None:
         """The session has ended: it holds nothing."""

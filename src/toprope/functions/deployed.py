@@ -15,6 +15,7 @@ from toprope.extras import advice
 from toprope.functions.claims import Claims
 from toprope.functions.deploy import Deployment
 from toprope.sim import cards
+from toprope.whole_file import writing_whole
 
 __all__ = ["address", "claims", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
 
@@ -75,10 +76,8 @@ def keep(deployment: Deployment) -> Path:
         if not _is_own(folder, 0):
             raise PermissionError(f"{folder} belongs to another user")
         folder.chmod(0o700)
-        handle, name = tempfile.mkstemp(dir=folder)  # 0600
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(replace(deployment, boot=_boot()).format())
-        os.replace(name, folder / FILE)
+        with writing_whole(folder / FILE, mode=0o600) as file:
+            file.write(replace(deployment, boot=_boot()).format().encode())
     except OSError as error:
         raise EnvironmentProblem(
             f"what is started cannot be written down: {error}.", do="set XDG_RUNTIME_DIR to a folder of your own"

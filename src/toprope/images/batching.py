@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.images.geometry import Frame
+from toprope.images.masks import Mask
 from toprope.images.pictures import Opened
 from toprope.images.request import KNOBS, EditRequest
 
@@ -23,6 +24,7 @@ class Settled:
         frame: what the model sees of it.
         seed: of its first picture.
         refinement: what became of the instruction, ready for JSON; None where nobody was asked.
+        mask: the part of the picture that may change; None for all of it.
     """
 
     request: EditRequest
@@ -30,6 +32,7 @@ class Settled:
     frame: Frame
     seed: int
     refinement: dict[str, Any] | None = None
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True)

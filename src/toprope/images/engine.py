@@ -149,7 +149,7 @@ class Engine:
 
     @property
     def device(self) -> Device:
-        """Where it computes."""
+        """The device of the model."""
         return self.loaded.device
 
     def describe(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Engine:
 
         Raises:
             UsageError: the request cannot be, or the model does not honour one of its knobs.
-            ImageError: the picture cannot be read.
+            ImageError: the picture or the mask cannot be read, or they do not go together.
             EditCancelled: `cancelled` said so; the engine can be used on.
             EditGuardError: what came out is no picture, also in the next safer dtype.
             EditError: memory ran out, and there is no lower rung.
@@ -242,7 +242,7 @@ class Engine:
             for group in groups:
                 progress.check()
                 for row, picture in zip(group, self._safely(group, progress), strict=True):
-                    pictures[row.at].append(fit_back(picture, row.settled.frame))
+                    pictures[row.at].append(_finished(picture, row.settled))
                 progress.batch_done()
             return [EditResult(pictures[at], self._record(each, progress.seconds)) for at, each in enumerate(settled)]
 
@@ -398,3 +398,11 @@ class Engine:
             "guard": list(self._holding.guarded),
             "notices": list(self._notices.kept),
         }
+
+
+def _finished(made: Image, settled: Settled) -> Image:
+    """Bring a picture from the model to the size that the request wants, within its mask."""
+    result = fit_back(made, settled.frame)
+    if settled.mask is None:
+        return result
+    return settled.mask.keep_outside(result, settled.opened.picture, settled.frame.crop)

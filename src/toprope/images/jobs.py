@@ -67,10 +67,12 @@ class Done:
     Attributes:
         files: its pictures, by name.
         source: the SHA-256 of the picture that was edited.
+        mask: the SHA-256 of its mask; None where there was none.
     """
 
     files: tuple[str, ...]
     source: str | None
+    mask: str | None = None
 
 
 @dataclass
@@ -142,7 +144,12 @@ def read_jobs(text: str, knobs: Mapping[str, Any], *, folder: str, name: str) ->
             request = EditRequest.from_json({**knobs, **row})
         except UsageError as error:
             raise type(error)(f"{where}: {error.what}", error.looked_at, error.do) from None
-        request = replace(request, image=os.path.join(folder, _path(request.image, where)))
+        paths: dict[str, Any] = {
+            name: os.path.join(folder, _path(name, getattr(request, name), where))
+            for name in ("image", "mask")
+            if getattr(request, name) is not None
+        }
+        request = replace(request, **paths)
         jobs.append(Job(request, stem_of(f"{stem}.x" if stem else request.image), where=where))
     if not jobs:
         raise UsageError(f"{name} has no jobs.", looked_at=f"{len(text)} characters", do="write one object a line")
@@ -181,38 +188,45 @@ def finished(sidecars: Mapping[str, Any], names: Iterable[str]) -> dict[str, Don
     """
     there = set(names)
     pictures: dict[str, dict[int, str]] = {}
-    wanted: dict[str, tuple[int, str | None]] = {}
+    wanted: dict[str, tuple[int, str | None, str | None]] = {}
     for name, record in sidecars.items():
         job = record.get("job") if isinstance(record, dict) and not name.endswith(FAILED) else None
         if not isinstance(job, dict) or record.get("picture") not in there:
             continue
         try:
             pictures.setdefault(job["key"], {})[int(job["picture"])] = record["picture"]
-            wanted[job["key"]] = int(job["of"]), record.get("source", {}).get("sha256")
+            source, mask = record.get("source", {}).get("sha256"), (record.get("mask") or {}).get("sha256")
+            wanted[job["key"]] = int(job["of"]), source, mask
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
     return {
-        key: Done(tuple(found[at] for at in sorted(found)), wanted[key][1])
+        key: Done(tuple(found[at] for at in sorted(found)), *wanted[key][1:])
         for key, found in pictures.items()
         if set(found) == set(range(1, wanted[key][0] + 1))
     }
 
 
 def undone(jobs: Sequence[Job], done: Mapping[str, Done], sources: Mapping[str, str]) -> list[Job]:
-    """The jobs that are still to be done: not done, or done with a picture that has been changed since.
+    """The jobs that are still to be done: not done, or done with a picture or a mask that was changed since.
 
     Args:
         jobs: all of them.
         done: of earlier runs.
-        sources: the SHA-256 of pictures by path, of those that can be read.
+        sources: the SHA-256 of pictures and masks by path, of those that can be read.
     """
-    return [job for job in jobs if job.key not in done or sources.get(job.request.image) != done[job.key].source]
+
+    def same(job: Job) -> bool:
+        request, before = job.request, done[job.key]
+        mask = None if request.mask is None else sources.get(request.mask)
+        return sources.get(request.image) == before.source and mask == before.mask
+
+    return [job for job in jobs if job.key not in done or not same(job)]
 
 
-def _path(image: Any, where: str) -> str:
-    if not isinstance(image, str):
-        raise UsageError(f"{where}: image is {image!r}, and must be a path.", do="give a text")
-    return image
+def _path(name: str, given: Any, where: str) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{where}: {name} is {given!r}, and must be a path.", do="give a text")
+    return given
 
 
 def _short(line: str) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, TopropeError, UsageError
 from toprope.images.jobs import FAILED, Job, next_number
-from toprope.images.pictures import SUFFIXES, save_picture, umask
+from toprope.images.pictures import SUFFIXES, save_picture
+from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["SOURCES", "Output", "hash_of", "problem_of"]
+__all__ = ["SOURCES", "Output", "hash_of", "name_kept", "problem_of"]
 
 SOURCES = "sources"
 """The folder, among the results, with the pictures that were edited."""
@@ -81,17 +81,20 @@ class Output:
             OSError: they cannot be written; nothing of them is left then.
         """
         written: list[Path] = []
-        digest = hash_of(job.request.image)
-        source = {**record["source"], "sha256": digest, "kept": self._keep(job.request.image, digest)}
+        request = job.request
+        whole = {**record, "source": {**record["source"], **self._kept(request.image)}}
+        if request.mask is not None:
+            whole["mask"] = {**record["mask"], **self._kept(request.mask)}
         try:
             for at, (picture, seed) in enumerate(zip(pictures, record["seeds"], strict=True), 1):
                 sidecar = self._claim(job.stem)
                 path = sidecar.with_suffix(self.suffix)
                 written.append(path)
-                save_picture(picture, path)
+                save_picture(picture, path, record={"seed": seed, **_to_share(whole)})
                 about = {**job.as_json(), "picture": at, "of": len(pictures)}
-                whole = {"picture": path.name, "seed": seed, "job": about, **record, "source": source}
-                _write_json(sidecar, {**whole, "written": _now()}, sidecar)
+                _write_json(
+                    sidecar, {"picture": path.name, "seed": seed, "job": about, **whole, "written": _now()}, sidecar
+                )
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
@@ -122,24 +125,19 @@ class Output:
             claimed.unlink(missing_ok=True)
         return path
 
-    def _keep(self, image: str | os.PathLike[str], digest: str | None) -> str | None:
-        """Copy the picture that was edited into the folder, once; where, or None where it is not kept."""
-        if not self._sources or digest is None:
-            return None
-        ending = Path(image).suffix.lower()
-        name = digest[:16] + (ending if re.fullmatch(r"\.[a-z0-9]{1,5}", ending) else "")
+    def _kept(self, image: str | os.PathLike[str]) -> dict[str, str | None]:
+        """The hash of a picture that was used, and where its copy in the folder lies; None where it is not kept."""
+        digest = hash_of(image)
+        return {"sha256": digest, "kept": self._keep(image, digest) if self._sources and digest else None}
+
+    def _keep(self, image: str | os.PathLike[str], digest: str) -> str:
+        """Copy a picture into the folder, once; where."""
+        name = name_kept(image, digest)
         kept = self.folder / SOURCES / name
         if not kept.exists():
             kept.parent.mkdir(exist_ok=True)
-            handle, half = tempfile.mkstemp(dir=kept.parent, prefix=f".{name}.")
-            try:
-                os.close(handle)
-                shutil.copyfile(image, half)
-                os.chmod(half, 0o666 & ~umask())
-                os.replace(half, kept)
-            except BaseException:
-                os.unlink(half)
-                raise
+            with open(image, "rb") as source, writing_whole(kept) as file:
+                shutil.copyfileobj(source, file)
         return f"{SOURCES}/{name}"
 
     def _claim(self, stem: str) -> Path:
@@ -165,6 +163,12 @@ class Output:
     def _forget_failure(self, job: Job) -> None:
         for path in self._failures(job):
             path.unlink(missing_ok=True)
+
+
+def name_kept(image: str | os.PathLike[str], digest: str) -> str:
+    """The name, in `SOURCES`, of the copy of a picture with this SHA-256."""
+    ending = Path(image).suffix.lower()
+    return digest[:16] + (ending if re.fullmatch(r"\.[a-z0-9]{1,5}", ending) else "")
 
 
 def hash_of(path: str | os.PathLike[str]) -> str | None:
@@ -193,19 +197,35 @@ def problem_of(error: BaseException) -> dict[str, Any]:
     }
 
 
+def _to_share(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that a picture carries wherever it is sent: no folder of this machine, no time.
+
+    An edit that is repeated gives the same file again, also from copies of its pictures under other names.
+    """
+    shared = {
+        name: record[name] for name in ("seeds", "frame", "model_files", "refinement", "versions") if name in record
+    }
+    request = dict(record.get("request") or {})
+    for name, used in (("image", "source"), ("mask", "mask")):
+        if request.get(name) is not None:
+            request[name] = name + Path(str(request[name])).suffix.lower()
+            shared[used] = {**record[used], "name": request[name]}
+            shared[used].pop("kept", None)
+    engine = record.get("engine") or {}
+    told = ("family", "pipeline", "device_name", "simulated", "dtype")
+    about = {name: engine[name] for name in told if name in engine}
+    about["loras"] = [{**each, "path": Path(str(each["path"])).name} for each in engine.get("loras") or ()]
+    if engine.get("model"):
+        about["model"] = Path(str(engine["model"])).name
+    return {**shared, "request": request, "engine": about}
+
+
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _write_json(path: Path, facts: Mapping[str, Any], like: Path) -> None:
     """Write a record, to be read by whoever may read the file `like`; it is seen whole, or what was there before."""
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(facts, file, ensure_ascii=False, indent=2)
-            file.write("\n")
-        os.chmod(half, like.stat().st_mode & 0o777)
-        os.replace(half, path)
-    except BaseException:
-        os.unlink(half)
-        raise
+    with writing_whole(path) as file:
+        os.chmod(file.fileno(), like.stat().st_mode & 0o777)
+        file.write(json.dumps(facts, ensure_ascii=False, indent=2).encode() + b"\n")

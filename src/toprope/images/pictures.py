@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toprope.errors import ImageError, PackageError
 from toprope.extras import advice
 from toprope.images.colours import srgb_profile, to_srgb
 from toprope.images.geometry import Frame
+from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
 __all__ = [
-    "MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_picture", "save_picture", "to_pictures", "umask",
+    "MAX_PIXELS", "SUFFIXES", "Opened", "fit_back", "fit_in", "open_grey", "open_picture", "record_in",
+    "save_picture", "to_pictures",
 ]  # fmt: skip
 
 MAX_PIXELS = 89_478_485
 """More is refused before it is decoded: 256 MiB as RGB, and the limit from which Pillow itself warns."""
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
-"""What results can be saved as."""
+"""Formats of results, by the ending of the name."""
 
 WHITE = (255, 255, 255)
+
+RECORD = "toprope"
+"""The keyword of the text in a PNG that holds the record of how it was made."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,25 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
         ImageError: it is no picture, cut short, or too large.
         PackageError: Pillow is not installed.
     """
+    return _opened(source, max_pixels, lambda picture, name: _converted(picture, name, background))
+
+
+def open_grey(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[Image, str]:
+    """A picture as one channel of 8 bits and upright, with its name: its brightness, or how opaque it is.
+
+    Args:
+        source: a path, or a picture of Pillow, which stays as it is.
+        max_pixels: more are refused, before they are decoded.
+
+    Raises:
+        ImageError: it is no picture, cut short, or too large.
+        PackageError: Pillow is not installed.
+    """
+    return _opened(source, max_pixels, _grey)
+
+
+def _opened(source: Any, max_pixels: int, convert: Callable[[Image, str], T]) -> T:
+    """Open a picture and convert it; all that can go wrong with the file is an ImageError."""
     try:
         from PIL import Image
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
@@ -69,14 +96,14 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
     if isinstance(source, Image.Image):
         name = os.fspath(getattr(source, "filename", "") or "picture")
         _check_size(name, source.size, max_pixels)
-        return _converted(source, name, background)
+        return convert(source, name)
     if not isinstance(source, str | os.PathLike):
         raise ImageError(f"a picture is a path or one of Pillow's, not {type(source).__name__}.", do="give one of them")
     name = os.fspath(source)
     try:
         with Image.open(name) as opened:
             _check_size(name, opened.size, max_pixels)
-            return _converted(opened, name, background)
+            return convert(opened, name)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -142,6 +169,18 @@ def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> O
     return Opened(result, name, tuple(notes))
 
 
+def _grey(picture: Image, name: str) -> tuple[Image, str]:
+    from PIL import ImageOps
+
+    picture.load()
+    upright = ImageOps.exif_transpose(picture) or picture
+    if upright.has_transparency_data:
+        return upright.convert("RGBA").getchannel("A"), name
+    if upright.mode.startswith("I") or upright.mode == "F":
+        upright = _eight_bits(upright, name)
+    return upright.convert("L"), name
+
+
 def _eight_bits(picture: Image, name: str) -> Image:
     """A grey picture of 16 bits, which Pillow would cut off at 255, with 8."""
     import numpy
@@ -199,13 +238,20 @@ def to_pictures(images: torch.Tensor) -> list[Image]:
     return made
 
 
-def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int = 95) -> Path:
+def save_picture(
+    picture: Image,
+    path: str | os.PathLike[str],
+    *,
+    quality: int = 95,
+    record: Mapping[str, Any] | None = None,
+) -> Path:
     """Save a picture with the profile of sRGB; anyone who looks at the path sees all of it or nothing.
 
     Args:
         picture: to save.
         path: ends in one of `SUFFIXES`, which decides the format; its folder is there.
         quality: 1 to 100, of JPEG and WebP.
+        record: how it was made, ready for JSON; a PNG carries it for `record_in`, other formats do not.
 
     Raises:
         ImageError: no such format.
@@ -219,25 +265,29 @@ def save_picture(picture: Image, path: str | os.PathLike[str], *, quality: int =
             looked_at=os.fspath(path),
             do=f"end it in {', '.join(SUFFIXES)}",
         )
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            options = {} if kind == "PNG" else {"quality": quality}
-            picture.save(file, kind, icc_profile=srgb_profile(), **options)
-        os.chmod(half, 0o666 & ~umask())
-        os.replace(half, path)
-    except BaseException:
-        os.unlink(half)
-        raise
+    with writing_whole(path) as file:
+        options: dict[str, Any] = {"quality": quality} if kind != "PNG" else {}
+        if kind == "PNG" and record is not None:
+            from PIL.PngImagePlugin import PngInfo
+
+            options["pnginfo"] = told = PngInfo()
+            told.add_itxt(RECORD, json.dumps(record, ensure_ascii=False, sort_keys=True), zip=True)
+        picture.save(file, kind, icc_profile=srgb_profile(), **options)
     return path
 
 
-def umask() -> int:
-    """The process's mask for new files, which can only be read by setting it; Linux tells it in /proc."""
+def record_in(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The record that a PNG carries; None for a file that carries none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    from PIL import Image, UnidentifiedImageError
+
     try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    except OSError:
-        pass
-    return 0o022
+        with Image.open(path) as picture:
+            picture.load()  # texts may come after the pixels
+            record = json.loads(getattr(picture, "text", {})[RECORD])
+    except (KeyError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+        return None
+    return record if isinstance(record, dict) else None

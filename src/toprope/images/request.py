@@ -41,6 +41,7 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "refine_strength": (float, 0, 1),
     "num_images": (int, 1, 64),
     "max_pixels": (int, 256, 2**28),
+    "mask_feather": (int, 0, 256),
 }
 """Fields that are numbers: their type, the least and the most."""
 
@@ -68,6 +69,9 @@ class EditRequest:
         refine: whether the engine's refiner words the instruction anew; None where it has one.
         sampler: one of `SAMPLERS`; None for the model's own.
         like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
+        mask: a path, or a picture of Pillow, of the picture's size: what is white may change, what is black stays as it
+            is; see `toprope.images.masks`. None for all of it.
+        mask_feather: pixels over which the mask's edge is blended, 0 to 256; None for 1/64 of the shorter side.
     """
 
     image: Any
@@ -87,6 +91,8 @@ class EditRequest:
     refine: bool | None = None
     sampler: str | None = None
     like: str | None = None
+    mask: Any = None
+    mask_feather: int | None = None
 
     def validate(self) -> EditRequest:
         """The request with its numbers in their types.
@@ -119,7 +125,7 @@ class EditRequest:
             if getattr(self, name) is not None and getattr(self, name) not in some:
                 raise _wrong(name, getattr(self, name), f"one of {', '.join(some)}")
         if self.like is not None:
-            own = {"size": "model", "fit": "stretch", "max_pixels": None, "sampler": None}
+            own = {"size": "model", "fit": "stretch", "max_pixels": None, "sampler": None, "mask": None}
             given = [name for name, usual in own.items() if getattr(self, name) != usual]
             if given:
                 raise UsageError(
@@ -127,6 +133,8 @@ class EditRequest:
                     looked_at=", ".join(f"{name}={getattr(self, name)!r}" for name in given),
                     do=f"leave out {' and '.join(given)}, or like",
                 )
+        if self.mask is None and self.mask_feather is not None:
+            raise UsageError("mask_feather blends a mask's edge, and there is no mask.", do="give one, or leave it out")
         _check_seed(self.seed)
         return replace(self, **{name: _number(name, getattr(self, name)) for name in RANGES})
 
@@ -155,8 +163,9 @@ class EditRequest:
     def as_json(self) -> dict[str, Any]:
         """The request ready for JSON, with only what is not None. A picture that has no path is left out."""
         row = {field.name: getattr(self, field.name) for field in fields(self)}
-        path = row["image"] if isinstance(row["image"], str | os.PathLike) else getattr(row["image"], "filename", "")
-        row["image"] = os.fspath(path) or None
+        for name in ("image", "mask"):
+            path = row[name] if isinstance(row[name], str | os.PathLike) else getattr(row[name], "filename", "")
+            row[name] = os.fspath(path) or None
         return {name: value for name, value in row.items() if value is not None}
 
     def given(self) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any])
             "inner": list(frame.inner),
             "script": None if frame.script is None else asdict(frame.script),
         },
+        "mask": None if settled.mask is None else settled.mask.as_json(),
         "engine": engine,
         "model_files": files,
         "refinement": settled.refinement,

@@ -10,6 +10,7 @@ from toprope.errors import UsageError
 from toprope.images.batching import Settled
 from toprope.images.callbacks import Notices
 from toprope.images.geometry import plan_as_authors, plan_frame
+from toprope.images.masks import open_mask
 from toprope.images.pictures import open_picture
 from toprope.images.placement import Loaded
 from toprope.images.request import EditRequest
@@ -29,7 +30,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
 
     Raises:
         UsageError: the request cannot be, or the model does not honour one of its knobs.
-        ImageError: the picture cannot be read.
+        ImageError: the picture or the mask cannot be read, or they do not go together.
     """
     family = loaded.family
     request = request.validate()
@@ -40,6 +41,9 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     closed: dict[str, Any] = {name: defaults[name] for name in family.options if getattr(request, name) is None}
     closed["seed"] = device.concrete_seed(request.seed)
     opened = open_picture(request.image)
+    mask = None
+    if request.mask is not None:
+        mask = open_mask(request.mask, opened.picture.size, request.mask_feather)
     native = family.native(loaded.pipeline)
     bounds = [each for each in (request.max_pixels, native.max_pixels) if each is not None]
     if request.like == "authors":
@@ -69,4 +73,4 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
             notices.notice(said)
     for said in family.remarks(loaded.pipeline, request):
         notices.notice(said)
-    return Settled(request, opened, frame, closed["seed"], refinement)
+    return Settled(request, opened, frame, closed["seed"], refinement, mask)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.port.finding import Ported
+from toprope.whole_file import writing_whole
 
 __all__ = ["check_clean", "write"]
 
@@ -90,12 +90,7 @@ def _replace(target: Path, data: bytes, backup: bool) -> None:
     kept = target.with_name(target.name + ".orig")
     if backup and not kept.exists():
         shutil.copy2(target, kept)
-    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-        shutil.copystat(target, name)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with writing_whole(target) as file:
+        file.write(data)
+        file.flush()
+        shutil.copystat(target, file.name)

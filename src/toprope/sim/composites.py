@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from toprope.estimate.attention import work_of
-from toprope.estimate.calls import OperatorCall
-from toprope.estimate.costs import cost_of
+from toprope.estimate.cost.attention import work_of
+from toprope.estimate.cost.costs import cost_of
+from toprope.estimate.record.calls import OperatorCall
 from toprope.sim.dtypes import NUMBERS
 from toprope.sim.native import native
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from toprope.chips import Chip
 from toprope.sim.dtypes import NUMBERS, bits
 from toprope.support import refusals
+from toprope.whole_file import writing_whole
 
 __all__ = ["kept", "lines", "ready"]
 
@@ -51,11 +52,8 @@ def kept(folder: Path, name: str, form: str, source: Path, text: Iterable[str]) 
                 file.flush()
                 yield Path(file.name)
             return
-        handle, aside = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in text)
-        os.chmod(aside, 0o644)  # any user of the build may read it
-        os.replace(aside, path)
+        with writing_whole(path) as file:
+            file.writelines(f"{line}\n".encode() for line in text)
     yield path
 
 

@@ -17,10 +17,10 @@ from mmap import mmap
 from typing import Any, TextIO
 
 from toprope import chips
-from toprope.estimate.calls import OperatorCall
-from toprope.estimate.costs import Cost, cost_of
-from toprope.estimate.rates import Rates, UnknownRateError, rates_of
-from toprope.estimate.span import Span
+from toprope.estimate.cost.costs import Cost, cost_of
+from toprope.estimate.cost.rates import Rates, UnknownRateError, rates_of
+from toprope.estimate.cost.span import Span
+from toprope.estimate.record.calls import OperatorCall
 from toprope.sim.dtypes import NUMBERS
 from toprope.support.operator_kinds import kind_of
 

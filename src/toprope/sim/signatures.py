@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from toprope.estimate.calls import OperatorCall, Role, TensorShape
+from toprope.estimate.record.calls import OperatorCall, Role, TensorShape
 from toprope.sim.dtypes import NUMBERS
 
 __all__ = ["SIZE", "SUFFIX", "calls", "parse"]

@@ -14,11 +14,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from toprope.estimate.changes import Change, changes
-from toprope.estimate.costs import Cost
-from toprope.estimate.rates import Rates, UnknownRateError
-from toprope.estimate.span import NOTHING, Span, total_of
-from toprope.estimate.timeline import Act, Timeline, bound_by
+from toprope.estimate.cost.changes import Change, changes
+from toprope.estimate.cost.costs import Cost
+from toprope.estimate.cost.rates import Rates, UnknownRateError
+from toprope.estimate.cost.span import NOTHING, Span, total_of
+from toprope.estimate.cost.timeline import Act, Timeline, bound_by
 from toprope.sim.records import GENERATED, Record, Trace
 from toprope.sim.tracing import TIMED, read_ends
 

@@ -16,8 +16,8 @@ import torch
 import toprope.sim
 from queued import Gate, settle, wait_until
 from toprope.cores.check import check
+from toprope.cores.formats.trace import from_traces
 from toprope.cores.model import Discipline
-from toprope.cores.record_trace import from_traces
 from toprope.sim import collective, dispatch, kernels, launch
 
 SIM = "910B2x3"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.local.folder import LOCK, folders_of_sessions
+from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
@@ -46,10 +47,8 @@ class Listing:
             told = {"pid": os.getpid(), "instances": [each.as_dict() for each in session.instances.holders()]}
         path = session.folder / _FILE
         try:
-            new = path.with_suffix(".new")
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-                json.dump(told, file)
-            new.replace(path)
+            with writing_whole(path, mode=0o600) as file:
+                file.write(json.dumps(told).encode())
         except OSError:
             pass  # the store is full, or the session ends: a status without it is no reason to fail
 

@@ -120,6 +120,8 @@ def add_api(app: FastAPI, studio: Studio) -> None:
         sampler: Annotated[Sampler | None, Form(description="A scheduler instead of the model's own")] = None,
         like: Annotated[Like | None, Form(description="As the scripts of the model's authors do it")] = None,
         refine: Annotated[bool | None, Form(description="Whether the server's refiner words the instruction")] = None,
+        mask: Annotated[UploadFile | None, File(description="Of the picture's size: white may change")] = None,
+        mask_feather: Annotated[int | None, _number("mask_feather", "Pixels of the mask's blended edge")] = None,
         lora: Annotated[list[str] | None, Form(description="NAME or NAME:SCALE of /api/model, may come again")] = None,
     ) -> Edited:
         """Edit a picture and answer with the result. Fields that are left out are the model's own.
@@ -130,9 +132,14 @@ def add_api(app: FastAPI, studio: Studio) -> None:
         try:
             path = folder / _file_name(image.filename)
             await asyncio.to_thread(_store, image, path)
+            covering = None
+            if mask is not None:
+                covering = folder / f"mask-{_file_name(mask.filename)}"
+                await asyncio.to_thread(_store, mask, covering)
             asked = EditRequest(
                 str(path), instruction.strip(), negative, steps, guidance, image_guidance, refine_strength, cfg_norm,
                 read_seed(seed), num_images, size, max_pixels, fit, generator_device, refine, sampler, like,
+                None if covering is None else str(covering), mask_feather,
             )  # fmt: skip
             loras = [each.rpartition(":") if ":" in each else (each, "", "1") for each in lora or ()]
             picked = picked_loras([name for name, _, _ in loras], [_scale(text) for _, _, text in loras], studio.loras)

@@ -192,7 +192,7 @@ class Gate:
         length = headers.get("content-length")
         if "transfer-encoding" in headers or (length is not None and not length.isdigit()):
             return 411, "the request does not say how long it is.", "send Content-Length"
-        files = self._files if path.endswith(UPLOAD) else 1 if path.startswith(API) else 0
+        files = self._files if path.endswith(UPLOAD) else 2 if path.startswith(API) else 0
         most = files * self._one + FORM
         if int(length or 0) > most:
             return 413, f"the request has {length} bytes, and the most is {most}.", "send less, or use toprope edit"

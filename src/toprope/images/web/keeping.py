@@ -31,9 +31,12 @@ def keep(output: Output, scratch: Path, request: EditRequest, result: EditResult
         result: of the edit.
     """
     source = Path(request.image)
+    asked = {**result.record["request"], "image": source.name}
+    if request.mask is not None:
+        asked["mask"] = Path(request.mask).name
     record = {
         **result.record,
-        "request": {**result.record["request"], "image": source.name},
+        "request": asked,
         "source": {**result.record["source"], "name": source.name},
     }
     made = scratch / "made"

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from toprope.estimate.calls import OperatorCall, TensorShape
+from toprope.estimate.record.calls import OperatorCall, TensorShape
 from toprope.sim.records import Record, Trace
 
 __all__ = ["Capture", "HostOperator", "Options", "load", "save"]

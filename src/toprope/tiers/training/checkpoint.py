@@ -12,7 +12,6 @@ import io
 import json
 import os
 import random
-import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from toprope.tiers.training.offloaded_tensor import StoredTensor
 from toprope.tiers.training.optimizer import Optimizers
 from toprope.tiers.training.stepping import is_elementwise
 from toprope.tiers.training.weights import Weights
+from toprope.whole_file import writing_whole
 
 __all__ = ["Entry", "Reader", "restore", "save", "write_file"]
 
@@ -68,21 +68,12 @@ def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> No
         at += entry.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with aside.open("xb") as file:
+        with writing_whole(path, durable=True) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for entry in entries:
                 for piece in entry.pieces:
                     file.write(_bytes(piece.detach().cpu().contiguous()))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise TierWriteError(
@@ -94,8 +85,6 @@ def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> No
             looked_at=f"it takes {decimal(8 + len(text) + at)}",
             do="make room there, or write it to another disk; the checkpoint that was there before still is",
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 class Reader:

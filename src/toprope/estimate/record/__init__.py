@@ -1,0 +1,3 @@
+"""The operators that a model would call, recorded on meta tensors: shapes, memory, quantised weights."""
+
+__all__: list[str] = []
