@@ -72,7 +72,7 @@ class _Base:
         import ray
 
         self.making = making
-        self.ended = False
+        self.ended = self.left = False
         context = ray.get_runtime_context()
         try:
             prepare(making.setup)
@@ -178,8 +178,16 @@ class _Base:
 
     def __ray_shutdown__(self) -> None:
         """Nobody has a handle any more, and the calls have ended: Ray ends this process after this."""
-        self.end(self.making.grace)
-        self._tell(Manager.fail, RaisedError.of(freed()).data)
+        if not self.left and not self.ended:
+            self.end(self.making.grace)
+            self._tell(Manager.fail, RaisedError.of(freed()).data)
+
+    def leave(self) -> None:
+        """End this process as the user's code asked for; Ray does not start it again then."""
+        import ray
+
+        self.left = True
+        ray.actor.exit_actor()
 
     def about(self) -> bytes:
         """The class."""
@@ -198,7 +206,7 @@ class Host(_Base):
         except Exception as error:
             raise self._failure(error) from None
         except SystemExit:
-            _leave()
+            self.leave()
 
     def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> Iterator[Any]:
         """Call a generator method: its name, its arguments, and the objects that they refer to."""
@@ -234,7 +242,7 @@ class AsyncHost(_Base):
         except Exception as error:
             raise self._failure(error) from None
         except SystemExit:
-            _leave()
+            self.leave()
 
     async def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> AsyncIterator[Any]:
         """Call a generator method: its name, its arguments, and the objects that they refer to."""
@@ -299,10 +307,3 @@ def _is_brought_back(context: Any) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
         return bool(context.was_current_actor_reconstructed)
-
-
-def _leave() -> None:
-    """End this process as the user's code asked for; Ray does not start it again then."""
-    import ray
-
-    ray.actor.exit_actor()

@@ -183,6 +183,8 @@ class Manager:
         self._failures.setdefault(id, data)
         self._named.pop(id, None)
         self._saved.pop(id, None)
+        self._asked.pop(id, None)
+        self._handles.pop(id, None)
 
     def failure(self, id: str) -> bytes | None:
         """Why an instance has ended."""
