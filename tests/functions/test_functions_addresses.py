@@ -144,6 +144,12 @@ def test_what_may_be_a_ray_is_left_to_ray(answer, form):
         check_ray(form.format(f"127.0.0.1:{port}"))
 
 
+def test_a_ray_that_encrypts_was_said_to_be_none(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with server(silent) as port:
+        check_ray(f"127.0.0.1:{port}")
+
+
 @pytest.mark.pure
 @pytest.mark.parametrize(("size", "length"), [(5, "05"), (126, "7e"), (127, "7f00"), (254, "7f7f"), (255, "7f8001")])
 def test_the_length_of_a_text_is_written_as_hpack_has_it(size, length):

@@ -58,7 +58,7 @@ def turns(count, size):
     pids = set()
     for begin in range(0, count, size):
         made = [Small.options(options()).invoke(number) for number in range(begin, min(begin + size, count))]
-        answers = yr.get([each.twice.invoke() for each in made], timeout=280)
+        answers = yr.get([each.twice.invoke() for each in made])
         assert [value for _, value in answers] == [2 * number for number in range(begin, begin + len(made))]
         assert len({pid for pid, _ in answers}) == len(made)
         pids.update(pid for pid, _ in answers)
@@ -70,7 +70,7 @@ def turns(count, size):
 def size_of_a_turn():
     """Instances that may be alive at once here."""
     one = Small.options(options()).invoke(0)
-    own = yr.get(one.own_memory.invoke(), timeout=120)
+    own = yr.get(one.own_memory.invoke())
     one.terminate(is_sync=True)
     files, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     room = yr.current.backend().ledger.nodes[0].memory // LEAST[1] / SHARE
@@ -128,6 +128,6 @@ def test_a_thousand_calls_at_once_are_one_process():
     with session():
         one = Coroutines.options(yr.InvokeOptions(concurrency=COUNT)).invoke(COUNT)
         before = holdings()
-        assert yr.get([one.meet.invoke() for _ in range(COUNT)], timeout=280) == [COUNT] * COUNT
+        assert yr.get([one.meet.invoke() for _ in range(COUNT)]) == [COUNT] * COUNT
         within(60, lambda: has_no_more(before))
         one.terminate()

@@ -101,7 +101,9 @@ class Placing:
 
     def asked(self, request: Request, options: InvokeOptions) -> Asked:
         """A request that Ray is given now, behind those that wait already."""
-        return Asked(self._backend, request, self.resource_groups.bundle_for(options), list(self._waiting.values()))
+        on, _ = self._wishes(Wishes(options))
+        bundles = self.resource_groups.bundle_for(options)
+        return Asked(self._backend, request, on, bundles, list(self._waiting.values()))
 
     def settled(self, record: Record) -> None:
         """An instance has its resources, or waits for them no longer."""
@@ -144,16 +146,23 @@ class Asked:
     Args:
         backend: of the process.
         request: the resources.
-        bundle: Ray's names of the bundles that they are to come from, any of them; None for the nodes themselves.
+        on: the nodes that affinities allow; None for all.
+        bundles: Ray's names of the bundles that they are to come from, any of them; None for the nodes themselves.
         before: requests that wait already.
     """
 
     def __init__(
-        self, backend: RayBackend, request: Request, bundle: Sequence[str] | None, before: Sequence[Request]
+        self,
+        backend: RayBackend,
+        request: Request,
+        on: Callable[[Node], bool] | None,
+        bundles: Sequence[str] | None,
+        before: Sequence[Request],
     ) -> None:
         self._backend = backend
         self._request = request
-        self._bundle = bundle
+        self._on = on
+        self._bundles = bundles
         self._before = before
         self._began = time.monotonic()
         self._seen = backend.manager.view.remote()
@@ -175,11 +184,11 @@ class Asked:
     def _had_room(self) -> bool:
         """Whether there was room for it when it was asked for, and for all who waited then."""
         if self._room is None:
-            nodes = self.nodes_then()
-            if self._bundle is None:
+            nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
+            if self._bundles is None:
                 self._room = fits(nodes, self._request, self._before)
             else:
-                self._room = has_bundle_room(nodes, self._request, self._bundle)
+                self._room = has_bundle_room(nodes, self._request, self._bundles)
         return self._room
 
 

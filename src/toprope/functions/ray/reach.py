@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from enum import StrEnum
@@ -66,6 +67,8 @@ def check_ray(address: str) -> None:
     )
     try:
         with socket.create_connection((host, port), CONNECT) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return  # what is asked below is not encrypted
             answer = asked(connection, f"{host}:{port}", _CLIENT_SERVER if address.startswith("ray://") else _GCS)
     except OSError as error:
         why = "no answer within seconds" if isinstance(error, TimeoutError) else error.strerror or str(error)
