@@ -4,7 +4,7 @@
     python benchmarks/functions.py --json          the same as JSON
     python benchmarks/functions.py --without-ray   ours alone: what is measured against Ray has no verdict then
     python benchmarks/functions.py --share 0.05    fewer calls, to see that all of it runs
-    python benchmarks/functions.py --old FOLDER    beside the toprope of another work tree (git worktree add FOLDER
+    python benchmarks/functions.py --old FOLDER    next to the toprope of another work tree (git worktree add FOLDER
                                                    COMMIT) in the place of Ray; exit status 1 when a row is slower
 
 Ray is the extra `cluster`. The card is a simulated one: a real card's own start comes on top of both sides.
@@ -258,7 +258,7 @@ def created(side: Side) -> tuple[Any, float]:
     return made, (time.perf_counter() - begin) * 1e6
 
 
-# Beside another version
+# Another version
 
 
 def serve_rows(share: float) -> None:
@@ -283,7 +283,7 @@ def serve_rows(share: float) -> None:
     yr.finalize()
 
 
-def beside(old: Path, share: float, rounds: int) -> list[Compared]:
+def compare_with(old: Path, share: float, rounds: int) -> list[Compared]:
     """The rows of this work tree and of another."""
     here = Path(__file__).resolve()
     versions = []
@@ -298,7 +298,7 @@ def beside(old: Path, share: float, rounds: int) -> list[Compared]:
 
 def show_versions(rows: list[Compared], old: Path, rounds: int) -> None:
     """Print the table."""
-    print(f"Medians of {rounds} rounds beside {old}; new / old: geometric mean and 95 % interval\n")
+    print(f"Medians of {rounds} rounds next to {old}; new / old: geometric mean and 95 % interval\n")
     print("| | new | old | new / old | interval | |\n|---|---:|---:|---:|---|---|")
     for each in rows:
         ratio, low, high = each.ratio
@@ -438,7 +438,7 @@ def main() -> int:
         serve_rows(arguments.share)
         return 0
     if arguments.old is not None:
-        compared = beside(arguments.old, arguments.share, arguments.rounds)
+        compared = compare_with(arguments.old, arguments.share, arguments.rounds)
         if arguments.json:
             print(json.dumps({"rows": [each.as_dict() for each in compared]}, indent=1))
         else:

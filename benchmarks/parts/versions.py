@@ -45,7 +45,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """What the interval says of the limit."""
+        """The meaning of the interval for the limit."""
         _, low, high = self.ratio
         if high <= SLOWER:
             return f"no more than {SLOWER - 1:.0%} slower"

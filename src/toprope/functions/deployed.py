@@ -26,7 +26,7 @@ HELD = "held.json"
 def read() -> Deployment | None:
     """What was started and not stopped since the machine booted; None for nothing.
 
-    A file or folder that is not this user's, or that others may write to, is not heeded.
+    A file or folder that is not this user's, or that others may write to, is ignored.
     """
     if not _is_own(_folder(), 0o022):
         return None

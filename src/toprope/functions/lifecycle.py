@@ -506,7 +506,7 @@ def _may_run_again(error: BaseException) -> bool:
 
 
 def freed() -> YRRuntimeError:
-    """What calls of an instance raise that was ended because nobody had a handle to it."""
+    """The error of calls of an instance that was ended because nobody had a handle to it."""
     return YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
 
 

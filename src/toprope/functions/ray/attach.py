@@ -17,7 +17,7 @@ NAMESPACE = "toprope"
 """The namespace of Ray in which all instances are, of all programs."""
 
 SESSION = "session-"
-"""What the names of the actors that serve sessions begin with; instances have other names."""
+"""Prefix of the names of the actors that serve sessions; instances have other names."""
 
 BARE = "bare_"
 """What the names of an actor's methods begin with that are the user's own, called without arguments."""

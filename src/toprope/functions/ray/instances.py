@@ -317,7 +317,7 @@ class Instances:
         self.placing.settled(record)
 
     def _is_of_another_session(self, record: Record) -> bool:
-        """Whether an instance runs that this session knows nothing of; one that waits for resources runs no hook."""
+        """True if an instance runs that this session knows nothing of; one that waits for resources runs no hook."""
         from ray._private import state
 
         if record.is_ours or self._backend.ray.util.client.ray.is_connected():

@@ -27,7 +27,7 @@ def listed(ray: Any) -> Iterator[tuple[str, Holder]]:
     names = living_names()
     sessions = sorted(name for name in names if name.startswith(SESSION))
     left = names - set(sessions)
-    for session, holders in _told(ray, sessions):
+    for session, holders in _answers(ray, sessions):
         for each in holders:
             if each.id in left:
                 left.remove(each.id)
@@ -42,7 +42,7 @@ def listed(ray: Any) -> Iterator[tuple[str, Holder]]:
                 yield "", Holder(row["Name"], row["ActorClassName"], where, row["Address"]["NodeID"], row["Pid"])
 
 
-def _told(ray: Any, sessions: list[str]) -> Iterator[tuple[str, list[Holder]]]:
+def _answers(ray: Any, sessions: list[str]) -> Iterator[tuple[str, list[Holder]]]:
     asked: dict[Any, str] = {}
     for session in sessions:
         try:

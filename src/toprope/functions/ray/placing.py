@@ -182,7 +182,7 @@ class Asked:
         return nodes
 
     def _had_room(self) -> bool:
-        """Whether there was room for it when it was asked for, and for all who waited then."""
+        """True if there was room for it when it was asked for, and for all requests that waited then."""
         if self._room is None:
             nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
             if self._bundles is None:

@@ -32,11 +32,11 @@ _NO_SUCH_METHOD = (b"\x0212", bytes.fromhex("8208bf"))
 
 _GCS = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _CLIENT_SERVER = "/ray.rpc.RayletDriver/ClusterInfo"
-"""What only a Ray answers: at `host:port`, and at `ray://host:port`. Neither changes anything."""
+"""Calls that only a Ray answers: at `host:port`, and at `ray://host:port`. Neither changes anything."""
 
 
 class Answer(StrEnum):
-    """What listens at an address."""
+    """Kinds of servers."""
 
     RAY = "a Ray"
     """Or one that does not say in time that it is none."""
@@ -82,7 +82,7 @@ def check_ray(address: str) -> None:
 
 
 def asked(connection: socket.socket, authority: str, method: str) -> Answer:
-    """What a server is, by its answer to a call of gRPC without arguments.
+    """Kind of a server, by its answer to a call of gRPC without arguments.
 
     Args:
         connection: to the server, new.
@@ -114,7 +114,7 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
 
 
 def _judged(block: bytes) -> Answer:
-    """What the first headers of an answer say. A call that is known and refused has another status, or none yet."""
+    """Kind of the server that begins an answer with these headers. A call that is known and refused has another status, or none yet."""
     if not any(each in block for each in _GRPC):
         return Answer.OTHER  # such as a web server's page of an error
     for name in _STATUS:

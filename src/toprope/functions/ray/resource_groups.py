@@ -108,7 +108,7 @@ class ResourceGroups:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(found, wanted.bundle_index)}
 
     def bundle_for(self, options: InvokeOptions) -> list[str] | None:
-        """What Ray appends to the names of resources in the bundles that options point to; None for no group."""
+        """Suffixes of the names of resources in the bundles that options point to; None for no group."""
         wanted = options.resource_group_options
         if not wanted.resource_group_name:
             return None

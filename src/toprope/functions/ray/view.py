@@ -98,7 +98,7 @@ def _left(seen: Seen, taken: Mapping[str, float]) -> dict[str, float]:
 
 
 def has_bundle_room(nodes: Iterable[Seen], request: Request, bundles: Sequence[str]) -> bool:
-    """Whether a request could be met now by one of these bundles of a placement group.
+    """True if one of these bundles of a placement group could meet a request now.
 
     Args:
         nodes: those of the Ray.
