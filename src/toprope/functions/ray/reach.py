@@ -114,7 +114,10 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
 
 
 def _judged(block: bytes) -> Answer:
-    """Kind of the server that begins an answer with these headers. A call that is known and refused has another status, or none yet."""
+    """Kind of the server whose answer begins with these headers.
+
+    A call that is known and refused has another status, or none yet.
+    """
     if not any(each in block for each in _GRPC):
         return Answer.OTHER  # such as a web server's page of an error
     for name in _STATUS:
