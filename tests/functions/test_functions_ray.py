@@ -282,6 +282,27 @@ def test_the_port_of_a_node_is_no_ray(backend, cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_connect_to_the_sockets_of_a_node(session):
+    import ray
+
+    node = ray._private.worker.global_worker.node
+    code = f"""
+import os, socket
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in {[node.raylet_socket_name, node.plasma_store_socket_name]!r}:
+    try:
+        socket.socket(socket.AF_UNIX).connect(path.removeprefix("unix://"))
+    except PermissionError:
+        print("refused")
+"""
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd="/"
+    ).stdout
+    assert told == "refused\n" * 2
+
+
+@pytest.mark.slow
 def test_resource_groups_lie_on_nodes_as_their_strategy_says(backend):
     apart = yr.create_resource_group([{ANY: 1}, {ANY: 1}], "apart", "STRICT_SPREAD")
     apart.wait(LATEST)
