@@ -84,6 +84,25 @@ def test_a_token_that_others_could_read_or_replace_was_taken(token, folder, file
     assert "chmod go-rwx" in str(caught.value)
 
 
+def test_the_sockets_of_a_ray_lay_where_every_user_could_replace_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "_TEMPORARY", tmp_path)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    folder = tmp_path / f"toprope-{os.getuid()}"
+    assert nodes.private_folder() == str(folder / "ray")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert nodes.private_folder() == str(folder / "ray")
+    folder.chmod(0o755)
+    with pytest.raises(EnvironmentProblem, match="others may enter it") as caught:
+        nodes.private_folder()
+    assert "set RAY_TMPDIR" in str(caught.value)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="belongs to another user"):
+        nodes.private_folder()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert nodes.private_folder() is None
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("of", ["folder", "file"])
 def test_a_token_of_another_user_was_taken(token, of):

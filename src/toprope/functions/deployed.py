@@ -17,7 +17,7 @@ from toprope.functions.deploy import Deployment
 from toprope.sim import cards
 from toprope.whole_file import writing_whole
 
-__all__ = ["address", "claims", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
+__all__ = ["address", "claims", "cluster", "end", "is_own", "join_cards", "keep", "read", "share_cards"]
 
 FILE = "started.json"
 HELD = "held.json"
@@ -28,7 +28,7 @@ def read() -> Deployment | None:
 
     A file or folder that is not this user's, or that others may write to, is ignored.
     """
-    if not _is_own(_folder(), 0o022):
+    if not is_own(_folder(), 0o022):
         return None
     try:
         with open(os.open(_folder() / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def keep(deployment: Deployment) -> Path:
         raise UsageError("it runs already.", looked_at=str(folder / FILE), do="toprope stop, or yr stop, ends it")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_own(folder, 0):
+        if not is_own(folder, 0):
             raise PermissionError(f"{folder} belongs to another user")
         folder.chmod(0o700)
         with writing_whole(folder / FILE, mode=0o600) as file:
@@ -88,7 +88,7 @@ def keep(deployment: Deployment) -> Path:
 def end() -> Deployment | None:
     """Forget what was started: what it was; None for nothing."""
     found = read()
-    if not _is_own(_folder(), 0o022):
+    if not is_own(_folder(), 0o022):
         return None  # another user has made it: what lies in it is none of ours
     for name in (FILE, HELD):
         (_folder() / name).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def join_cards(run: Path, deployment: Deployment) -> None:
     Raises:
         EnvironmentProblem: the folder with that state is gone, and another user has made one of its name.
     """
-    if os.path.lexists(deployment.cards) and not _is_own(Path(deployment.cards), 0o077):
+    if os.path.lexists(deployment.cards) and not is_own(Path(deployment.cards), 0o077):
         raise EnvironmentProblem(
             f"{deployment.cards}, the folder of the cards that were started, belongs to another user, or others may "
             "enter it.",
@@ -151,7 +151,7 @@ def cluster() -> Any:
         ) from error
 
 
-def _is_own(folder: Path, others: int) -> bool:
+def is_own(folder: Path, others: int) -> bool:
     """True if a folder is this user's, no link, and others have none of these rights to it."""
     try:
         facts = folder.lstat()

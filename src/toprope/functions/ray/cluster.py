@@ -22,7 +22,7 @@ from toprope.errors import EnvironmentProblem
 from toprope.functions.deploy import Deployment
 from toprope.functions.holders import Holder
 from toprope.functions.ray.attach import NAMESPACE
-from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, use_token
+from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, private_folder, use_token
 from toprope.functions.ray.start import import_ray
 from toprope.functions.ray.view import resources_of
 
@@ -146,6 +146,9 @@ def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
         sys.executable, "-c", _QUIET, "start", *words, "--disable-usage-stats", f"--num-cpus={offered.cpus}",
         f"--num-gpus={offered.gpus}", f"--resources={json.dumps(dict(offered.resources))}",
     ]  # fmt: skip
+    folder = private_folder()
+    if folder is not None:
+        command.append(f"--temp-dir={folder}")
     if offered.memory:
         command.append(f"--memory={offered.memory}")
     if offered.labels:
@@ -161,7 +164,11 @@ def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
     if failed:
         if deployment.cards:
             shutil.rmtree(deployment.cards, ignore_errors=True)
-        raise EnvironmentProblem("Ray does not start.", looked_at=_last_words(said), do="see /tmp/ray/session_latest")
+        raise EnvironmentProblem(
+            "Ray does not start.",
+            looked_at=_last_words(said),
+            do=f"see session_latest/logs in {folder or os.environ['RAY_TMPDIR']}",
+        )
     return said
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "has_token",
     "keep_token",
     "offer",
+    "private_folder",
     "read_auth",
     "registration_limit",
     "set_auth_mode",
@@ -38,6 +39,8 @@ _ALWAYS = {
 
 _TOKEN = Path.home() / ".ray" / "auth_token"  # Ray's place for it
 _AUTH_MODE = "RAY_AUTH_MODE"
+_TEMPORARY = Path("/tmp")  # paths of sockets are short
+_NAME_ANOTHER = "set RAY_TMPDIR to a folder of your own, with a short path"
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,30 @@ def read_auth() -> None:
         return  # a Ray that knows no tokens
     raylet.Config.initialize("")  # first: a thread of Ray that still runs would miss a token which that mode needs
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def private_folder() -> str | None:
+    """Folder for the sockets and logs of a Ray that is started here; None where the user has named one.
+
+    Ray's own, /tmp/ray, is open to everybody: another user could put a socket in the place of the object store's.
+
+    Raises:
+        EnvironmentProblem: another user has made a folder of its name.
+    """
+    from toprope.functions.deployed import is_own
+
+    if os.environ.get("RAY_TMPDIR"):
+        return None
+    folder = _TEMPORARY / f"toprope-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"{folder} cannot be made for Ray: {error}.", do=_NAME_ANOTHER) from None
+    if not is_own(folder, 0o077):
+        raise EnvironmentProblem(
+            f"{folder} is for Ray's sockets, and belongs to another user, or others may enter it.", do=_NAME_ANOTHER
+        )
+    return str(folder / "ray")  # Ray opens this one to everybody
 
 
 def registration_limit() -> float:

@@ -11,7 +11,16 @@ from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.nodes import auth_mode, begun_with, keep_token, offer, read_auth, set_auth_mode, use_token
+from toprope.functions.ray.nodes import (
+    auth_mode,
+    begun_with,
+    keep_token,
+    offer,
+    private_folder,
+    read_auth,
+    set_auth_mode,
+    use_token,
+)
 from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
@@ -128,6 +137,7 @@ def _connect(ray: Any, config: Config, address: str) -> None:
                 _memory=offered.memory,
                 object_store_memory=_object_store(config),
                 include_dashboard=False,
+                _temp_dir=private_folder(),
                 **common,
             )
     except (ConnectionError, ImportError, ValueError, RuntimeError) as error:
