@@ -31,7 +31,9 @@ pytestmark = pytest.mark.process
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 IN_TIME = {"local": 10, "ray": 60}
-"""Seconds in which something has come to hold. A process of Ray's takes long to begin and to end next to other programs."""
+"""Seconds in which something has come to hold; a process of Ray's takes long to begin next to other programs."""
+AT_ONCE = {"local": 5, "ray": 25}
+"""Seconds of what waits for nothing: less than the 30 s of the shortest wait that it could be taken for."""
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -161,7 +163,7 @@ def test_10_to_13_what_makes_no_sense_is_refused_at_once(backend, asked, message
         with pytest.raises(yr.YRequestError, match=message) as caught:
             yr.get(call())
         assert caught.value.code == 1006
-    assert time.monotonic() - begin < IN_TIME[backend] / 2  # and not the 30 s that resources are waited for
+    assert time.monotonic() - begin < AT_ONCE[backend]  # and not the 30 s that resources are waited for
 
 
 def test_13_shares_of_a_card(backend):
@@ -305,7 +307,7 @@ def test_21_waiting_is_for_all_and_keeps_the_order(backend):
     assert yr.wait(refs, 1) == ([refs[0]], refs[1:])
     begin = time.monotonic()
     assert yr.wait(refs, 3, 0.3) == ([refs[0], refs[2]], [refs[1]])
-    assert 0.3 <= time.monotonic() - begin < IN_TIME[backend] / 2
+    assert 0.3 <= time.monotonic() - begin < AT_ONCE[backend]
     with pytest.raises(yr.YRTimeoutError, match="failed to get object, code: 4005, module code: 30, msg: ") as caught:
         yr.get(refs, 0.2)
     assert isinstance(caught.value, TimeoutError)
