@@ -113,7 +113,7 @@ def status(deployment: Deployment) -> str:
 
         told = [_line(resources_of(seen)) for seen in seen_nodes()]
         told += [listing_of(*each) for each in listed(module)]
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, module.exceptions.RayError) as error:
         return f"  Ray at {deployment.address} does not answer: {error}"
     finally:
         module.shutdown()
