@@ -56,7 +56,7 @@ class StandIn:
         self.loras, self.loras_set = list(loras), self.loras_set + 1
 
     def edit(self, request, *, on_step, cancelled):
-        from toprope.images.pictures import open_picture
+        from toprope.images.picture.files import open_picture
 
         self.edits.append(request)
         self.threads.add(threading.current_thread().name)

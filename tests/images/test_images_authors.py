@@ -14,10 +14,10 @@ from PIL import Image
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import UsageError
 from toprope.images import EditRequest, Engine
-from toprope.images.geometry import plan_as_authors
 from toprope.images.hidream.guidance import AUTHORS
 from toprope.images.hidream.pipeline import target_of
-from toprope.images.pictures import fit_in
+from toprope.images.picture.files import fit_in
+from toprope.images.picture.geometry import plan_as_authors
 
 pytestmark = QUIET
 SIZES = [(1000, 700), (1600, 1200), (3000, 2100), (4032, 3024)]

@@ -24,11 +24,11 @@ from toprope.cli.edit import app as edit
 from toprope.cli.edit_console import Console
 from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
-from toprope.images.jobs import Job
-from toprope.images.ladder import RUNGS
-from toprope.images.output import SOURCES
-from toprope.images.run_jobs import Event
-from toprope.images.wording import template
+from toprope.images.memory.ladder import RUNGS
+from toprope.images.refining.wording import template
+from toprope.images.runs.jobs import Job
+from toprope.images.runs.output import SOURCES
+from toprope.images.runs.running import Event
 
 pytestmark = [*QUIET, pytest.mark.usefixtures("ctrl_c_heeded")]
 FAST = ("--steps", "2", "--max-pixels", "256", "--device", "cpu")

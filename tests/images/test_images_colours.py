@@ -6,8 +6,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from images_profiles import ADOBE, P3, profile
-from toprope.images.colours import srgb_profile
-from toprope.images.pictures import open_picture, save_picture, to_pictures
+from toprope.images.picture.colours import srgb_profile
+from toprope.images.picture.files import open_picture, save_picture, to_pictures
 
 COLOUR = (120, 200, 90)
 DISPLAY_P3 = profile(P3, 2.2, "Display P3")

@@ -13,10 +13,20 @@ from PIL import Image
 
 from toprope.errors import EditCancelled, EditError, ImageError, UsageError
 from toprope.images import EditRequest, EditResult, Step
-from toprope.images.cards import _spread, check_cards
-from toprope.images.jobs import FAILED, Job, Summary, finished, next_number, number_jobs, read_jobs, stem_of, undone
-from toprope.images.output import SOURCES, Output, hash_of, problem_of
-from toprope.images.run_jobs import run_jobs
+from toprope.images.runs.cards import _spread, check_cards
+from toprope.images.runs.jobs import (
+    FAILED,
+    Job,
+    Summary,
+    finished,
+    next_number,
+    number_jobs,
+    read_jobs,
+    stem_of,
+    undone,
+)
+from toprope.images.runs.output import SOURCES, Output, hash_of, problem_of
+from toprope.images.runs.running import run_jobs
 
 pytestmark = pytest.mark.native
 
@@ -192,7 +202,7 @@ def test_where_saving_fails_nothing_is_left(tmp_path, monkeypatch) -> None:
             raise OSError(28, "No space left on device", str(path))
         picture.save(path)
 
-    monkeypatch.setattr("toprope.images.output.save_picture", fail)
+    monkeypatch.setattr("toprope.images.runs.output.save_picture", fail)
     with pytest.raises(OSError, match="No space left"):
         output.save(job, [PICTURE, PICTURE], result((1, 2)).record)
     assert len(saved) == 2
@@ -316,11 +326,11 @@ def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) ->
     def full(*_, **__):
         raise OSError(28, "No space left on device", "out/a-0001.png")
 
-    monkeypatch.setattr("toprope.images.output.save_picture", full)
+    monkeypatch.setattr("toprope.images.runs.output.save_picture", full)
     told, summary = run(tmp_path, numbered("a"))
     assert (summary.done, summary.failed) == (0, 1)
     assert told.events[0].problem["what"] == "out/a-0001.png: No space left on device."
-    monkeypatch.setattr("toprope.images.output._write_json", full)
+    monkeypatch.setattr("toprope.images.runs.output._write_json", full)
     told, _ = run(tmp_path / "other", numbered("a"))
     assert told.events[0].kept is None
     assert os.listdir(tmp_path / "other") == []
@@ -432,7 +442,7 @@ def test_cards_that_are_not_there_are_refused(monkeypatch) -> None:
 
 
 def test_an_error_of_another_process_is_the_same_here() -> None:
-    from toprope.images.cards import _error_of
+    from toprope.images.runs.cards import _error_of
 
     error = _error_of(problem_of(UsageError("no.", "it", "do")))
     assert (type(error), error.what, error.looked_at, error.do) == (UsageError, "no.", "it", "do")

@@ -8,8 +8,8 @@ import pytest
 
 from images_tiny import QUIET, picture, tiny
 from toprope.images import EditRequest, Engine
-from toprope.images.jobs import Job
-from toprope.images.output import Output
+from toprope.images.runs.jobs import Job
+from toprope.images.runs.output import Output
 
 pytestmark = [*QUIET, pytest.mark.slow, pytest.mark.process]
 

@@ -11,10 +11,10 @@ from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 from toprope.errors import ImageError, UsageError
 from toprope.images import EditRequest, Engine
-from toprope.images.jobs import Job, finished, number_jobs, read_jobs, undone
-from toprope.images.masks import open_mask
-from toprope.images.output import Output, hash_of
-from toprope.images.pictures import open_picture, record_in, save_picture
+from toprope.images.picture.files import open_picture, record_in, save_picture
+from toprope.images.picture.masks import open_mask
+from toprope.images.runs.jobs import Job, finished, number_jobs, read_jobs, undone
+from toprope.images.runs.output import Output, hash_of
 
 pytestmark = [pytest.mark.native, *QUIET]
 

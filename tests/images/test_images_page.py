@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from images_tiny import picture
-from toprope.images.output import SOURCES
+from toprope.images.runs.output import SOURCES
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.browser]
 

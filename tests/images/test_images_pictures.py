@@ -12,8 +12,8 @@ from PIL import Image
 
 from images_tiny import picture
 from toprope.errors import ImageError
-from toprope.images.geometry import plan_frame
-from toprope.images.pictures import MAX_PIXELS, fit_back, fit_in, open_picture, save_picture, to_pictures
+from toprope.images.picture.files import MAX_PIXELS, fit_back, fit_in, open_picture, save_picture, to_pictures
+from toprope.images.picture.geometry import plan_frame
 
 SOURCE = picture(60, 40)
 

@@ -19,9 +19,9 @@ from images_tiny import QUIET, picture, tiny
 from toprope.errors import UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.families import named
-from toprope.images.refine import Provider, Refiner, open_refiner
-from toprope.images.refine_openai import OpenAI, as_data_url
-from toprope.images.wording import NoAnswer, read_answer, template
+from toprope.images.refining.openai import OpenAI, as_data_url
+from toprope.images.refining.opening import Provider, Refiner, open_refiner
+from toprope.images.refining.wording import NoAnswer, read_answer, template
 
 pytestmark = QUIET
 CAT = picture(40, 30)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from toprope.errors import SeedError, UsageError
 from toprope.images.batching import Row, Settled, batches, rows_of
-from toprope.images.geometry import area_size, halvings, plan_frame
+from toprope.images.picture.geometry import area_size, halvings, plan_frame
 from toprope.images.request import FITS, RANGES, SIZES, EditRequest
 
 pytestmark = pytest.mark.process
@@ -22,7 +22,8 @@ SIDES = st.integers(1, 30_000)
 def test_importing_the_room_imports_nothing_heavy() -> None:
     code = """
 import sys
-import toprope.images, toprope.images.geometry, toprope.images.request, toprope.images.batching, toprope.images.tiny
+import toprope.images, toprope.images.picture.geometry, toprope.images.request, toprope.images.batching
+import toprope.images.tiny
 import toprope.images.families
 print([name for name in ("torch", "numpy", "PIL", "diffusers", "transformers", "gradio") if name in sys.modules])
 """

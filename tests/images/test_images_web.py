@@ -20,7 +20,7 @@ from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
 from toprope.extras import advice
-from toprope.images.output import SOURCES
+from toprope.images.runs.output import SOURCES
 from toprope.images.web import Limits, Row, Studio, serve
 from toprope.images.web.desk import Desk, Problem, State, View, follow
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text

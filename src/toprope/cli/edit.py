@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from toprope.cli.edit_console import Console
-    from toprope.images.jobs import Job, Summary
-    from toprope.images.output import Output
+    from toprope.images.runs.jobs import Job, Summary
+    from toprope.images.runs.output import Output
 
 __all__ = ["app"]
 
@@ -163,11 +163,11 @@ def edit(
     from toprope.cli.edit_run import run_here
     from toprope.cli.libraries import hush
     from toprope.cli.stopping import Stopping
-    from toprope.images.cards import check_cards, run_on_cards
     from toprope.images.families import find
-    from toprope.images.jobs import Summary, number_jobs
-    from toprope.images.ladder import rung
-    from toprope.images.output import Output
+    from toprope.images.memory.ladder import rung
+    from toprope.images.runs.cards import check_cards, run_on_cards
+    from toprope.images.runs.jobs import Summary, number_jobs
+    from toprope.images.runs.output import Output
 
     hush()
     if memory != "auto":
@@ -260,8 +260,8 @@ def _repeated(
 
 def _left(jobs: Sequence[Job], output: Output, summary: Summary) -> list[Job]:
     """The jobs that no earlier run has done."""
-    from toprope.images.jobs import finished, undone
-    from toprope.images.output import hash_of
+    from toprope.images.runs.jobs import finished, undone
+    from toprope.images.runs.output import hash_of
 
     done = finished(output.sidecars(), output.names())
     used = {path for job in jobs if job.key in done for path in (job.request.image, job.request.mask) if path}
@@ -273,7 +273,7 @@ def _left(jobs: Sequence[Job], output: Output, summary: Summary) -> list[Job]:
 
 def _conclude(summary: Summary, console: Console, output: Output, *, quiet: bool) -> None:
     """The last line, where there is more to say than that one picture was written."""
-    from toprope.images.jobs import FAILED
+    from toprope.images.runs.jobs import FAILED
 
     if quiet or (summary.jobs == 1 and summary.done):
         return

@@ -14,8 +14,8 @@ from toprope.sizes import gibibytes
 from toprope.terminal import Display, columns, field, render
 
 if TYPE_CHECKING:
-    from toprope.images.jobs import Job
-    from toprope.images.run_jobs import Event
+    from toprope.images.runs.jobs import Job
+    from toprope.images.runs.running import Event
     from toprope.progress import Step
 
 __all__ = ["Console", "details", "failure_text"]

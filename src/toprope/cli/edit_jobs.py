@@ -14,10 +14,10 @@ from typing import Any
 
 from toprope.errors import UsageError
 from toprope.images.families.base import Family
-from toprope.images.jobs import Job, read_jobs, stem_of
-from toprope.images.output import SOURCES, hash_of, name_kept
-from toprope.images.pictures import SUFFIXES, record_in
+from toprope.images.picture.files import SUFFIXES, record_in
 from toprope.images.request import EditRequest
+from toprope.images.runs.jobs import Job, read_jobs, stem_of
+from toprope.images.runs.output import SOURCES, hash_of, name_kept
 
 __all__ = ["PICTURES", "from_file", "from_pictures", "pictures_in", "read_record", "refuse_knobs", "to_repeat"]
 

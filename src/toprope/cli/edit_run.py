@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toprope.cli.edit_console import Console
     from toprope.cli.stopping import Stopping
-    from toprope.images.jobs import Job, Summary
-    from toprope.images.output import Output
+    from toprope.images.runs.jobs import Job, Summary
+    from toprope.images.runs.output import Output
 
 __all__ = ["run_here"]
 
@@ -41,7 +41,7 @@ def run_here(
         record: that is repeated; what is otherwise now is said first.
     """
     from toprope.images.engine import Engine
-    from toprope.images.run_jobs import run_jobs
+    from toprope.images.runs.running import run_jobs
 
     with Engine.open(model, progress=console.stage, **options) as engine:
         console.watch(engine.describe, engine.memory)
@@ -54,7 +54,7 @@ def run_here(
 
 def _other_source(record: Mapping[str, Any], job: Job) -> list[str]:
     """Say in a sentence that the record has another picture than the edited one."""
-    from toprope.images.output import SOURCES, hash_of
+    from toprope.images.runs.output import SOURCES, hash_of
 
     source, image = (record.get("source") or {}).get("sha256"), job.request.image
     if source is None or hash_of(image) == source:

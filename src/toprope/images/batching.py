@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toprope.images.geometry import Frame
-from toprope.images.masks import Mask
-from toprope.images.pictures import Opened
+from toprope.images.picture.files import Opened
+from toprope.images.picture.geometry import Frame
+from toprope.images.picture.masks import Mask
 from toprope.images.request import KNOBS, EditRequest
 
 __all__ = ["Row", "Settled", "batches", "rows_of"]

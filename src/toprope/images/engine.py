@@ -26,8 +26,8 @@ from toprope.images.fused_attention import FusedAttention
 from toprope.images.guard import check_pictures
 from toprope.images.holding import Holding
 from toprope.images.host_operators import HostOperators
-from toprope.images.pictures import fit_back, fit_in, to_pictures
-from toprope.images.placement import Loaded
+from toprope.images.memory.placement import Loaded
+from toprope.images.picture.files import fit_back, fit_in, to_pictures
 from toprope.images.prompts import PromptCache
 from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
@@ -104,7 +104,7 @@ class Engine:
             memory: a rung of the memory ladder that is kept to, or "auto": it begins with all parts on the device, and
                 goes one rung down, with a notice, whenever memory runs out.
             loras: "path" or "path:scale" each.
-            refiner: who words instructions anew, see `toprope.images.refine`; None for nobody.
+            refiner: who words instructions anew, see `toprope.images.refining.opening`; None for nobody.
             host_operators: whether an operator that the device refuses is run on the host, with a warning.
             full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
                 of their headers alone.
@@ -124,7 +124,7 @@ class Engine:
         chosen, notices = devices.get(device), Notices(progress)
         words = None
         if refiner is not None:
-            from toprope.images.refine import open_refiner
+            from toprope.images.refining.opening import open_refiner
 
             words = open_refiner(refiner)
         with devices.use(chosen):

@@ -12,8 +12,8 @@ from toprope.errors import EditError, EditGuardError
 from toprope.images.callbacks import Notices
 from toprope.images.dtypes import safer_dtype
 from toprope.images.guard import NoPicture
-from toprope.images.ladder import below
-from toprope.images.placement import Loaded, OnDevice, Placement
+from toprope.images.memory.ladder import below
+from toprope.images.memory.placement import Loaded, OnDevice, Placement
 from toprope.sizes import gibibytes
 
 __all__ = ["Holding"]
@@ -192,6 +192,6 @@ def make_placement(rung: str) -> Placement:
     """The placement of a rung."""
     if rung == "none":
         return OnDevice()
-    from toprope.images.rungs import make
+    from toprope.images.memory.rungs import make
 
     return make(rung)

@@ -18,7 +18,7 @@ from toprope.images.lora_files import LoraFile, Report, Spec, check_scale, inspe
 if TYPE_CHECKING:
     import torch
 
-    from toprope.images.placement import Loaded
+    from toprope.images.memory.placement import Loaded
 
 __all__ = ["Adapter", "Adapters", "open_all"]
 

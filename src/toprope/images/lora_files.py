@@ -16,7 +16,7 @@ from toprope.errors import LoraError
 if TYPE_CHECKING:
     import torch
 
-    from toprope.images.placement import Loaded
+    from toprope.images.memory.placement import Loaded
 
 __all__ = ["LoraFile", "Report", "Spec", "check_scale", "inspect", "read_spec", "renamed"]
 

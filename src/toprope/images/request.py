@@ -17,7 +17,7 @@ from toprope.errors import SeedError, UsageError
 __all__ = ["FITS", "KNOBS", "LIKES", "MOST_LETTERS", "RANGES", "SAMPLERS", "SIZES", "EditRequest"]
 
 SIZES = ("model", "768", "1m", "keep")
-"""Policies for the size that the model sees; see `toprope.images.geometry`."""
+"""Policies for the size that the model sees; see `toprope.images.picture.geometry`."""
 
 FITS = ("stretch", "crop", "pad")
 """How a picture of another shape gets into that size."""
@@ -70,7 +70,7 @@ class EditRequest:
         sampler: one of `SAMPLERS`; None for the model's own.
         like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
         mask: a path, or a picture of Pillow, of the picture's size: what is white may change, what is black stays as it
-            is; see `toprope.images.masks`. None for all of it.
+            is; see `toprope.images.picture.masks`. None for all of it.
         mask_feather: pixels over which the mask's edge is blended, 0 to 256; None for 1/64 of the shorter side.
     """
 

@@ -9,10 +9,10 @@ from toprope import device
 from toprope.errors import UsageError
 from toprope.images.batching import Settled
 from toprope.images.callbacks import Notices
-from toprope.images.geometry import plan_as_authors, plan_frame
-from toprope.images.masks import open_mask
-from toprope.images.pictures import open_picture
-from toprope.images.placement import Loaded
+from toprope.images.memory.placement import Loaded
+from toprope.images.picture.files import open_picture
+from toprope.images.picture.geometry import plan_as_authors, plan_frame
+from toprope.images.picture.masks import open_mask
 from toprope.images.request import EditRequest
 from toprope.images.truncation import truncated
 
@@ -25,7 +25,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     Args:
         loaded: the model.
         request: as the caller gave it.
-        refiner: of `toprope.images.refine`; None for nobody.
+        refiner: of `toprope.images.refining.opening`; None for nobody.
         notices: told what takes long, and what is done otherwise than asked for.
 
     Raises:

@@ -28,7 +28,7 @@ def try_edit(folder: Path) -> dict[str, Any]:
     """
     from toprope.images import EditRequest, Engine
     from toprope.images.example import picture
-    from toprope.images.output import problem_of
+    from toprope.images.runs.output import problem_of
     from toprope.images.tiny import write
 
     found: dict[str, Any] = {"doing": "write a tiny model"}

@@ -8,11 +8,11 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from toprope.images.jobs import Job, stem_of
-from toprope.images.output import Output
-from toprope.images.pictures import open_picture, save_picture
+from toprope.images.picture.files import open_picture, save_picture
 from toprope.images.request import EditRequest
 from toprope.images.results import EditResult
+from toprope.images.runs.jobs import Job, stem_of
+from toprope.images.runs.output import Output
 from toprope.images.web.history import Entry
 
 __all__ = ["drop", "keep", "pack"]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EditCancelled, ImageError, UsageError
-from toprope.images.output import Output
-from toprope.images.pictures import open_picture
+from toprope.images.picture.files import open_picture
 from toprope.images.request import EditRequest
+from toprope.images.runs.output import Output
 from toprope.images.web.desk import Desk, Job, Problem
 from toprope.images.web.form import picked_loras, read_form
 from toprope.images.web.history import Entry, Histories

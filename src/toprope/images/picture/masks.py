@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError
-from toprope.images.geometry import Box
-from toprope.images.pictures import open_grey
+from toprope.images.picture.files import open_grey
+from toprope.images.picture.geometry import Box
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toprope.errors import ImageError, PackageError
 from toprope.extras import advice
-from toprope.images.colours import srgb_profile, to_srgb
-from toprope.images.geometry import Frame
+from toprope.images.picture.colours import srgb_profile, to_srgb
+from toprope.images.picture.geometry import Frame
 from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import Any
 
 import toprope.errors
 from toprope.errors import EditError, TopropeError, UsageError
-from toprope.images.jobs import Job, Summary
-from toprope.images.output import Output, problem_of
 from toprope.images.results import EditResult
-from toprope.images.run_jobs import Attempt, Listener, Problem, attempts, keep
+from toprope.images.runs.jobs import Job, Summary
+from toprope.images.runs.output import Output, problem_of
+from toprope.images.runs.running import Attempt, Listener, Problem, attempts, keep
 from toprope.visible import VARIABLE
 
 __all__ = ["CardEditor", "check_cards", "run_on_cards"]
@@ -49,7 +49,7 @@ class CardEditor:
         return None
 
     def edit(self, jobs: Sequence[Job], at_once: int) -> list[Attempt]:
-        """Do jobs: parts of them with what came of each part, see `toprope.images.run_jobs.attempts`."""
+        """Do jobs: parts of them with what came of each part, see `toprope.images.runs.running.attempts`."""
         done = list(attempts(self._engine, jobs, _Nobody(), self._why, at_once))
         for _, results in done:
             for result in results if isinstance(results, list) else ():

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from toprope.errors import UsageError
-from toprope.images.refine_provider import NotRefined, Provider
-from toprope.images.wording import NoAnswer, read_answer, template
+from toprope.images.refining.provider import NotRefined, Provider
+from toprope.images.refining.wording import NoAnswer, read_answer, template
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -111,14 +111,14 @@ def open_refiner(name: str) -> Refiner | None:
     where, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if kind.partition("?")[0] == "openai":
-        from toprope.images.refine_openai import OpenAI
+        from toprope.images.refining.openai import OpenAI
 
         if not where:
             options = dict(parse_qsl(name.partition("?")[2], keep_blank_values=True))
             where = os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
         return Refiner(OpenAI(where, **_read(options, {"model": str, "timeout": float, "retries": int}, name)))
     if kind == "local" and where:
-        from toprope.images.refine_local import Local
+        from toprope.images.refining.local import Local
 
         return Refiner(Local(where, **_read(options, {"device": str, "tokens": int}, name)))
     raise UsageError(

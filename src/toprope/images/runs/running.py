@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toprope.errors import EditCancelled
-from toprope.images.jobs import Job, Summary
-from toprope.images.output import Output, problem_of
 from toprope.images.request import EditRequest
 from toprope.images.results import EditResult, versions
+from toprope.images.runs.jobs import Job, Summary
+from toprope.images.runs.output import Output, problem_of
 from toprope.progress import Step
 
 __all__ = ["Attempt", "Editor", "Event", "Listener", "Problem", "attempts", "keep", "run_jobs"]
 
 Problem = dict[str, Any]
-"""An error, as `toprope.images.output.problem_of` gives it."""
+"""An error, as `toprope.images.runs.output.problem_of` gives it."""
 
 Attempt = tuple[Sequence[Job], list[EditResult] | Problem | None]
 """Jobs, and their results; or why all of them failed; or None where they were cancelled."""

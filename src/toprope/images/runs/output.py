@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, TopropeError, UsageError
-from toprope.images.jobs import FAILED, Job, next_number
-from toprope.images.pictures import SUFFIXES, save_picture
+from toprope.images.picture.files import SUFFIXES, save_picture
+from toprope.images.runs.jobs import FAILED, Job, next_number
 from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:

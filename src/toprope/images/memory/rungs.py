@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from toprope.images import ladder
-from toprope.images.guests import Guest, Streamed, Whole, bytes_of
-from toprope.images.placement import Loaded, OnDevice, Placement, pin_device
+from toprope.images.memory import ladder
+from toprope.images.memory.guests import Guest, Streamed, Whole, bytes_of
+from toprope.images.memory.placement import Loaded, OnDevice, Placement, pin_device
 
 __all__ = ["make"]
 

@@ -1,0 +1,3 @@
+"""Pictures: opened as sRGB, framed for a model, masked, and saved whole."""
+
+__all__: list[str] = []

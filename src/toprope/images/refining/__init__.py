@@ -1,0 +1,3 @@
+"""Refiners: models that reword an instruction before a picture is edited."""
+
+__all__: list[str] = []
