@@ -112,17 +112,29 @@ def cluster():
         del os.environ[name]
     os.environ.update(TOPROPE_SIM="910B4x4", PYTHONPATH=str(SITE), RAY_AUTH_MODE="disabled", XDG_RUNTIME_DIR="/none")
     read_auth()  # a module before this one may have had a Ray that asks for a token
-    two = Cluster()
-    try:
+
+    def with_nodes(cluster):
         for rack, mask in enumerate(NODES):
             os.environ[MASK] = mask
             offered = offer(yr.Config(num_cpus=8, labels={"rack": str(rack)}, custom_resources={"ssd": 1}))
             with begun_with(offered):
-                two.add_node(
+                cluster.add_node(
                     num_cpus=offered.cpus, num_gpus=0, resources=dict(offered.resources), labels=dict(offered.labels),
                     object_store_memory=100 * 2**20, include_dashboard=False,
                 )  # fmt: skip
         del os.environ[MASK]
+
+    two = Cluster()
+    try:
+        for more in (2, 1, 0):
+            try:
+                with_nodes(two)
+                break
+            except Exception as error:  # Ray's own class for it
+                if "timed out during startup" not in str(error) or not more:
+                    raise
+                two.shutdown()  # Ray gives a node 30 s to begin, which cannot be changed
+                two = Cluster()
         yield two.address
     finally:
         two.shutdown()

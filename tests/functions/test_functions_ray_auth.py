@@ -43,6 +43,15 @@ def test_a_session_had_the_authentication_of_the_ray_before_it(modes):
     assert modes == [0]
 
 
+def test_a_ray_that_did_not_begin_in_time_was_an_exception_without_a_name(modes, monkeypatch):
+    def init(**keywords):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(EnvironmentProblem, match="no Ray can be reached at auto: The current node timed out"):
+        start(yr.Config(), "auto")
+
+
 def test_the_authentication_of_a_ray_that_has_ended_stayed_with_the_program(modes):
     from ray._raylet import get_authentication_mode
 

@@ -140,7 +140,9 @@ def _connect(ray: Any, config: Config, address: str) -> None:
                 _temp_dir=private_folder(),
                 **common,
             )
-    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:
+    except EnvironmentProblem:
+        raise
+    except Exception as error:  # Ray raises that class itself, such as for a node that takes more than 30 s to begin
         do = "start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER"
         raise EnvironmentProblem(
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
