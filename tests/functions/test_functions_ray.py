@@ -616,7 +616,7 @@ def test_stages_on_other_nodes_hang_and_die(backend, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_instance_without_a_handle_ends_where_the_session_says_so(backend, session, tmp_path):
+def test_an_instance_without_a_handle_ends_where_the_session_says_so(session, tmp_path):
     """Its calls end first, and its hook runs."""
 
     @yr.instance
@@ -631,7 +631,7 @@ def test_an_instance_without_a_handle_ends_where_the_session_says_so(backend, se
         def __yr_shutdown__(self, seconds):
             (Path(self.folder) / "hook").touch()
 
-    yr.finalize()
+    yr.finalize()  # the session of the tests before
     yr.init(yr.Config(server_address=session, free_unreferenced=True))
     try:
         kept, one = Thing.options(opt(name="kept", namespace="here")).invoke(), Hooked.options(opt(1)).invoke()
