@@ -83,7 +83,11 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
-        held = held_by(self._backend.ask(Manager.holders)) if found.ever and not found.is_affinity else ""
+        held = (
+            held_by(each for each in self._backend.ask(Manager.holders) if each.pid)
+            if found.ever and not found.is_affinity
+            else ""
+        )
         return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
@@ -186,7 +190,9 @@ class Asked:
         if self._room is None:
             nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
             if self._bundles is None:
-                self._room = fits(nodes, self._request, self._before)
+                # one that can never be met keeps nothing from others: Ray does not wait for it
+                before = [each for each in self._before if shortage(nodes, each).ever]
+                self._room = fits(nodes, self._request, before)
             else:
                 self._room = has_bundle_room(nodes, self._request, self._bundles)
         return self._room
