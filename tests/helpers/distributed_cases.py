@@ -184,6 +184,11 @@ def case_the_backend_of_a_group() -> None:
     assert dist.reinit_process_group(rebuild_link=False) is None
 
 
+def case_a_group_destroyed_by_one_member_while_another_still_connected_broke_there() -> None:
+    for _ in range(50):
+        dist.destroy_process_group(dist.new_group())
+
+
 def case_gloo_does_not_serve_cards() -> None:
     group = dist.new_group(backend="gloo")
     with pytest.raises(RuntimeError, match="No backend type associated with device type npu"):

@@ -71,6 +71,8 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         gloo._timeout = self._options._timeout
         gloo._threads = 1
         super().__init__(store, rank, size, gloo)
+        if size > 1:
+            _meet(store, rank, size, self._options._timeout)
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
@@ -141,6 +143,16 @@ class ProcessGroupHCCL(ProcessGroupGloo):
     send = collectives.send
     recv = collectives.recv
     recv_anysource = collectives.recv_anysource
+
+
+def _meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Wait until every member of a new group has its connections.
+
+    gloo returns as soon as its own are there. A member that then destroyed the group, which needs no wait on a card,
+    closed connections that another one still waited for: "Connection closed by peer" there.
+    """
+    store.set(f"connected/{rank}", "")
+    store.wait([f"connected/{other}" for other in range(size) if other != rank], timeout)
 
 
 def hccl_of(group: Any) -> ProcessGroupHCCL | None:
