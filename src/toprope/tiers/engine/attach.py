@@ -32,9 +32,9 @@ from toprope.tiers.engine.weight_files import Files, fill_buffers
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
 from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
-from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.absent import is_absent, set_data
 from toprope.tiers.store.host import HostStore
-from toprope.tiers.store.memory import free_memory, placeholder
+from toprope.tiers.store.memory import free_memory, placeholder, without_values
 from toprope.tiers.store.transfer import LIMIT, Link, Transfers
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ def attach(
         TierError: something could not be moved; the model is as it was then.
         UsageError: the model is attached already.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"attach takes a torch.nn.Module, and this is {_called(model)}.",
+            do="give it the model: attach(model, ...); of a pipeline each of its models, such as attach(pipeline.unet)",
+        )
     for name, module in model.named_modules():
         if ATTACHED in vars(module):
             raise UsageError(
@@ -118,6 +123,7 @@ def attach(
     if "_orig_mod" in model._modules:  # torch.compile(model): the model in it is attached, and compiled again
         model = model.get_submodule("_orig_mod")
         torch.compiler.reset()
+    _forget_dropped(model)
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)
@@ -147,6 +153,17 @@ def _shapes(weights: Sequence[Weight]) -> list[Weight]:
 
 def _bytes(size: int | str) -> int:
     return size if isinstance(size, int) else parse_size(size)
+
+
+def _called(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _forget_dropped(model: nn.Module) -> None:
+    """Parameters that were left without values when the model was detached are on meta, as those of a skeleton."""
+    for parameter in model.parameters():
+        if is_absent(parameter):
+            set_data(parameter, without_values(parameter))
 
 
 def _device(model: nn.Module, on: DeviceLike | None) -> Device:

@@ -12,12 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from toprope.device import Device
 from toprope.errors import PlanError, TierCapacityError, UsageError
+from toprope.sizes import gibibytes
 from toprope.tiers.engine.hooks import Hooks, uncompiled
 from toprope.tiers.engine.model_groups import Weight
 from toprope.tiers.engine.offloaded_params import AwayWeights
@@ -30,9 +32,10 @@ from toprope.tiers.engine.visit import Visit
 from toprope.tiers.engine.weight_files import Files
 from toprope.tiers.plan import SMALL
 from toprope.tiers.plan.model import Budgets, Group, Plan, Use, aligned
-from toprope.tiers.store.absent import set_data
+from toprope.tiers.store.absent import Absence, can_move, set_data, withdraw
 from toprope.tiers.store.backing import MemoryHome
 from toprope.tiers.store.host import HostStore
+from toprope.tiers.store.memory import placeholder
 from toprope.tiers.training.optimizer import stepping
 from toprope.tiers.training.training import Sizes, Training
 
@@ -344,60 +347,111 @@ class Handle:
         """Give the model its weights back, and take everything away that was put on it.
 
         Args:
-            device: where they go; None for where they were. A model that was on meta is on meta again.
+            device: where they go, "meta" to give the values up; None for where they were. Those of a `skeleton` go to
+                the host's memory.
 
         Returns:
             The model.
 
         Raises:
-            UsageError: the model was on meta, and its weights have changed: they would be lost.
+            TierCapacityError: the weights do not fit there; nothing has changed.
+            TierError: some cannot be read; nothing has changed.
+            UsageError: they cannot move there, as a graph that is alive refers to them; nothing has changed.
         """
-        if self._closed:
-            return self.model
+        if not self._closed:
+            self._detach(None if device is None else torch.device(device))
+        return self.model
+
+    def _detach(self, asked: torch.device | None, *, drop: bool = False) -> None:
+        """Detach.
+
+        Args:
+            asked: where weights go; None for where they were, or from meta to the host.
+            drop: leave weights without values that were on meta and are in files as they are.
+        """
         engine = self._engine
         engine.ring_clear()
-        where = None if device is None else torch.device(device)
-        if where is None:
-            lost = [
-                each.name
-                for each in engine.model.weights.values()
-                if self._origins[each].type == "meta" and not self._unchanged(each)
-            ]
-            if lost:
+        host = torch.device("cpu")
+        dropped = set()
+        targets = {}
+        for weight, origin in self._origins.items():
+            if drop and origin.type == "meta" and self._unchanged(weight) and self._files is not None:
+                dropped.add(weight)
+            else:
+                targets[weight] = asked or (host if origin.type == "meta" else origin)
+        for weight, where in targets.items():
+            if not all(can_move(each, where) for each in weight.parameters):
                 raise UsageError(
-                    "the model was on meta, and its weights have changed: they would be lost.",
-                    looked_at=f"{len(lost)} weights, such as {lost[0]}",
-                    do='detach it with a device that holds all of them: handle.detach("cpu"), or save it and close()',
+                    f"the weights cannot move from {self.device} to {where}, and nothing was changed: "
+                    "an output with its graph is alive.",
+                    looked_at=f"{weight.name} is referred to by a graph, or by a weak reference",
+                    do="delete outputs and losses that record gradients (or detach them) and call it again; or "
+                    f'leave the weights on the device that computes: handle.detach("{self.device.torch_device}")',
                 )
-        for weight in engine.model.weights.values():
-            self._return(weight, where or self._origins[weight])
+        values = self._values(targets)
+        for weight, data in values.items():
+            home, weight.home = weight.home, None
+            for each in weight.parameters:
+                set_data(each, data)
+            if home is not None:
+                home.release()
+        for weight in dropped:
+            self._drop(weight)
         if self._training is not None:
             self._training.close()
         self.close()
-        return self.model
+
+    def _values(self, targets: dict[Weight, torch.device]) -> dict[Weight, torch.Tensor]:
+        """The weights' values on the devices that they go to; what is there already is not copied."""
+        found = {}
+        copied = []
+        for weight, where in targets.items():
+            home = weight.home
+            if where.type == "meta":
+                found[weight] = weight.like
+            elif home is None and weight.parameters[0].device == where:
+                found[weight] = weight.parameters[0].data
+            elif isinstance(home, MemoryHome) and isinstance(home.keep, torch.Tensor) and where.type == "cpu":
+                found[weight] = home.keep
+            else:
+                copied.append(weight)
+        size = sum(each.nbytes for each in copied if targets[each].type == "cpu")
+        free = psutil.virtual_memory().available
+        if size > free * 9 // 10:
+            raise _no_room("the host", size, f"{gibibytes(free)} available")
+        try:
+            for weight in copied:
+                data = self._engine.placing.values(weight)
+                found[weight] = data.to(targets[weight])
+        except Exception as error:
+            if not self.device.is_out_of_memory(error):
+                raise
+            where = targets[weight]
+            some = sum(each.nbytes for each in copied if targets[each] == where)
+            raise _no_room(str(where), some, str(error).splitlines()[0]) from error
+        return found
 
     def _unchanged(self, weight: Weight) -> bool:
         return not weight.changed and (weight.home is not None or weight.parameters[0]._version == weight.version)
 
-    def _return(self, weight: Weight, where: torch.device) -> None:
-        if where.type == "meta":
-            data: torch.Tensor = weight.like
-        elif weight.home is None:
-            data = weight.parameters[0].data
-            data = data if data.device == where else data.to(where)
-        elif isinstance(weight.home, MemoryHome) and isinstance(weight.home.keep, torch.Tensor) and where.type == "cpu":
-            data = weight.home.keep
-        else:
-            data = self._engine.placing.values(weight)
-            data = data if where.type == "cpu" else data.to(where)
+    def _drop(self, weight: Weight) -> None:
+        """Leave a weight without values: on meta, or where a graph refers to it, on its device without memory."""
         home, weight.home = weight.home, None
+        meta = torch.device("meta")
+        empty = placeholder(weight.like, self.device)
+        weight.absence = Absence.closed(weight.name, None if self._files is None else str(self._files.folder))
         for each in weight.parameters:
+            data = weight.like if can_move(each, meta) else empty
             set_data(each, data)
+            withdraw(each, data, weight.absence)
         if home is not None:
             home.release()
 
     def close(self) -> None:
-        """Take everything away without giving the weights back: those that were not on the device hold nothing then."""
+        """Take everything away without giving the weights back: those that were not on the device have no values then.
+
+        Their use is an error; a model that is read from files can be attached again.
+        """
         if self._closed:
             return
         self._closed = True
@@ -405,6 +459,9 @@ class Handle:
         try:
             self._engine.ring_clear()
         finally:
+            for weight in self._engine.model.weights.values():
+                if weight.home is not None:
+                    self._drop(weight)
             if self._places is not None:
                 self._places.close()
             self._host.close()
@@ -418,13 +475,14 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.detach()
+        if self._closed:
             return
         try:
-            self.detach()
-        except Exception:  # the first error counts
-            self.close()
+            self._detach(None, drop=True)
+        except Exception:
+            if kind is None:
+                raise
+            self.close()  # the first error counts
 
     def __repr__(self) -> str:
         return f"<toprope tiers of {type(self.model).__name__} on {self.device}>"
@@ -438,6 +496,15 @@ class Handle:
         """
         stays = f"{len(self.plan.resident)} of {len(self.plan.groups)} groups always stay on the device"
         Path(path).write_text(self.timeline.svg(seconds, stays), encoding="utf-8")
+
+
+def _no_room(where: str, size: int, fact: str) -> TierCapacityError:
+    return TierCapacityError(
+        f"{where} has no room for the weights that come back, and nothing was changed.",
+        looked_at=f"{gibibytes(size)} of weights to copy, {fact}",
+        do="name a device that has room: handle.detach(device); save them: handle.model.state_dict(); "
+        'or give the values up: handle.detach("meta")',
+    )
 
 
 def _alike(old: Plan, new: Plan) -> bool:

@@ -8,6 +8,7 @@ see that class; they find the storage of `toprope.tiers.store.memory.placeholder
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from toprope.errors import TierAbsentError, UsageError
 
-__all__ = ["Absence", "is_absent", "present", "set_data", "withdraw"]
+__all__ = ["Absence", "can_move", "is_absent", "present", "set_data", "withdraw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,23 @@ class Absence:
             f"its values come to the device while the module {module!r} runs" if module else "the model has to run",
             "in training: handle.optimizer(optimizer); to read or change values: with handle.weights(module): ...; "
             "to have all of them back: handle.detach()",
+        )
+
+
+    @classmethod
+    def closed(cls, name: str, files: str | None) -> Absence:
+        """Of a weight of a model that is not attached any more, and did not get its values back.
+
+        Args:
+            name: of the parameter.
+            files: where the values are; None for nowhere.
+        """
+        if files is None:
+            return cls(name, "its handle was closed without giving the weights back", "use handle.detach() instead")
+        return cls(
+            name,
+            f"the model is not attached any more, and its values are in {files}",
+            'attach the model again; or, to have it in memory, call handle.detach("cpu") before the `with` block ends',
         )
 
 
@@ -168,6 +186,20 @@ def present(parameter: nn.Parameter) -> None:
     if isinstance(absent, _Absent):
         absent.__class__ = type(absent).plain_class  # type: ignore[attr-defined]
         vars(absent).pop(_KEY, None)
+
+
+def can_move(parameter: nn.Parameter, device: torch.device) -> bool:
+    """Tell if `set_data` can let a parameter hold a tensor of this device: no graph that is alive may refer to it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if torch._has_compatible_shallow_copy_type(parameter, torch.empty(0, device=device)):
+            return True
+        if weakref.getweakrefs(parameter):
+            return False
+        count = parameter._use_count()  # type: ignore[attr-defined]
+        if count != 2 or not (parameter.is_leaf and parameter.requires_grad):
+            return bool(count == 1)
+        node = torch.autograd.graph.get_gradient_edge(parameter).node  # a graph that has saved no values of it
+        return node is not None and bool(parameter._use_count() == 2)  # type: ignore[attr-defined]
 
 
 def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
