@@ -81,6 +81,9 @@ USES = {
 }
 
 
+CHANGES = ("init", "copy", "data mul", "detach fill", "foreach mul", "sub")
+
+
 @pytest.mark.parametrize("use", USES)
 def test_an_absent_weight_is_an_error_that_names_it(use):
     model = net()
@@ -91,7 +94,9 @@ def test_an_absent_weight_is_an_error_that_names_it(use):
         text = str(caught.value)
         assert f"the weight {name} is not on the device" in text
         assert repr(name.rpartition(".")[0]) in text
-        assert all(each in text for each in ("handle.optimizer", "handle.weights", "handle.detach()"))
+        assert all(each in text for each in ("resident=[", "handle.detach()"))
+        assert text.split("do  ")[1].strip().startswith("to read or change values: with handle.weights(module)")
+        assert ("handle.optimizer" in text) == (use in CHANGES), "advice for training only where values change"
 
 
 def test_an_absent_weight_has_its_metadata():
@@ -658,3 +663,33 @@ def test_a_placeholder_has_a_shape_and_no_memory():
     with pytest.raises(RuntimeError):
         made.add_(1)
     assert placeholder(torch.empty(0, 3), devices.get("cpu")).shape == (0, 3)
+
+
+class Reads(nn.Module):
+    """Uses a weight of a module that it was given by name, without calling that module."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+        self.extra = nn.ModuleDict({"projection": nn.Linear(WIDTH, WIDTH)})
+
+    def forward(self, x):
+        return functional.linear(self.layers(x), self.get_submodule("extra.projection").weight)
+
+
+@pytest.mark.parametrize(
+    "resident", [["extra.projection"], ["extra"], [nn.ModuleDict], "extra", nn.ModuleDict], ids=str
+)
+def test_modules_that_are_resident_keep_their_weights_on_the_device(resident):
+    """A weight that is used without a call of its module had no remedy but a change to the model's code."""
+    model = Reads()
+    want = model(OTHER)
+    with attached(model), pytest.raises(TierAbsentError, match=r"resident=\['extra\.projection'\]"):
+        model(OTHER)
+    with attach(model, 70_000, "1MB", on="cpu", small=1000, resident=resident) as handle:
+        assert handle.plan.slots
+        for _ in range(2):
+            assert torch.equal(model(OTHER), want)
+    with pytest.raises(UsageError, match="resident names 'head', and the model has no such module"):
+        attach(model, 70_000, "1MB", on="cpu", resident=["head"])

@@ -169,7 +169,7 @@ def test_a_model_larger_than_a_card_gives_the_cards_own_numbers(place, card):
     assert on_host
     assert bool(on_disk) == (place == "disk")
     assert unexpected <= 6
-    assert after == ("cpu" if place == "host" else "meta")
+    assert after == "cpu"
 
 
 def test_the_peak_of_a_card_is_the_budget_and_what_is_computed(card):

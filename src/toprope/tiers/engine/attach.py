@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,9 @@ from toprope.errors import PlanError, TierCapacityError, UsageError, WeightsErro
 from toprope.progress import Progress
 from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
-from toprope.tiers.engine.handle import Automatic, Handle
+from toprope.tiers.engine.handle import Automatic, Handle, Origins, moved_others, put_others
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.library_loaders import load_values
+from toprope.tiers.engine.library_loaders import load_values, stored_in_bins
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.places import Activated, Placed, check_places
@@ -61,6 +61,7 @@ def attach(
     activations: Activated = "device",
     slots: int | None = None,
     small: int | str = SMALL,
+    resident: Iterable[str | type[nn.Module]] = (),
     links: Links | None = None,
     progress: Callable[[int, int], Any] | None = None,
     limit: float = LIMIT,
@@ -91,6 +92,8 @@ def attach(
             (what has no room there to the disk) or the "disk", and fetched ahead of backward.
         slots: of the ring; None for what the plan finds best.
         small: tensors of fewer bytes always stay on the device.
+        resident: modules whose weights always stay on the device, with those in them, by their names or classes:
+            `["lm_head", nn.Embedding]`, such as those whose weights are used without a call of the module.
         links: the speeds between tiers; None to measure them.
         progress: called with bytes done and in all while attaching, if that takes more than two seconds; None for a
             line where stderr is a terminal.
@@ -123,11 +126,12 @@ def attach(
     if "_orig_mod" in model._modules:  # torch.compile(model): the model in it is attached, and compiled again
         model = model.get_submodule("_orig_mod")
         torch.compiler.reset()
+    _check_options(slots, threads, limit, disk)
     _forget_dropped(model)
     computes = _device(model, on)
     folder, most = _folder(disk)
     check_places(states, activations, disk=folder is not None)
-    taken = read_model(model, _bytes(small))
+    taken = read_model(model, _bytes(small), _resident(model, resident))
     files, values = _read(model, taken, folder)
     try:
         handle = _Attaching(model, taken, computes, files, folder, values).run(
@@ -155,8 +159,44 @@ def _bytes(size: int | str) -> int:
     return size if isinstance(size, int) else parse_size(size)
 
 
+def _resident(model: nn.Module, chosen: Iterable[str | type[nn.Module]]) -> set[str]:
+    """The names of modules that are chosen by name or by class, and of those in them."""
+    found: set[str] = set()
+    if isinstance(chosen, (str, type)):
+        chosen = [chosen]
+    modules = dict(model.named_modules())
+    for each in chosen:
+        tops = [
+            name for name, one in modules.items() if name == each or (isinstance(each, type) and isinstance(one, each))
+        ]
+        if not tops:
+            raise UsageError(
+                f"resident names {each!r}, and the model has no such module.",
+                looked_at=f"modules such as {', '.join(list(modules)[1:6])}",
+                do="give names as in model.named_modules(), or classes",
+            )
+        for top in tops:
+            found |= {name for name in modules if not top or name == top or name.startswith(f"{top}.")}
+    return found
+
+
 def _called(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _check_options(slots: object, threads: object, limit: object, disk: object) -> None:
+    """Refuse what is of another type, or could never end."""
+    problem = ""
+    if slots is not None and type(slots) is not int:
+        problem = f"slots is a whole number or None, and not {slots!r}."
+    elif type(threads) is not int or threads < 1:
+        problem = f"threads is a whole number of 1 and more, and not {threads!r}."
+    elif not isinstance(limit, (int, float)) or not limit > 0:
+        problem = f"limit is a number of seconds above 0, and not {limit!r}."
+    elif disk is not None and not isinstance(disk, (str, os.PathLike)):
+        problem = f"disk is the path of a folder or None, and not {disk!r}."
+    if problem:
+        raise UsageError(problem, do="see help(toprope.tiers.attach)")
 
 
 def _forget_dropped(model: nn.Module) -> None:
@@ -194,23 +234,30 @@ def _has_weights(folder: Path) -> bool:
 def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | None, dict[str, torch.Tensor]]:
     """The files that weights are read from in place; or their values, where only the model's library can read them."""
     empty = any(each.is_meta for each in model.parameters())
-    files: Files | None = None
     if folder is None:
         return None, {}
+    stored = None
+    if not _has_weights(folder):
+        stored = stored_in_bins(folder) if empty else None
+        if stored is None:
+            return None, (load_values(model, folder) if empty and folder.is_dir() else None) or {}
+    files = Files(folder, taken, model, stored)
+    problem: WeightsError | None = None
     try:
-        if _has_weights(folder):
-            files = Files(folder, taken, model)
-            if empty:
-                files.check()
-            return files, {}
-    except WeightsError:
-        if files is not None:
-            files.close()
-        values = load_values(model, folder) if empty and folder.is_dir() else None
-        if values is None:
-            raise
-        return None, values
-    return None, (load_values(model, folder) if empty and folder.is_dir() else None) or {}
+        files.check(whole=empty)
+    except WeightsError as error:
+        problem = error
+    if problem is None and stored is None:
+        return files, {}
+    files.close()
+    if problem is not None and not (empty and folder.is_dir() and files.may_be_converted()):
+        if empty and files.refused:
+            files.check(whole=True)  # names the codes too
+        raise problem
+    values = load_values(model, folder)
+    if values is None and problem is not None:
+        raise problem
+    return None, values or {}
 
 
 class _Attaching:
@@ -228,6 +275,12 @@ class _Attaching:
         self.module, self.model, self.device, self.files, self.folder = module, model, device, files, folder
         self.values = values
         self.origins = {each: each.parameters[0].device for each in model.weights.values()}
+        self.others: Origins = {
+            (owner, name): each.device
+            for owner in module.modules()
+            for name, each in (*owner._buffers.items(), *owner._parameters.items())
+            if each is not None
+        }
 
     def run(
         self,
@@ -309,7 +362,9 @@ class _Attaching:
             hooks.install()
             self._move_rest()
             engine.apply(made)
-            handle = Handle(self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins)
+            handle = Handle(
+                self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins, self.others
+            )
             State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
         except BaseException as error:
             self._undo(hooks, engine, placing)
@@ -504,4 +559,6 @@ class _Attaching:
             for each in weight.parameters:
                 set_data(each, data)
             weight.home = None
+        ours = {id(each) for weight in self.origins for each in weight.parameters}
+        put_others(moved_others(self.module, ours, self.others, None, None))
         engine.close()

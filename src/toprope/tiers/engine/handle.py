@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from toprope import device as devices
 from toprope.device import Device
 from toprope.errors import PlanError, TierCapacityError, UsageError
 from toprope.sizes import gibibytes
@@ -39,7 +40,7 @@ from toprope.tiers.store.memory import placeholder
 from toprope.tiers.training.optimizer import stepping
 from toprope.tiers.training.training import Sizes, Training
 
-__all__ = ["Automatic", "Handle"]
+__all__ = ["Automatic", "Handle", "Origins", "moved_others", "put_others"]
 
 
 class Automatic:
@@ -88,11 +89,13 @@ class Handle:
         again: Callable[[list[Group], list[Use | str], bool, Budgets], Plan],
         groups: list[Group],
         origins: dict[Weight, torch.device],
+        others: Origins,
     ) -> None:
         self.model = model
         """The model; the same object as was given."""
         self._engine, self._hooks, self._host, self._files = engine, hooks, host, files
         self._budgets, self._again, self._groups, self._origins = budgets, again, groups, origins
+        self._others = others
         self.timeline = Timeline()
         """What was in which slot when."""
         engine.watch = engine.ring.watch = self.timeline.note
@@ -293,6 +296,11 @@ class Handle:
 
         One that is not given here is taken over in its first step.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"this {type(optimizer).__name__} is no torch.optim.Optimizer.",
+                do="write its update yourself: with handle.weights(module): ..., module by module",
+            )
         return self.training.optimizer(optimizer, elementwise=elementwise)
 
     def _hook_optimizers(self) -> Callable[[], None]:
@@ -359,7 +367,7 @@ class Handle:
             UsageError: they cannot move there, as a graph that is alive refers to them; nothing has changed.
         """
         if not self._closed:
-            self._detach(None if device is None else torch.device(device))
+            self._detach(None if device is None else _torch_device(device))
         return self.model
 
     def _detach(self, asked: torch.device | None, *, drop: bool = False) -> None:
@@ -388,6 +396,9 @@ class Handle:
                     do="delete outputs and losses that record gradients (or detach them) and call it again; or "
                     f'leave the weights on the device that computes: handle.detach("{self.device.torch_device}")',
                 )
+        places = set(targets.values())
+        ours = {id(each) for weight in self._origins for each in weight.parameters}
+        moves = moved_others(self.model, ours, self._others, asked, places.pop() if len(places) == 1 else None)
         values = self._values(targets)
         for weight, data in values.items():
             home, weight.home = weight.home, None
@@ -397,6 +408,7 @@ class Handle:
                 home.release()
         for weight in dropped:
             self._drop(weight)
+        put_others(moves)
         if self._training is not None:
             self._training.close()
         self.close()
@@ -496,6 +508,49 @@ class Handle:
         """
         stays = f"{len(self.plan.resident)} of {len(self.plan.groups)} groups always stay on the device"
         Path(path).write_text(self.timeline.svg(seconds, stays), encoding="utf-8")
+
+
+Origins = dict[tuple[nn.Module, str], torch.device]
+"""Where buffers and parameters were before the model was attached, by their modules and names."""
+
+
+def moved_others(
+    model: nn.Module, ours: set[int], origins: Origins, asked: torch.device | None, new: torch.device | None
+) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Copies of buffers, and of parameters that are no weights that come and go, on the devices that they go back to.
+
+    Args:
+        model: the model.
+        ours: ids of the parameters that come and go.
+        origins: where they were.
+        asked: where all go; None, or meta, for where they were.
+        new: where those go that were added later; None to leave them.
+    """
+    host = torch.device("cpu")
+    found = []
+    for owner in model.modules():
+        others = [(name, each) for name, each in owner._parameters.items() if id(each) not in ours]
+        for name, each in (*owner._buffers.items(), *others):
+            where = origins.get((owner, name), new) if asked is None or asked.type == "meta" else asked
+            where = host if where is not None and where.type == "meta" else where
+            if each is not None and where is not None and not each.is_meta and each.device != where:
+                found.append((owner, name, each.detach().to(where)))
+    return found
+
+
+def put_others(moves: list[tuple[nn.Module, str, torch.Tensor]]) -> None:
+    """Let modules hold what `moved_others` has made."""
+    for owner, name, moved in moves:
+        parameter = owner._parameters.get(name)
+        if parameter is None:
+            owner._buffers[name] = moved
+        else:
+            set_data(parameter, moved)
+
+
+def _torch_device(device: str | torch.device) -> torch.device:
+    meta = torch.device("meta")
+    return meta if device in ("meta", meta) else devices.get(device).torch_device
 
 
 def _no_room(where: str, size: int, fact: str) -> TierCapacityError:

@@ -8,6 +8,11 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,10 @@ from torch import nn
 
 from toprope.errors import TierCapacityError, WeightsError
 from toprope.sizes import gibibytes
-from toprope.tiers.store.headers import FLOATS, read_folder
+from toprope.tiers.store.headers import FLOATS, Stored, read_folder, refuse_pointer
+from toprope.tiers.store.memory import DTYPES
 
-__all__ = ["load_values", "quantization"]
+__all__ = ["load_values", "quantization", "stored_in_bins"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -32,6 +38,58 @@ def quantization(folder: Path) -> dict[str, Any] | None:
         return None
     found = config.get("quantization_config") if isinstance(config, dict) else None
     return found if isinstance(found, dict) else None
+
+
+def stored_in_bins(folder: Path) -> list[Stored] | None:
+    """What the `.bin` files of a model's folder hold; None where there are none, or only reading them would tell.
+
+    Raises:
+        WeightsError: a file is damaged.
+    """
+    files = sorted((*folder.glob("pytorch_model*.bin"), *folder.glob("diffusion_pytorch_model*.bin")))
+    if not files or not (folder / "config.json").is_file():
+        return None
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    found = []
+    for file in files:
+        refuse_pointer(file)
+        with file.open("rb") as stream:
+            zipped, old = stream.read(2) == b"PK", stream.seek(0) == 0 and stream.read(1) == b"\x80"
+        if old:
+            return None  # a format of torch before 1.6: no part of it can be read alone
+        try:
+            if not zipped:
+                raise ValueError(f"it is of another format: {file.stat().st_size} bytes")
+            tensors = torch.load(file, map_location="meta", mmap=True, weights_only=True)
+            found += [
+                Stored(name, file, 0, each.nbytes, names.get(each.dtype, str(each.dtype)), tuple(each.shape))
+                for name, each in tensors.items()
+                if isinstance(each, torch.Tensor)
+            ]
+        except Exception as error:
+            raise WeightsError(
+                f"{file} is no file of weights, or is damaged.",
+                looked_at=f"{file.stat().st_size} bytes; {str(error).splitlines()[0] if str(error) else ''}",
+                do="check that it was downloaded whole",
+            ) from None
+    return found
+
+
+@contextmanager
+def _quiet(library: str) -> Iterator[None]:
+    """Without the library's progress bars and reports: what it finds is told once, by an error of ours."""
+    log: Any = import_module(f"{library}.utils.logging")
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(CRITICAL)
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
 
 
 def load_values(module: nn.Module, folder: Path) -> dict[str, torch.Tensor] | None:
@@ -61,10 +119,11 @@ def load_values(module: nn.Module, folder: Path) -> dict[str, torch.Tensor] | No
     dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
     options = _transformers_options(module, folder) if library == "transformers" else {}
     try:
-        loaded, info = cls.from_pretrained(
-            folder, **{"dtype" if library == "transformers" else "torch_dtype": dtype},
-            output_loading_info=True, local_files_only=True, **options,
-        )  # fmt: skip
+        with _quiet(library):
+            loaded, info = cls.from_pretrained(
+                folder, **{"dtype" if library == "transformers" else "torch_dtype": dtype},
+                output_loading_info=True, local_files_only=True, **options,
+            )  # fmt: skip
     except Exception as error:
         raise WeightsError(
             f"{library} cannot read the weights of {folder} into a {cls.__name__}.",

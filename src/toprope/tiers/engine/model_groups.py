@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -180,12 +180,13 @@ def is_closed(module: nn.Module) -> bool:
     return compiled or isinstance(module, nn.TransformerEncoderLayer)
 
 
-def read_model(model: nn.Module, small: int) -> Model:
+def read_model(model: nn.Module, small: int, resident: Collection[str] = ()) -> Model:
     """Take a model apart.
 
     Args:
         model: the model.
         small: weights of fewer bytes stay on the device, and are not bundled with others.
+        resident: names of modules whose weights stay on the device.
     """
     found = Model()
     by_identity: dict[tuple[object, ...], Weight] = {}
@@ -210,6 +211,8 @@ def read_model(model: nn.Module, small: int) -> Model:
                 weight = Weight(name, [], [], like, kind)
                 by_identity[_identity(parameter)] = weight
                 found.weights[name] = weight
+            if prefix in resident:
+                weight.kind = "buffer"
             weight.names.append(name)
             if not any(parameter is each for each in weight.parameters):
                 weight.parameters.append(parameter)

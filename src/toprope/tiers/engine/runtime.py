@@ -567,6 +567,7 @@ class Engine:
         try:
             self.ring_clear()
         finally:
+            self.unit_of = {}  # a graph that is still alive finds the weights where they are now
             self.transfers.close()
             self.placing.close()
             self.lend()

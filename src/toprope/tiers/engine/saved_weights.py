@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toprope.tiers.store.absent import is_absent, refuse
+
 if TYPE_CHECKING:
     from toprope.tiers.engine.model_groups import Weight
     from toprope.tiers.engine.prefetch_buffer import Slot
@@ -82,11 +84,14 @@ class Packing:
     def unpack(self, packed: Any) -> torch.Tensor:
         """The saved tensor."""
         if type(packed) is Reference:
-            version = packed.weight.parameters[0]._version
+            weight = packed.weight
+            if weight.home is None and is_absent(weight.parameters[0]):  # the model was detached without its values
+                refuse(weight.parameters[0], "backward")
+            version = weight.parameters[0]._version
             if version != packed.version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"the weight {packed.weight.name} is at version {version}; expected version {packed.version} "
+                    f"the weight {weight.name} is at version {version}; expected version {packed.version} "
                     "instead."
                 )
             return self.fetch(packed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from toprope.errors import WeightsError
 from toprope.tiers.engine.library_loaders import quantization
-from toprope.tiers.engine.model_groups import Model
+from toprope.tiers.engine.model_groups import Model, Weight
 from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.disk_file import Buffer, DiskFile
 from toprope.tiers.store.headers import FLOATS, Stored, read_folder
@@ -42,6 +43,9 @@ def skeleton() -> Iterator[None]:
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
+_COUNTS = frozenset(("I32", "I64"))
+"""Whole numbers that are no codes of weights, such as positions."""
+
 _SCALED = frozenset(("F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
 
 
@@ -55,38 +59,37 @@ class Files:
         folder: with safetensors files, or one such file.
         model: the model, taken apart.
         module: the model.
+        stored: what the files hold, where they are of another format: they are compared with the model, and not read.
 
     Raises:
-        WeightsError: a weight has another shape there.
+        WeightsError: a file is damaged, or there is none.
     """
 
-    def __init__(self, folder: Path, model: Model, module: nn.Module) -> None:
+    def __init__(self, folder: Path, model: Model, module: nn.Module, stored: Iterable[Stored] | None = None) -> None:
         self.folder, self.model, self.module = folder, model, module
-        self.stored = {each.name: each for each in read_folder(folder)}
+        self.stored = {each.name: each for each in (read_folder(folder) if stored is None else stored)}
         self._open: dict[Path, DiskFile] = {}
         self.homes: dict[str, DiskHome] = {}
         self.refused: list[str] = []
         """Weights whose values are stored as something that is no number of the model's dtype."""
+        self._reshaped: list[tuple[str, Stored, Weight]] = []
         self._stored_name, self._part = self._names()
-        quantised = quantization(folder) is not None
+        self._quantization = quantization(folder)
+        quantised = self._quantization is not None
         for weight in model.weights.values():
             for name in weight.names:
-                stored = self.find(name)
-                if stored is None or stored.dtype not in DTYPES:
+                found = self.find(name)
+                if found is None or found.dtype not in DTYPES:
                     continue
-                there, wanted = DTYPES[stored.dtype], weight.like.dtype
-                if there != wanted and not _converts(stored.dtype, wanted, scaled=quantised):
-                    self.refused.append(f"{name}: {there} in {stored.file.name}, {wanted} in the model")
+                there, wanted = DTYPES[found.dtype], weight.like.dtype
+                if there != wanted and not _converts(found.dtype, wanted, scaled=quantised):
+                    self.refused.append(f"{name}: {there} in {found.file.name}, {wanted} in the model")
                     break
-                if stored.shape != tuple(weight.like.shape):
-                    self.close()
-                    raise WeightsError(
-                        f"{name} has another shape in the files than in the model.",
-                        looked_at=f"{list(stored.shape)} in {stored.file.name}, {list(weight.like.shape)} in the model",
-                        do="build the model from the config.json of the same folder",
-                    )
+                if found.shape != tuple(weight.like.shape):
+                    self._reshaped.append((name, found, weight))
+                    break
                 if weight.like.is_contiguous():
-                    self.homes[weight.name] = self._home(stored, wanted)
+                    self.homes[weight.name] = self._home(found, wanted)
                     break
 
     def find(self, name: str) -> Stored | None:
@@ -123,28 +126,24 @@ class Files:
                 best, most = (rule, part), len(found)
         return best
 
-    def check(self) -> None:
-        """Raise where a model that has no values of its own does not get all of them, or not all is the model's.
+    def check(self, *, whole: bool) -> None:
+        """Raise where the files and the model do not fit together; by the headers of the files alone.
+
+        Args:
+            whole: the model has no values of its own: it needs all of them, and all of the files has to be its own.
 
         Raises:
-            WeightsError: names what is missing, what nothing uses, and what cannot be converted.
+            WeightsError: names what has another shape, is missing, is of no use, or cannot be converted.
         """
-        known = {self._stored_name(name) for weight in self.model.weights.values() for name in weight.names}
-        known |= {self._stored_name(name) for name in self.model.left}
-        known |= {self._stored_name(name) for name, _ in self.module.named_buffers()}
-        ignored = [
-            re.compile(each)
-            for module in self.module.modules()
-            for each in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-        ]
-        unused = [
-            name
-            for name in self.stored
-            if name not in known
-            and name.startswith(self._part)
-            and not name.endswith("_extra_state")
-            and not any(each.search(name) for each in ignored)
-        ]
+        for name, stored, weight in self._reshaped:
+            raise WeightsError(
+                f"{name} has another shape in the files than in the model.",
+                looked_at=f"{list(stored.shape)} in {stored.file.name}, {list(weight.like.shape)} in the model",
+                do="build the model from the config.json of the same folder",
+            )
+        if not whole:
+            return
+        unused = self._unused()
         missing = [
             weight.name
             for weight in self.model.weights.values()
@@ -162,11 +161,65 @@ class Files:
             )
             if some
         ]
+        weights = len(self.model.weights)
+        facts.append(f"{len(self.stored)} tensors in the files, {weights} weights in the model")
         if self.refused or any("scale" in each for each in unused):
             do = "dequantise the files; or build the model with the library that wrote them, and attach it in memory"
         else:
             do = "build the model from the config.json of the same folder; name one file: disk=folder/model.safetensors"
         raise WeightsError(f"{self.folder} does not hold this model.", looked_at="; ".join(facts), do=do)
+
+    def _unused(self) -> list[str]:
+        """Tensors of the files, of the model's part of them, that nothing in the model is named like."""
+        known = {self._stored_name(name) for weight in self.model.weights.values() for name in weight.names}
+        known |= {self._stored_name(name) for name in self.model.left}
+        known |= {self._stored_name(name) for name, _ in self.module.named_buffers()}
+        ignored = self._patterns("_keys_to_ignore_on_load_unexpected")
+        return [
+            name
+            for name in self.stored
+            if name not in known
+            and name.startswith(self._part)
+            and not name.endswith("_extra_state")
+            and not _any(ignored, name)
+        ]
+
+    def _patterns(self, attribute: str) -> list[re.Pattern[str]]:
+        return [re.compile(each) for module in self.module.modules() for each in getattr(module, attribute, None) or ()]
+
+    def may_be_converted(self) -> bool:
+        """Tell if the model's library could make the weights of these files, where `check` raises.
+
+        It renames tensors, fuses, splits and transposes them: the number of their elements stays the same. So what is
+        missing and what is of no use have as many, or something else is wrong, which needs no reading to be known.
+        """
+        method = (self._quantization or {}).get("quant_method")
+        scaled = method == "fp8"
+        if self._quantization is not None and not scaled:
+            return True  # the library's loader names the method
+        if (self.refused and not scaled) or any(
+            prod(there.shape) != weight.like.numel() for _, there, weight in self._reshaped
+        ):
+            return False
+        ignored = self._patterns("_keys_to_ignore_on_load_missing")
+        weights = [
+            weight
+            for weight in self.model.weights.values()
+            if not any(self.find(name) is not None or _any(ignored, name) for name in weight.names)
+        ]
+        buffers = [
+            self.module.get_buffer(name)
+            for name in persistent_buffers(self.module)
+            if self.find(name) is None and not _any(ignored, name)
+        ]
+        unused = [self.stored[name] for name in self._unused() if not (scaled and "scale" in name)]
+        codes = [each for each in unused if each.dtype not in FLOATS | _SCALED | _COUNTS]
+        if codes and all(each.like.is_floating_point() for each in weights):
+            self.refused += [f"{each.name}: {each.dtype} in {each.file.name}" for each in codes]
+            return False
+        missing = sum(each.like.numel() for each in weights) + sum(each.numel() for each in buffers)
+        twice = sum((len(each.names) - 1) * each.like.numel() for each in weights)  # tied, and stored under each name
+        return missing <= sum(prod(each.shape) for each in unused) <= missing + twice
 
     def _home(self, stored: Stored, dtype: torch.dtype) -> DiskHome:
         there = DTYPES[stored.dtype]
@@ -198,6 +251,10 @@ class Files:
         for each in self._open.values():
             each.close()
         self._open.clear()
+
+
+def _any(patterns: list[re.Pattern[str]], name: str) -> bool:
+    return any(each.search(name) for each in patterns)
 
 
 def _converts(stored: str, dtype: torch.dtype, *, scaled: bool) -> bool:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from toprope.errors import TierAbsentError, UsageError
 
-__all__ = ["Absence", "can_move", "is_absent", "present", "set_data", "withdraw"]
+__all__ = ["Absence", "can_move", "is_absent", "present", "refuse", "set_data", "withdraw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,14 @@ class Absence:
         where: when it is on the device.
         remedy: what a program can do that needs it elsewhere.
         instead: functions that are computed with it all the same, by their names in `torch.nn.functional`.
+        change: added to the remedy where a call changes values.
     """
 
     name: str
     where: str
     remedy: str
     instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
+    change: str = ""
 
     @classmethod
     def of(cls, name: str) -> Absence:
@@ -45,10 +47,10 @@ class Absence:
         return cls(
             name,
             f"its values come to the device while the module {module!r} runs" if module else "the model has to run",
-            "in training: handle.optimizer(optimizer); to read or change values: with handle.weights(module): ...; "
-            "to have all of them back: handle.detach()",
+            "to read or change values: with handle.weights(module): ...; to keep it on the device at all times: "
+            f"attach(model, ..., resident=[{module!r}]); to have all of them back: handle.detach()",
+            change="; an optimizer's step: handle.optimizer(optimizer)",
         )
-
 
     @classmethod
     def closed(cls, name: str, files: str | None) -> Absence:
@@ -105,7 +107,10 @@ class _Absent:
             given = kwargs or {}
             if name in absence.instead and isinstance(given.get("weight", args[1] if len(args) > 1 else None), _Absent):
                 return absence.instead[name](*args, **given)
-            _refuse(absence, attribute or name)
+            into = given.get("self", args[0] if args else None)
+            into = into[0] if isinstance(into, (tuple, list)) and into else into
+            changes = name.endswith("_") and not name.endswith("__") and isinstance(into, _Absent)
+            _refuse(absence, attribute or name, changes=changes)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
             if name == "detach" or (attribute == "data" and name == "__get__"):
@@ -143,11 +148,20 @@ def _find(values: Any) -> Absence:
     return Absence.of("a weight")  # in a structure of torch's own
 
 
-def _refuse(absence: Absence, call: str) -> NoReturn:
+def refuse(parameter: nn.Parameter, call: str) -> NoReturn:
+    """Raise that an absent weight cannot be used.
+
+    Raises:
+        TierAbsentError: always.
+    """
+    _refuse(vars(parameter)[_KEY], call)
+
+
+def _refuse(absence: Absence, call: str, *, changes: bool = False) -> NoReturn:
     raise TierAbsentError(
         f"the weight {absence.name} is not on the device: {absence.where}.",
         looked_at=f"{call} was called on it outside of that",
-        do=absence.remedy,
+        do=absence.remedy + (absence.change if changes else ""),
     )
 
 
@@ -204,6 +218,7 @@ def can_move(parameter: nn.Parameter, device: torch.device) -> bool:
 
 def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
     """Let a parameter hold this tensor, wherever it is; the parameter stays the object that it is."""
+    absence = vars(parameter).get(_KEY) if is_absent(parameter) else None
     present(parameter)
     with torch.no_grad(), torch.inference_mode(False):
         plain = not is_traceable_wrapper_subclass(tensor)  # the parts of others do not follow `data`
@@ -217,10 +232,14 @@ def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
         try:
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
+            parameter.grad = gradient
+            if absence is not None:
+                withdraw(parameter, parameter.data, absence)
             raise UsageError(
                 "a parameter cannot move to another device and stay the object that it is.",
                 looked_at=str(error).splitlines()[0],
-                do="attach the model before anything else refers to its parameters, or move it there before",
+                do="delete outputs and losses that record gradients; or attach the model before anything else refers "
+                "to its parameters, or move it there before",
             ) from error
         if gradient is not None and "meta" not in (gradient.device.type, tensor.device.type):
             parameter.grad = gradient.to(tensor.device)

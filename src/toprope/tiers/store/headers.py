@@ -15,7 +15,7 @@ from typing import Any
 
 from toprope.errors import WeightsError
 
-__all__ = ["BITS", "FLOATS", "Stored", "read_folder", "read_header"]
+__all__ = ["BITS", "FLOATS", "Stored", "read_folder", "read_header", "refuse_pointer"]
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -55,7 +55,8 @@ class Stored:
 def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
     """Every tensor of a model folder, in the order of files and of their places in them.
 
-    With an index (`*.safetensors.index.json`) the files that it names, else all `*.safetensors`.
+    With an index (`*.safetensors.index.json`) the files that it names, else all `*.safetensors`; next to a config.json
+    those of the name that transformers and diffusers load, where there are others.
 
     Raises:
         WeightsError: there are none, a file is damaged, or index and files do not fit together.
@@ -65,7 +66,7 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
         return read_header(path)
     if not path.is_dir():
         raise WeightsError(f"{path} is no folder.", do="name the folder of a model: config.json and *.safetensors")
-    indices = sorted(path.glob("*.safetensors.index.json"))
+    indices = _loaded(path, sorted(path.glob("*.safetensors.index.json")))
     if len(indices) > 1:
         names = ", ".join(each.name for each in indices)
         raise WeightsError(f"{path} has the weights of several models.", looked_at=names, do="leave one of them there")
@@ -75,8 +76,34 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
     return tuple(found)
 
 
+def _loaded(path: Path, files: list[Path]) -> list[Path]:
+    """Of several files next to a config.json, the one that transformers and diffusers load, if it is there."""
+    if len(files) > 1 and (path / "config.json").is_file():
+        names = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+        return [each for each in files if each.name.removesuffix(".index.json") in names][:1] or files
+    return files
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise for what Git LFS leaves in place of a file that was not downloaded.
+
+    Raises:
+        WeightsError: it is such a pointer.
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        text = stream.read(1024)
+    if text.startswith(b"version https://git-lfs"):
+        size = next((each[5:] for each in text.decode(errors="replace").splitlines() if each.startswith("size ")), "?")
+        raise WeightsError(
+            f"{file} is a pointer of Git LFS, and not the file itself.",
+            looked_at=f"{file.stat().st_size} bytes, which stand for {size}",
+            do="run `git lfs pull` in its folder, or download the file again",
+        )
+
+
 def _every(path: Path) -> Iterator[Stored]:
-    files = sorted(path.glob("*.safetensors"))
+    files = _loaded(path, sorted(path.glob("*.safetensors")))
     if not files:
         others = sorted(each.name for each in path.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf"))
         raise WeightsError(
@@ -99,8 +126,11 @@ def _every(path: Path) -> Iterator[Stored]:
 
 def _indexed(path: Path, index: Path) -> Iterator[Stored]:
     try:
+        refuse_pointer(index)
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): str(file) for name, file in places.items()}
+    except WeightsError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(
             f"{index} is no index of safetensors files.",
@@ -131,14 +161,17 @@ def read_header(file: Path) -> tuple[Stored, ...]:
         WeightsError: it cannot be read, is no safetensors file, is cut short, or its header contradicts itself.
     """
     try:
+        refuse_pointer(file)
         with file.open("rb") as stream:
             total = os.fstat(stream.fileno()).st_size
             start = stream.read(8)
             size = int.from_bytes(start, "little")
             if len(start) < 8 or size > min(total - 8, _MOST):
-                raise ValueError("it is cut short, or of another format")
+                raise ValueError(f"it is cut short, or of another format: {total} bytes")
             header = json.loads(stream.read(size))
         return tuple(_tensors(file, header, 8 + size, total))
+    except WeightsError:
+        raise
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror}.", do="check the folder and its rights") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -162,7 +195,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, total: int) -> Iter
         if begin != at or (end - begin) * 8 != prod(shape) * BITS[each["dtype"]]:
             raise ValueError(f"the bytes of {name} are not where and as many as they must be")
         if start + end > total:
-            raise ValueError(f"{name} ends after the file: {start + end} of {total} bytes")
+            raise ValueError(f"it is cut short: {name} ends at byte {start + end} of {total}")
         at = end
         yield Stored(name, file, start + begin, end - begin, each["dtype"], shape)
     if start + at != total:
