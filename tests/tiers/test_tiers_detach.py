@@ -89,11 +89,11 @@ def test_a_skeleton_after_its_with_block_says_where_its_values_are(graph, folder
         with pytest.raises(TierAbsentError, match=rf"not attached any more.*{folder}"):
             call()
     if graph:
-        with pytest.raises(UsageError, match=r"(?s)another device.*delete outputs"):
+        with pytest.raises(UsageError, match=r"(?s)detached without its values.*delete outputs"):
             attach(model, 60_000, 20_000, folder, on="cpu", small=1000)
         with pytest.raises(TierAbsentError, match="not attached any more"):
             model(X)
-    calls.clear()
+    del calls, call
     del found
     gc.collect()
     assert torch.equal(read_back(model, folder)(X), net()(X))

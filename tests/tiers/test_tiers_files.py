@@ -282,3 +282,106 @@ def test_quantised_folders_are_refused_by_the_name_of_a_weight(kind, said, tmp_p
         assert "from_pretrained(folder), and attach it without disk=folder" in str(caught.value)
     else:
         assert "dequantise the files" in str(caught.value)
+
+
+# What is wrong is known from the headers, before a library reads anything
+
+
+def edited(change):
+    def edit(folder):
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+    return edit
+
+
+def as_bin(change):
+    def edit(folder):
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        torch.save(state, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+
+    return edit
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 4976698672\n"
+UP = "model.layers.1.mlp.up_proj.weight"
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+CODES = torch.ones(128, 128, dtype=torch.int8)
+
+
+def shorten(folder, name="model.safetensors"):
+    with (folder / name).open("r+b") as stream:
+        stream.truncate((folder / name).stat().st_size // 2)
+
+
+def short_bin(folder):
+    as_bin(lambda state: None)(folder)
+    shorten(folder, "pytorch_model.bin")
+
+
+def bin_pointer(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text(POINTER)
+
+
+def index_pointer(folder):
+    (folder / "model.safetensors.index.json").write_text(POINTER)
+
+
+WRONG = {
+    "missing": (llama, edited(lambda state: state.pop(UP)), rf"not in the files.* {UP}.*29 tensors in the files, 30 weights"),
+    "extra": (llama, edited(lambda state: state.update(other=torch.ones(4))), "no use to the model, such as other"),
+    "layers": (llama, edited(lambda state: [state.pop(each) for each in list(state) if ".2." in each]), r"layers\.2\."),
+    "shape": (llama, edited(lambda state: state.update({UP: torch.ones(128, 127)})), rf"{UP} has another shape"),
+    "int8": (llama, edited(lambda state: state.update({UP: CODES})), rf"{UP}: torch.int8 in model.safetensors"),
+    "cut short": (llama, shorten, r"model\.safetensors is no safetensors file.*cut short: .* ends at byte \d+ of \d+"),
+    "pointer": (llama, lambda folder: (folder / "model.safetensors").write_text(POINTER), "Git LFS.*4976698672"),
+    "index pointer": (llama, index_pointer, r"index\.json is a pointer of Git LFS"),
+    "bin missing": (llama, as_bin(lambda state: state.pop(UP)), rf"not in the files.* {UP}"),
+    "bin int8": (llama, as_bin(lambda state: state.update({UP: CODES})), rf"{UP}: torch.int8 in pytorch_model.bin"),
+    "bin cut short": (llama, short_bin, r"pytorch_model\.bin is no file of weights, or is damaged"),
+    "bin pointer": (llama, bin_pointer, r"pytorch_model\.bin is a pointer of Git LFS"),
+    "expert missing": (mixtral, edited(lambda state: state.pop(EXPERT)), "25 tensors of the files are of no use"),
+    "expert int8": (
+        mixtral,
+        edited(lambda state: state.update({EXPERT: state[EXPERT].to(torch.int8)})),
+        rf"no number, such as {EXPERT}: I8",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_library_reads_no_files_that_are_not_the_models(what, tmp_path, monkeypatch, capfd):
+    """transformers read the whole model first, printed a report, and cast codes of 8 bits to floats without a word."""
+    build, edit, words = WRONG[what]
+    build().save_pretrained(tmp_path)
+    edit(tmp_path)
+    monkeypatch.setattr("toprope.tiers.engine.attach.load_values", lambda *_: pytest.fail("the library reads it"))
+    capfd.readouterr()
+    with pytest.raises(WeightsError, match=f"(?s){words}"):
+        attached(build, tmp_path, 500_000)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_library_that_reads_a_folder_prints_nothing(tmp_path, capfd):
+    mixtral().save_pretrained(tmp_path)
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    attached(mixtral, tmp_path, 500_000).detach()
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_next_to_a_config_the_files_that_libraries_load_count(tmp_path):
+    """A folder with the same weights under other names in another file, as of a model's first release."""
+    whole = llama()
+    whole.save_pretrained(tmp_path)
+    save_file({"layers.0.wq": torch.ones(4)}, tmp_path / "consolidated.safetensors")
+    with attached(llama, tmp_path, 500_000) as handle:
+        assert torch.equal(logits(handle.model), logits(whole))

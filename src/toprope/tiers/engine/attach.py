@@ -32,7 +32,7 @@ from toprope.tiers.engine.weight_files import Files, fill_buffers
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
 from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
-from toprope.tiers.store.absent import is_absent, set_data
+from toprope.tiers.store.absent import can_move, is_absent, set_data
 from toprope.tiers.store.host import HostStore
 from toprope.tiers.store.memory import free_memory, placeholder, without_values
 from toprope.tiers.store.transfer import LIMIT, Link, Transfers
@@ -201,9 +201,14 @@ def _check_options(slots: object, threads: object, limit: object, disk: object) 
 
 def _forget_dropped(model: nn.Module) -> None:
     """Parameters that were left without values when the model was detached are on meta, as those of a skeleton."""
-    for parameter in model.parameters():
-        if is_absent(parameter):
-            set_data(parameter, without_values(parameter))
+    dropped = [each for each in model.parameters() if is_absent(each)]
+    if not all(can_move(each, torch.device("meta")) for each in dropped):
+        raise UsageError(
+            "the model was detached without its values, and an output with its graph is alive that refers to them.",
+            do="delete outputs and losses that record gradients (or detach them), and attach again",
+        )
+    for each in dropped:
+        set_data(each, without_values(each))
 
 
 def _device(model: nn.Module, on: DeviceLike | None) -> Device:

@@ -375,15 +375,17 @@ class Handle:
 
         Args:
             asked: where weights go; None for where they were, or from meta to the host.
-            drop: leave weights without values that were on meta and are in files as they are.
+            drop: leave weights without values that were on meta, if the files have the values of all of these.
         """
         engine = self._engine
         engine.ring_clear()
         host = torch.device("cpu")
-        dropped = set()
+        dropped: set[Weight] = set()
         targets = {}
+        empty = {weight for weight, origin in self._origins.items() if origin.type == "meta"}
+        drop = drop and self._files is not None and all(self._unchanged(each) for each in empty)
         for weight, origin in self._origins.items():
-            if drop and origin.type == "meta" and self._unchanged(weight) and self._files is not None:
+            if drop and weight in empty:
                 dropped.add(weight)
             else:
                 targets[weight] = asked or (host if origin.type == "meta" else origin)

@@ -107,7 +107,7 @@ class _Absent:
             given = kwargs or {}
             if name in absence.instead and isinstance(given.get("weight", args[1] if len(args) > 1 else None), _Absent):
                 return absence.instead[name](*args, **given)
-            into = given.get("self", args[0] if args else None)
+            into = args[0] if args else given.get("tensor")
             into = into[0] if isinstance(into, (tuple, list)) and into else into
             changes = name.endswith("_") and not name.endswith("__") and isinstance(into, _Absent)
             _refuse(absence, attribute or name, changes=changes)
