@@ -77,7 +77,7 @@ def stored_in_bins(folder: Path) -> list[Stored] | None:
 
 @contextmanager
 def _quiet(library: str) -> Iterator[None]:
-    """Without the library's progress bars and reports: what it finds is told once, by an error of ours."""
+    """Without the library's progress bars and reports: what it finds is reported once, by an error of ours."""
     log: Any = import_module(f"{library}.utils.logging")
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(CRITICAL)
