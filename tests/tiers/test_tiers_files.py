@@ -332,7 +332,7 @@ def index_pointer(folder):
 
 
 WRONG = {
-    "missing": (llama, edited(lambda state: state.pop(UP)), rf"not in the files.* {UP}.*29 tensors in the files, 30 weights"),
+    "missing": (llama, edited(lambda state: state.pop(UP)), rf"not in the files.* {UP}.*29 tensors .*, 30 weights"),
     "extra": (llama, edited(lambda state: state.update(other=torch.ones(4))), "no use to the model, such as other"),
     "layers": (llama, edited(lambda state: [state.pop(each) for each in list(state) if ".2." in each]), r"layers\.2\."),
     "shape": (llama, edited(lambda state: state.update({UP: torch.ones(128, 127)})), rf"{UP} has another shape"),

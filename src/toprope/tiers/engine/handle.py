@@ -513,7 +513,7 @@ class Handle:
 
 
 Origins = dict[tuple[nn.Module, str], torch.device]
-"""Where buffers and parameters were before the model was attached, by their modules and names."""
+"""Devices of buffers and parameters before the model was attached, by their modules and names."""
 
 
 def moved_others(

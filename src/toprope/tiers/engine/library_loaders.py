@@ -41,7 +41,7 @@ def quantization(folder: Path) -> dict[str, Any] | None:
 
 
 def stored_in_bins(folder: Path) -> list[Stored] | None:
-    """What the `.bin` files of a model's folder hold; None where there are none, or only reading them would tell.
+    """List the tensors in the `.bin` files of a model's folder; None without such files, or in the format of old torch.
 
     Raises:
         WeightsError: a file is damaged.
