@@ -98,7 +98,8 @@ def test_a_question_is_converted_where_another_one_asks_for_the_package(text):
 
 def test_a_name_with_another_implementation_may_be_called_everywhere():
     text = (
-        "try:\n    from flash_attn import flash_attn_func\nexcept ImportError:\n    from mine import flash_attn_func\n\n"
+        "try:\n    from flash_attn import flash_attn_func\nexcept ImportError:\n"
+        "    from mine import flash_attn_func\n\n"
         "def f(q):\n    return flash_attn_func(q) if q.is_cuda else q\n"
     )
     assert "portable.is_accelerator(q)" in body(text)

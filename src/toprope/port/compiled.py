@@ -14,19 +14,24 @@ from collections.abc import Iterable, Iterator
 from toprope.port.file import File
 from toprope.port.scopes import Binding
 
-__all__ = ["asks_for_package", "compiled_uses", "uses_in"]
+__all__ = ["asks_for_package", "compiled_uses", "guards_a_kernel"]
 
 _IMPORTS = {
     "TR077", "TR077a", "TR077b", "TR079", "TR079a", "TR080", "TR081", "TR082", "TR083", "TR084", "TR084a", "TR097",
     "TR121",
 }  # fmt: skip
-"""Rules about an import of what is for CUDA alone. Where the import is rewritten, its names are there on each device."""
+"""Rules about an import of what is for CUDA alone. Where it is rewritten, its names are there on each device."""
 _OPERATORS_OF_TORCH = {
     "aten", "prim", "prims", "profiler", "quantized", "image", "torchvision", "torchaudio", "c10d",
     "_c10d_functional", "c10d_functional", "inductor", "higher_order", "mkldnn", "onednn", "sparse", "debugprims",
 }  # fmt: skip
 _KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
 _FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
+_SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
+_KERNEL_TEXTS = re.compile(
+    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
+    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b"
+)
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
 
@@ -38,10 +43,10 @@ def compiled_uses(file: File) -> Iterator[ast.expr]:
     that builds an extension, a Triton kernel, an operator that is not torch's own, or a function of the file that calls
     one of these whatever it is given.
     """
-    yield from uses_in(file, file.walk.module.node)
+    yield from _uses_in(file, file.walk.module.node)
 
 
-def uses_in(file: File, part: ast.AST) -> Iterator[ast.expr]:
+def _uses_in(file: File, part: ast.AST) -> Iterator[ast.expr]:
     """The same for a part of the file."""
     names = _Names(file)
     for node in ast.walk(part):
@@ -107,9 +112,10 @@ class _Names:
             inner = getattr(statement, "body", None)
             if isinstance(statement, ast.With | ast.AsyncWith | ast.For) and inner and self._always_uses(inner):
                 return True
-            if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return):
-                if any(isinstance(each, ast.Call) and self._calls(each) for each in _unconditional(statement)):
-                    return True
+            is_plain = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+            parts = _unconditional(statement) if is_plain else ()
+            if any(isinstance(each, ast.Call) and self._calls(each) for each in parts):
+                return True
         return False
 
     def _calls(self, call: ast.Call) -> bool:
@@ -225,3 +231,30 @@ def _is_compiled(file: File, imported: str | None) -> bool:
     if names[0] == "torch":
         return False
     return names[-1] in file.context.compiled or ".".join(names[-2:]) in file.context.kernels
+
+
+def _of_kernels(binding: Binding) -> bool:
+    return (binding.imported or "").partition(".")[0] in ("triton", "cutlass", "cupy", "tilelang", "numba")
+
+
+def guards_a_kernel(file: File, node: ast.AST) -> bool:
+    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
+
+    Of a condition that is what stands below it, of an assertion the function around it.
+    """
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
+    around: ast.AST = file.statement(node)
+    if isinstance(around, ast.Assert):
+        if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):
+            return True
+        around = function or around
+        if function is not None and any(_uses_in(file, function)):
+            return True
+    told = [file.text(around)]
+    if isinstance(around, ast.If):
+        told = [file.text(each) for each in (around.test, *around.body)]
+    if function is not None:
+        told.append(function.name)
+    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
+    return bool(_KERNEL_TEXTS.search(text.replace("is_cuda", "")))
