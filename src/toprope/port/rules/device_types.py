@@ -185,5 +185,5 @@ def _numbered(file: File, node: ast.expr) -> bool:
 
 @FAMILY.method("format", "join")
 @FAMILY.call("torch.device")
-def _numbered_by_a_call(file: File, node: ast.Call) -> bool:
+def _numbered_by_a_call(file: File, node: ast.Call) -> bool | None:
     return _numbered(file, node)

@@ -245,7 +245,7 @@ TYPE = FAMILY.rule(
         Example('if event.type == "click":\n    pass', reported=False),
     ],
 )
-_TWO_KINDS = ({"cuda"}, {"cuda", "cpu"})
+_TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
 
 
