@@ -50,7 +50,7 @@ memory_stats memory_summary: return x + len(p.memory_stats()) + len(p.memory_sum
 reset_peak_memory_stats reset_accumulated_memory_stats: p.reset_peak_memory_stats(); p.reset_accumulated_memory_stats(); return x + 1
 reset_max_memory_allocated reset_max_memory_cached: p.reset_max_memory_allocated(); p.reset_max_memory_cached(); return x + 1
 set_per_process_memory_fraction: p.set_per_process_memory_fraction(0.5); return x + 1
-manual_seed manual_seed_all seed seed_all initial_seed: x = x + (p.initial_seed() > 0); p.manual_seed(1); p.manual_seed_all(1); p.seed(); p.seed_all(); return x + 1
+manual_seed manual_seed_all seed seed_all: p.manual_seed(1); p.manual_seed_all(1); p.seed(); p.seed_all(); return x + 1
 get_rng_state get_rng_state_all: return x + len(p.get_rng_state()) + len(p.get_rng_state_all())
 set_rng_state set_rng_state_all: p.set_rng_state(x); p.set_rng_state_all([]); return x + 1
 Stream stream current_stream default_stream record_stream: return in_stream(x)
@@ -65,6 +65,7 @@ profiler_start profiler_stop: p.profiler_start(); p.profiler_stop(); return x + 
 # torch's own are refused by torch.compile as well, which the test checks
 EAGER = """
 generator: torch.Generator(device="cpu"); return x + 1
+initial_seed: torch.initial_seed(); return x + 1
 fork_rng: torch.get_rng_state(); return x + 1
 GradScaler: torch.amp.GradScaler("cpu"); return x + 1
 custom_fwd: torch.amp.custom_fwd(lambda c: c, device_type="cpu"); return x + 1

@@ -65,19 +65,7 @@ NUMBER = FAMILY.rule(
     attribute; torch_npu's has npu_stream, for libraries of NPUs.""",
     source="torch.cuda.Stream; torch_npu.npu.Stream",
     examples=[
-        Example(
-            """
-            import torch
-
-            launch(x.data_ptr(), torch.cuda.current_stream().cuda_stream)
-            """,
-            """
-            import torch
-            from toprope.device import portable
-
-            launch(x.data_ptr(), portable.current_stream().cuda_stream)
-            """,
-        ),
+        Example("launch(x.data_ptr(), stream.cuda_stream)"),
         Example("event.cuda_event"),
     ],
 )
