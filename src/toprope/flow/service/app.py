@@ -268,6 +268,8 @@ class Service:
             if error.error_code == FAILED:
                 raise Problem(503, error.message, headers={"Retry-After": "5"}) from None
             raise Problem(422, error.message) from None
+        except RecursionError:
+            raise Problem(422, "an input is nested too deeply") from None
 
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer."""
