@@ -113,6 +113,36 @@ def test_batches_of_lists():
         assert "must return a list of as many" in str(error)
 
 
+def test_a_batch_in_which_one_input_ends_the_function_fails_that_input_alone():
+    """SystemExit, KeyboardInterrupt and CancelledError of one failed all, and ended the driver."""
+    kinds = ("SystemExit", "KeyboardInterrupt", "CancelledError", "GeneratorExit")
+    data, graph = chain(stages.leaves.fnode())
+    with graph:
+        for kind in kinds:
+            found = [outcome(each) for each in [graph.submit({data: each}) for each in ("a", kind, "b")]]
+            assert (found[0], found[2]) == (["a"], ["b"])
+            assert isinstance(found[1], df.DfException)
+            assert f"the function raised {kind}: 3" in str(found[1])
+
+
+def test_sys_exit_in_a_stage_is_an_exception_of_its_input():
+    """It ended the driver, in `fetch_result().get()`."""
+    data, graph = chain(stages.quits.fnode())
+    with graph:
+        graph.feed({data: 3})
+        result = graph.fetch_result(timeout=LONG * 1000)
+        assert result.code == 564000
+        with pytest.raises(df.DfException, match="the function raised SystemExit: 3"):
+            result.get()
+
+
+def test_a_request_without_rows_that_comes_first_does_not_fail_its_batch():
+    data, graph = chain(stages.rows.fnode())
+    with graph:
+        futures = [graph.submit({data: torch.ones(count, 2)}) for count in (0, 1, 0)]
+        assert [tuple(outcome(each)[0].shape) for each in futures] == [(0, 2), (1, 2), (0, 2)]
+
+
 def test_feed_and_fetch_keep_their_order_through_batches():
     data, graph = chain(stages.rows.fnode(), stages.scale.fnode())
     with graph:
@@ -300,6 +330,31 @@ def test_a_cancelled_stream_stops_its_generator(tmp_path):
         with pytest.raises(DeadlineExceeded):
             list(other)
         within(LONG, (tmp_path / "other").exists)
+
+
+@pytest.mark.parametrize("way", ["close", "with", "break", "del"])
+def test_a_stream_that_is_left_stops_its_generator(tmp_path, way):
+    """The generator went on for ever, and its stage was free for no other input."""
+    path = tmp_path / "stopped"
+    data, graph = chain(stages.forever.fnode())
+    with graph:
+        if way == "break":
+            for _ in graph.stream({data: str(path)}):
+                break
+        elif way == "with":
+            with graph.stream({data: str(path)}) as stream:
+                assert next(stream) == [0]
+        else:
+            stream = graph.stream({data: str(path)})
+            assert next(stream) == [0]
+            if way == "close":
+                stream.close()
+            else:
+                del stream
+        within(LONG, path.exists)
+        with graph.stream({data: str(tmp_path / "other")}) as other:
+            assert next(other) == [0]
+        assert graph.drain(LONG)
 
 
 def test_a_graph_without_room_says_so_at_once(tmp_path):

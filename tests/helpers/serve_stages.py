@@ -1,6 +1,8 @@
 """Stages for tests of services. Not a test."""
 
+import asyncio
 import os
+import sys
 import time
 
 import torch
@@ -35,6 +37,20 @@ def lists(values):
     if 6 in values:
         raise KeyError("six and others")
     return [ValueError("no five") if each == 5 else (each, len(values)) for each in values]
+
+
+@df.pyflow(batch=4, wait="200ms")
+def leaves(values):
+    """A text that names an exception raises it, for the whole call."""
+    for kind in (SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        if kind.__name__ in values:
+            raise kind(3)
+    return values
+
+
+@df.pyflow
+def quits(value):
+    sys.exit(value)
 
 
 @df.pyflow(batch=2)

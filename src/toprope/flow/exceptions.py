@@ -21,6 +21,7 @@ __all__ = [
     "DfException",
     "DfTypeError",
     "DfValueError",
+    "as_exception",
 ]
 
 SUCCESS = 0
@@ -72,3 +73,11 @@ class DfValueError(DfException, ValueError):
 
 class DfAssertionError(DfException, AssertionError):
     """A decorator was given what contradicts itself."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What a stage raised, as an Exception: SystemExit and its kind would end the program that asks for the result."""
+    if isinstance(error, Exception):
+        return error
+    text = f": {error}" if str(error) else ""
+    return DfException(f"the function raised {type(error).__name__}{text}", FLOW_FUNC_FAILED)

@@ -159,8 +159,8 @@ def _check_size(shape: Sequence[int], to: Input) -> None:
 def _array(value: Any, dtype: DType | None, to: Input) -> Any:
     """Elements of JSON as an array of the dtype, without loss of more than precision.
 
-    Without a dtype, numbers are float32, int64 or bool. They are looked at before numpy converts them: it makes texts of
-    numbers, and floats of large integers, where a list has both.
+    Without a dtype, numbers are float32, int64 or bool. They are looked at before numpy converts them: it makes texts
+    of numbers, and floats of large integers, where a list has both.
     """
     array = numpy.array(value, dtype=object)  # nested lists of different lengths leave lists as elements
     found = set(map(type, array.flat))
