@@ -183,6 +183,9 @@ def test_a_graph_that_cannot_go_on_fails_its_futures():
         found = [outcome(each) for each in futures]
         assert all("has ended" in str(each) for each in found), found
         assert "has ended" in str(graph.error)
+        assert "restarts=0). do: make the graph again" in str(graph.error)
+        with pytest.raises(df.DfException, match=r"cannot be fed: .*has ended.* do: "):
+            graph.submit({data: 1})
 
 
 def test_the_number_of_instances_of_a_node_and_of_the_deploy_file(tmp_path):
@@ -293,6 +296,40 @@ def test_an_input_of_which_nothing_is_made_is_reported():
         found = [outcome(each) for each in [graph.submit({data: each}) for each in range(6)]]
     assert [each for each in found if isinstance(each, list)] == [[0], [2], [4]]
     assert all("has made nothing of the input" in str(each) for each in found[1::2])
+
+
+# The start
+
+
+def test_a_stage_that_does_not_start_in_time_names_the_setting(caplog, monkeypatch):
+    """The limit was 120 s and could not be set, so that no large model could be served."""
+    monkeypatch.setattr("toprope.flow.executor.processes._NEWS", 0.5)
+    data, graph = chain(stages.Starts.fnode(600), start_timeout_ms=1500)
+    with graph, pytest.raises(df.DfException) as caught:
+        graph.submit({data: torch.ones(1)})
+    assert "has not started within 1.5 s. do: give all stages longer" in str(caught.value)
+    assert "start_timeout_ms" in str(caught.value)
+    assert "--start-timeout" in str(caught.value)
+    assert (
+        "waiting for stage Starts_fnode to start: 1 s of 2 s have passed" in caplog.text or "0 s of 2 s" in caplog.text
+    )
+
+
+def test_a_constructor_that_raises_prints_its_traceback_once(caplog):
+    data, graph = chain(stages.Starts.fnode(0, "no weights"))
+    with graph, pytest.raises(df.DfException) as caught:
+        graph.submit({data: torch.ones(1)})
+    assert caught.value.message.endswith("cannot start: ValueError: no weights")
+    assert caplog.text.count("Traceback") == 1
+    assert "serve_stages.py" in caplog.text
+    assert any("Traceback" in each for each in graph.error.__notes__)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
+def test_a_start_timeout_is_a_number_of_milliseconds(wrong):
+    data = df.FlowData()
+    with pytest.raises(df.DfException, match="start_timeout_ms must be an int of at least 1"):
+        df.FlowGraph([stages.plus.fnode()(data)], start_timeout_ms=wrong)
 
 
 # Inputs that nobody waits for

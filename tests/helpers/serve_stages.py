@@ -53,6 +53,20 @@ def quits(value):
     sys.exit(value)
 
 
+@df.npu_model
+class Starts:
+    """A model whose constructor takes long, or raises."""
+
+    def __init__(self, seconds, text=""):
+        time.sleep(seconds)
+        if text:
+            raise ValueError(text)
+
+    @df.method()
+    def run(self, x):
+        return x
+
+
 @df.pyflow(batch=2)
 def wrong(values):
     return values[:-1]

@@ -206,7 +206,9 @@ class Futures:
                 if code == QUEUE_FULL and not wait:
                     raise QueueFull
             if code or self._closed:
-                raise DfException("the graph has ended" if self._closed else "the graph cannot be fed", code or FAILED)
+                broken = self._runner.error
+                why = "the graph cannot be fed" if broken is None else f"the graph cannot be fed: {broken.error}"
+                raise DfException("the graph has ended" if self._closed else why, code or FAILED)
             transaction = messages[0].head.transaction_id
             with self._changed:
                 self._newest = transaction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -24,8 +25,13 @@ from toprope.functions.options import InvokeOptions
 
 __all__ = ["Hosts", "end_session", "ensure_session"]
 
+_log = logging.getLogger("toprope")
+
 _STOP = 2.0
 """Seconds that stages may take to end when the graph is closed."""
+
+_NEWS = 30.0
+"""Seconds after which the log names, again and again, the stage whose start is waited for."""
 
 _PLENTY = 4096
 """Cores of a session that only flow uses: there it is the machine that shares its cores among the stages."""
@@ -158,13 +164,31 @@ class Hosts:
         return replace(route, targets=targets)
 
     def _open(self, host: _Running, until: float) -> None:
-        backend = current.backend()
-        left = max(0.1, until - time.monotonic())
+        """Wait until a process has made its stages, and log which are waited for.
+
+        Raises:
+            DfException: it has not in time, or one of them cannot start; the traceback is a note.
+        """
+        backend, limit = current.backend(), self._options.start_timeout_ms / 1000
+        names = ", ".join(each.context.name for each in host.plan.stages)
         try:
-            host.pid, address = backend.get([backend.call(host.id, "open", (), {}, 1)], left, False)[0]
+            opened = backend.call(host.id, "open", (), {}, 1)
+            while not backend.wait([opened], 1, min(_NEWS, max(0.1, until - time.monotonic())))[0]:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                _log.warning("waiting for stage %s to start: %.0f s of %.0f s have passed", names, limit - left, limit)
+            host.pid, address = backend.get([opened], -1, False)[0]
+        except TimeoutError as error:
+            if str(error):  # of the session: it says what there is too little of
+                raise DfException(f"stage {names} cannot start: {error}", FAILED) from error
+            raise DfException(
+                f"stage {names} has not started within {limit:g} s. do: give all stages longer, by "
+                "FlowGraph(..., start_timeout_ms=n) or toprope serve --start-timeout SECONDS",
+                FAILED,
+            ) from None
         except Exception as error:
-            names = ", ".join(each.context.name for each in host.plan.stages)
-            raise DfException(f"stage {names} cannot start: {error}", FAILED) from error
+            raise _not_started(names, error) from error
         if address is not None:
             self.book[host.name] = address
 
@@ -188,7 +212,7 @@ class Hosts:
             why = host.why or _death(names, error)
             if host.why is None:
                 if not self._lives[base]:
-                    self._on_broken(replace(why, code=FAILED))
+                    self._on_broken(_used_up(why, self._options.restarts))
                     return
                 self._lives[base] -= 1
             self._kill(host)
@@ -311,6 +335,23 @@ def _death(names: str, error: BaseException | None) -> Failure:
     elif any(name in text for name in _CRASHES):
         text += "; native code has crashed: PYTHONFAULTHANDLER=1 shows where"
     return Failure(RuntimeError(text), stage=names, code=FLOW_FUNC_FAILED)
+
+
+def _not_started(names: str, error: Exception) -> DfException:
+    """A stage whose constructor raised, in one line; the traceback is a note."""
+    origin = getattr(error, "origin", None)
+    text = f"{type(origin).__name__}: {origin}" if isinstance(origin, BaseException) else str(error)
+    found = DfException(f"stage {names} cannot start: {text}", FAILED)
+    if isinstance(origin, BaseException):
+        found.add_note(str(error).rstrip())
+    return found
+
+
+def _used_up(why: Failure, restarts: int) -> Failure:
+    """The failure of a process that is not started again."""
+    times = "restarts=0" if not restarts else f"it was started again {restarts} times, as restarts={restarts} says"
+    text = f"{why.error} ({times}). do: make the graph again, or allow more by FlowGraph(..., restarts=n)"
+    return Failure(RuntimeError(text), why.traceback, why.stage, FAILED)
 
 
 def _overdue(stage: StagePlan, transaction: int, deadline_ms: int) -> Failure:
