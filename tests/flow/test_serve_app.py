@@ -16,9 +16,11 @@ from toprope.flow.data_type import DT_BF16, DT_BOOL, DT_FLOAT, DT_INT32, DT_INT6
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.futures import DeadlineExceeded
 from toprope.flow.service import bodies
+from toprope.flow.service.app import _Pace
 from toprope.flow.tensor import Tensor
 
 SAFE = {"content-type": bodies.SAFETENSORS}
+PNG = b"\x89PNG\r\n\x1a\n and so on"
 
 
 def doubled(named):
@@ -104,8 +106,8 @@ def test_a_form_has_tensors(service):
 def test_a_raw_body_is_bytes_where_the_only_input_takes_any_value():
     service = anything(lambda named: [bytes(reversed(named["x"]))])
     headers = {"content-type": "image/png", "accept": "image/png"}
-    answer = ask(service, content=b"abc", headers=headers)
-    assert answer.content == b"cba"
+    answer = ask(service, content=PNG[::-1], headers=headers)
+    assert answer.content == PNG
     assert answer.headers["content-type"] == "image/png"
     assert ask(service, content=b"abc", headers={"content-type": "image/png"}).json() == {"y": {"base64": "Y2Jh"}}
     assert ask(service, json={"x": {"base64": "YWJj"}}).json() == {"y": {"base64": "Y2Jh"}}
@@ -457,6 +459,74 @@ def test_one_result_may_be_an_event(service):
 def test_no_answer_of_this_type(service):
     refused(ask(anything(lambda named: [[1]], generates=True), json={"x": 1}, headers={"accept": "image/png"}), 406)
     refused(ask(service, json={"x": [[1, 2]]}, headers={"accept": "image/png"}), 406)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("image/png", "image/png"), ("image/*", "image/png"), ("image/webp, image/png;q=0.5", "image/png"),
+        ("application/octet-stream", "application/octet-stream"), ("text/html, image/*;q=0.1", "image/png"),
+        ("image/jpeg", None), ("video/*", None),
+    ],
+)  # fmt: skip
+def test_the_content_of_bytes_says_their_type_and_not_the_client(accept, kind):
+    """A client had a picture sent as text/html."""
+    answer = ask(anything(lambda named: [PNG]), json={"x": 1}, headers={"accept": accept})
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if kind is None:
+        assert "the result is image/png" in refused(answer, 406)
+    else:
+        assert (answer.headers["content-type"], answer.content) == (kind, PNG)
+
+
+def test_bytes_of_no_known_type_are_octets():
+    answer = ask(anything(lambda named: [b"<html>"]), json={"x": 1}, headers={"accept": "application/octet-stream"})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    refused(ask(anything(lambda named: [b"<html>"]), json={"x": 1}, headers={"accept": "image/png"}), 406)
+
+
+@pytest.mark.parametrize("accept", ["text/html", "text/plain", "image/svg+xml", "application/xml"])
+def test_a_wrong_accept_is_refused_before_the_model_runs(accept):
+    graph = StandIn(make_plan("python", schema=None), lambda named: [PNG])
+    answer = ask(served(graph), json={"x": 1}, headers={"accept": accept})
+    refused(answer, 406)
+    assert graph.fed == []
+
+
+def test_bytes_of_a_model_are_refused_before_it_runs(service, graph):
+    refused(ask(service, json={"x": [[1, 2]]}, headers={"accept": "image/png"}), 406)
+    assert graph.fed == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(service, graph, encoding):
+    answer = ask(service, content=b"\x1f\x8b", headers={"content-encoding": encoding})
+    assert encoding in refused(answer, 415)
+    assert answer.headers["accept-encoding"] == "identity"
+    assert ask(service, json={"x": [[1, 2]]}, headers={"content-encoding": "identity"}).status_code == 200
+
+
+def test_a_deadline_that_passes_names_its_limit_and_the_work():
+    service = anything(lambda named: DeadlineExceeded("there was no result within the deadline: y works on input 3"))
+
+    async def conversation(client):
+        return [await client.post("/predict", json={"x": 1}, params=each) for each in ({"timeout": 2}, {})]
+
+    short, longest = talk(service, conversation)
+    assert "y works on input 3; the request has a deadline of 2 s" in refused(short, 504)
+    assert short.json()["do"] == "send it with a longer ?timeout=, at most 60"
+    assert "60 s" in refused(longest, 504)
+    assert "--timeout" in longest.json()["do"]
+
+
+def test_retry_after_leaves_out_the_time_in_which_nothing_was_asked():
+    pace = _Pace()
+    for begin in (100.0, 1000.0, 5000.0):
+        pace.begin(begin)
+        pace.add(begin + 0.25)
+        pace.add(begin + 0.5)
+    assert pace.seconds_for(8) == 2
+    assert pace.seconds_for(1000) == 60
 
 
 # Clients that go

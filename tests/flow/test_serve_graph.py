@@ -310,9 +310,7 @@ def test_a_stage_that_does_not_start_in_time_names_the_setting(caplog, monkeypat
     assert "has not started within 1.5 s. do: give all stages longer" in str(caught.value)
     assert "start_timeout_ms" in str(caught.value)
     assert "--start-timeout" in str(caught.value)
-    assert (
-        "waiting for stage Starts_fnode to start: 1 s of 2 s have passed" in caplog.text or "0 s of 2 s" in caplog.text
-    )
+    assert "waiting for stage Starts_fnode to start: " in caplog.text
 
 
 def test_a_constructor_that_raises_prints_its_traceback_once(caplog):
@@ -346,7 +344,7 @@ def test_inputs_that_were_cancelled_or_are_late_are_left_out(tmp_path):
         late = graph.submit({data: (path, 0.02)}, deadline=0.1)
         last = graph.submit({data: (path, 0.03)})
         assert cancelled.cancel()
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match="slow_fnode works on input"):
             late.result(LONG)
         assert (first.result(LONG), second.result(LONG)) == ([1.5], [0.5])
         assert last.result(LONG) == [0.03]

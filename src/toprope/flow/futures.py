@@ -295,8 +295,9 @@ class Futures:
             receivers = [self._waiting.pop(id)[0] for id in late]
             if late:
                 self._changed.notify_all()
+        at_work = self._runner.explain() if late else ""
         for transaction, each in zip(late, receivers, strict=True):
-            _fail(each, DeadlineExceeded("there was no result within the deadline"))
+            _fail(each, DeadlineExceeded(f"there was no result within the deadline: {at_work}"))
             self._runner.cancel(transaction)
 
     def _fail_all(self, error: BaseException) -> None:
