@@ -76,7 +76,7 @@ class DfAssertionError(DfException, AssertionError):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """What a stage raised, as an Exception: SystemExit and its kind would end the program that asks for the result."""
+    """Make an Exception of an error: SystemExit and its kind would end the program that asks for the result."""
     if isinstance(error, Exception):
         return error
     text = f": {error}" if str(error) else ""

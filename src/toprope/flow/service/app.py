@@ -343,7 +343,7 @@ class _Answer(Response):
             watch.cancel()
 
     def _form_of_answer(self) -> str:
-        """Media type of the answer; `BYTES` for bytes of any type, empty for that of the request's body.
+        """Media type of the answer; `BYTES` for bytes of any type, empty for the type of the request's body.
 
         Raises:
             Problem: 406: the client takes none that there is.
@@ -411,7 +411,7 @@ class _Answer(Response):
         )  # fmt: skip
 
     def _type_of(self, body: bytes) -> str:
-        """Media type of bytes: that of their content, as the client must not choose what a browser makes of them.
+        """Media type of bytes by their content: the client must not choose what a browser makes of them.
 
         Raises:
             Problem: 406: the client does not accept it.
