@@ -298,6 +298,23 @@ def test_an_input_of_which_nothing_is_made_is_reported():
     assert all("has made nothing of the input" in str(each) for each in found[1::2])
 
 
+def test_a_callback_or_a_deserializer_that_leaves_ends_no_other_result(monkeypatch):
+    """SystemExit ended the thread that gives results, so all others waited for ever."""
+
+    def leaves(*_):
+        raise SystemExit(3)
+
+    data, graph = chain(stages.plus.fnode())
+    with graph:
+        first = graph.submit({data: 1})
+        first.add_done_callback(leaves)
+        assert outcome(graph.submit({data: 2})) == [102]
+        with monkeypatch.context() as patched:
+            patched.setattr(graph._futures, "_decode", leaves)
+            assert "SystemExit: 3" in str(outcome(graph.submit({data: 3})))
+        assert outcome(graph.submit({data: 4})) == [104]
+
+
 # The start
 
 
@@ -313,11 +330,13 @@ def test_a_stage_that_does_not_start_in_time_names_the_setting(caplog, monkeypat
     assert "waiting for stage Starts_fnode to start: " in caplog.text
 
 
-def test_a_constructor_that_raises_prints_its_traceback_once(caplog):
-    data, graph = chain(stages.Starts.fnode(0, "no weights"))
+@pytest.mark.parametrize("kind", [ValueError, TimeoutError, SystemExit, df.DfException])
+def test_a_constructor_that_raises_prints_its_traceback_once(caplog, kind):
+    data, graph = chain(stages.Starts.fnode(0, kind("no weights")))
     with graph, pytest.raises(df.DfException) as caught:
         graph.submit({data: torch.ones(1)})
-    assert caught.value.message.endswith("cannot start: ValueError: no weights")
+    assert f"cannot start: {kind.__name__}: " in caught.value.message
+    assert "no weights" in caught.value.message
     assert caplog.text.count("Traceback") == 1
     assert "serve_stages.py" in caplog.text
     assert any("Traceback" in each for each in graph.error.__notes__)

@@ -57,10 +57,10 @@ def quits(value):
 class Starts:
     """A model whose constructor takes long, or raises."""
 
-    def __init__(self, seconds, text=""):
+    def __init__(self, seconds, error=None):
         time.sleep(seconds)
-        if text:
-            raise ValueError(text)
+        if error is not None:
+            raise error
 
     @df.method()
     def run(self, x):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.exceptions import FAILED, QUEUE_FULL, DfAbortException, DfException, as_exception
+from toprope.flow.convert import info_of
+from toprope.flow.exceptions import FAILED, INNER_ERROR, QUEUE_FULL, DfAbortException, DfException, as_exception
 from toprope.flow.graph import Plan
 from toprope.flow.result import FlowResult
 from toprope.flow.stage_spec import END, MORE, Message
@@ -225,7 +227,7 @@ class Futures:
             fetched = self._runner.fetch(None, _TURN_MS, aligned=False)
             if fetched.messages or fetched.head.transaction_id:
                 messages = [fetched.messages[place] for place in self._plan.order] if fetched.messages else []
-                self._take(self._decode(messages, fetched), fetched.head.flags)
+                self._take(self._decoded(messages, fetched), fetched.head.flags)
             elif fetched.code == FAILED:
                 broken = self._runner.error
                 why = broken.error if broken is not None else DfAbortException("the graph has ended")
@@ -238,6 +240,12 @@ class Futures:
             if now - looked > _TURN_MS / 2000:
                 looked = now
                 self._expire(now)
+
+    def _decoded(self, messages: list[Message], fetched: Fetched) -> FlowResult:
+        try:
+            return self._decode(messages, fetched)
+        except BaseException as error:  # of a deserializer: this thread has other results to give
+            return FlowResult([], info_of(fetched.head), INNER_ERROR, as_exception(error))
 
     def _take(self, result: FlowResult, flags: int) -> None:
         transaction = result.info.transaction_id
@@ -358,6 +366,8 @@ def _settle(future: Future[list[Any]], result: FlowResult) -> None:
         future.set_result(values)
     except InvalidStateError:
         pass  # it was cancelled
+    except BaseException:  # of a callback, whose Exceptions the future catches itself
+        traceback.print_exc()
 
 
 def _fail(receiver: _Receiver, error: BaseException) -> None:
@@ -373,3 +383,5 @@ def _fail(receiver: _Receiver, error: BaseException) -> None:
         receiver.set_exception(error)
     except InvalidStateError:
         pass  # it was cancelled
+    except BaseException:  # as above
+        traceback.print_exc()

@@ -169,28 +169,33 @@ class Hosts:
         Raises:
             DfException: it has not in time, or one of them cannot start; the traceback is a note.
         """
-        backend, limit = current.backend(), self._options.start_timeout_ms / 1000
-        names = ", ".join(each.context.name for each in host.plan.stages)
+        backend, names = current.backend(), ", ".join(each.context.name for each in host.plan.stages)
         try:
             opened = backend.call(host.id, "open", (), {}, 1)
-            while not backend.wait([opened], 1, min(_NEWS, max(0.1, until - time.monotonic())))[0]:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                _log.warning("waiting for stage %s to start: %.0f s of %.0f s have passed", names, limit - left, limit)
-            host.pid, address = backend.get([opened], -1, False)[0]
-        except TimeoutError as error:
-            if str(error):  # of the session: it says what there is too little of
-                raise DfException(f"stage {names} cannot start: {error}", FAILED) from error
-            raise DfException(
-                f"stage {names} has not started within {limit:g} s. do: give all stages longer, by "
-                "FlowGraph(..., start_timeout_ms=n) or toprope serve --start-timeout SECONDS",
-                FAILED,
-            ) from None
+            is_open = self._wait_for(opened, names, until)
+            if is_open:
+                host.pid, address = backend.get([opened], -1, False)[0]
         except Exception as error:
             raise _not_started(names, error) from error
+        if not is_open:
+            raise DfException(
+                f"stage {names} has not started within {self._options.start_timeout_ms / 1000:g} s. do: give all "
+                "stages longer, by FlowGraph(..., start_timeout_ms=n) or toprope serve --start-timeout SECONDS",
+                FAILED,
+            )
         if address is not None:
             self.book[host.name] = address
+
+    def _wait_for(self, opened: Any, names: str, until: float) -> bool:
+        """Wait for the answer of a process, and log that it is waited for; whether it is there in time."""
+        limit = self._options.start_timeout_ms / 1000
+        left = until - time.monotonic()
+        while not current.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            _log.warning("waiting for stage %s to start: %.0f s of %.0f s have passed", names, limit - left, limit)
+        return True
 
     def _run(self, base: str, host: _Running) -> None:
         backend = current.backend()
