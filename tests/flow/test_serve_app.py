@@ -248,6 +248,34 @@ def test_any_json_for_a_tensor_gives_a_result_or_a_refusal(schema, kind, value):
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
 
 
+_PIECES = st.sampled_from(
+    [
+        b"--b", b"--b--", b"\r\n", b"\n", b"\r", b":", b";", b'"', b"; filename=a",
+        b"Content-Disposition: form-data; name=x",
+        b'Content-Disposition: form-data; name="x"\r\n\r\n', b"Content-Type: application/json", b"[[1, 2]]", b"{", b"}",
+        b'"x":', b"\xff\xfe", b"\0",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            "application/json", "application/json; charset=none", "multipart/form-data; boundary=b",
+            "multipart/form-data; boundary=", "multipart/form-data; boundary=b; charset=none", bodies.SAFETENSORS,
+            "image/png", "", "\xff", "multipart/form-data; boundary=" + "b" * 300,
+        ]
+    ),
+    st.lists(_PIECES | st.binary(max_size=8), max_size=12).map(b"".join),
+    st.sampled_from(["npu", "python"]),
+)  # fmt: skip
+def test_any_body_gives_a_result_or_a_refusal(media_type, body, kind):
+    service = served(StandIn(make_plan(kind, schema=None), lambda named: [0]))
+    answer = ask(service, content=body, headers={"content-type": media_type.encode("latin-1")})
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+
+
 @pytest.mark.parametrize("shape", [[1] * 65, [0, 2**62, 4], [0, 2**61, 2], [0, 2**63], [0, 10**30]])
 def test_shapes_of_safetensors_that_no_array_has_are_refused(service, shape):
     data = b"" if 0 in shape else bytes(4)
