@@ -304,7 +304,7 @@ def value_of_part(body: bytes | str, media_type: str, file_name: str, to: Input)
         found = _tensors(body if isinstance(body, bytes) else body.encode(), f"the part {to.name}", to.name)
         if len(found) == 1:
             return value_of_tensor(next(iter(found.values())), to)
-        raise _misfit(to, f"a file with the tensors {', '.join(found) or 'none'}", "send one tensor")
+        raise _misfit(to, f"a file with the tensors {', '.join(sorted(found)) or 'none'}", "send one tensor")
     if media_type == "application/json" or (to.is_tensor and isinstance(body, str)):
         return value_of_json(_parsed(body, f"the part {to.name}", to.name), to)
     if to.is_tensor:
