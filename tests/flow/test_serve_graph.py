@@ -342,6 +342,16 @@ def test_a_constructor_that_raises_prints_its_traceback_once(caplog, kind):
     assert any("Traceback" in each for each in graph.error.__notes__)
 
 
+def test_a_stage_that_cannot_be_started_again_logs_why_and_fails_what_is_open(caplog, tmp_path):
+    data, graph = chain(stages.StartsOnce.fnode(str(tmp_path / "once")))
+    with graph:
+        found = [outcome(each) for each in [graph.submit({data: each}) for each in range(2)]]
+        assert all(isinstance(each, Exception) for each in found)
+        within(LONG, lambda: graph.error is not None)
+        assert "cannot start: FileExistsError" in str(graph.error)
+        assert caplog.text.count("Traceback") == 1
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
 def test_a_start_timeout_is_a_number_of_milliseconds(wrong):
     data = df.FlowData()

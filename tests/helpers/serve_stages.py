@@ -49,6 +49,19 @@ def leaves(values):
 
 
 @df.pyflow
+class StartsOnce:
+    """The constructor fails where the file is there already."""
+
+    def __init__(self, path):
+        with open(path, "x"):
+            pass
+
+    @df.method()
+    def run(self, value):
+        os.kill(os.getpid(), 9)
+
+
+@df.pyflow
 def quits(value):
     sys.exit(value)
 

@@ -22,6 +22,7 @@ __all__ = [
     "DfTypeError",
     "DfValueError",
     "as_exception",
+    "with_notes",
 ]
 
 SUCCESS = 0
@@ -81,3 +82,8 @@ def as_exception(error: BaseException) -> Exception:
         return error
     text = f": {error}" if str(error) else ""
     return DfException(f"the function raised {type(error).__name__}{text}", FLOW_FUNC_FAILED)
+
+
+def with_notes(error: BaseException) -> str:
+    """The text of an error and its notes, such as a stage's traceback, for the log."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])

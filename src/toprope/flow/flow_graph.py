@@ -22,6 +22,7 @@ from toprope.flow.exceptions import (
     QUEUE_EMPTY,
     SUCCESS,
     DfException,
+    with_notes,
 )
 from toprope.flow.graph import FlowData, FlowOutput, plan, unique_name
 from toprope.flow.graph_options import is_compile_only
@@ -103,8 +104,7 @@ class FlowGraph(GraphSettings):
                 except Exception as error:
                     self._last_error = error
                     self._settled.set()
-                    notes = "".join(f"\n{each}" for each in getattr(error, "__notes__", ()))
-                    logger.error("%s cannot run: %s%s", self.name, error, notes)
+                    logger.error("%s cannot run: %s", self.name, with_notes(error))
                     return None
                 self._runner = runner
                 self._settled.set()

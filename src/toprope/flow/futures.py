@@ -209,8 +209,10 @@ class Futures:
                     raise QueueFull
             if code or self._closed:
                 broken = self._runner.error
-                why = "the graph cannot be fed" if broken is None else f"the graph cannot be fed: {broken.error}"
-                raise DfException("the graph has ended" if self._closed else why, code or FAILED)
+                why = "the graph has ended" if self._closed else "the graph cannot be fed"
+                if broken is not None and not self._closed:
+                    why += f": {getattr(broken.error, 'message', broken.error)}"
+                raise DfException(why, code or FAILED)
             transaction = messages[0].head.transaction_id
             with self._changed:
                 self._newest = transaction

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope import functions
-from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException
+from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException, with_notes
 from toprope.flow.executor.placement import Placed
 from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
@@ -235,6 +235,7 @@ class Hosts:
                     self._on_moved(host.name, new.name, why)
             except Exception as problem:
                 if not self._is_closing():
+                    _log.error("a stage that has ended is not there again: %s", with_notes(problem))
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
 
     def _check_place(self, old: str, new: str, names: str) -> None:
