@@ -298,6 +298,14 @@ def test_a_doubled_key_of_json_is_refused(service, graph, body):
     assert graph.fed == []
 
 
+def test_a_doubled_deadline_is_refused(service, graph):
+    async def conversation(client):
+        return await client.post("/predict?timeout=1&timeout=2", json={"x": [[1, 2]]})
+
+    assert "2 times" in refused(talk(service, conversation), 400, field="timeout")
+    assert graph.fed == []
+
+
 def test_a_part_of_safetensors_has_one_tensor(service, graph):
     part = save({"x": torch.ones(1, 2), "z": torch.ones(1, 2)})
     refused(ask(service, files={"x": ("x.safetensors", part)}), 422, field="x", got="a file with the tensors x, z")

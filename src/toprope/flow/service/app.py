@@ -177,9 +177,12 @@ class Service:
         Raises:
             Problem: 400: the parameter `timeout` is no such number.
         """
-        text = request.query_params.get("timeout")
-        if text is None:
+        texts = request.query_params.getlist("timeout")
+        if not texts:
             return self._limits.seconds
+        if len(texts) > 1:
+            raise Problem(400, f"timeout is given {len(texts)} times", "give it once", field="timeout")
+        text = texts[0]
         try:
             found = float(text)
         except ValueError:
