@@ -156,7 +156,7 @@ def test_an_http_error_whose_body_cannot_be_sent_can_be_printed() -> None:
 
 
 @dataclass(frozen=True)
-class Frozen(Exception):  # noqa: N818 - what it is
+class Frozen(Exception):
     """An exception that refuses assignments."""
 
     reason: str

@@ -462,7 +462,7 @@ def test_a_generator_of_which_only_the_beginning_is_taken_leaves_nothing():
     assert yr.get(next(items)).sum() == 100_000
     del items
     assert until(empty)
-    assert until(lambda: not current.backend().streams)
+    assert until(lambda: not any(each.streams for each in current.backend().reactor._all.values()))
 
 
 # Large values

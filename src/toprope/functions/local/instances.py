@@ -218,6 +218,14 @@ class Instances:
                 elif instance.process is not None:
                     self._session.send(instance.process, call)
 
+    def withdraw(self, instance: Instance, call: Call) -> None:
+        """Nobody wants the result of a call that was not sent; those behind it need not wait for its arguments."""
+        if call in instance.queue:
+            instance.queue.remove(call)
+            call.fail(call.cancel_error())
+            instance.blocked = False
+            self.advance(instance)
+
     def _unblocked(self, instance: Instance) -> None:
         instance.blocked = False
         self.advance(instance)
@@ -442,6 +450,11 @@ class _Calls(_Creation):
             call.fail(error)
         self._instances.free_if_unused(self._instance)
         return False
+
+    def withdraw(self, call: Call) -> None:
+        """Nobody wants the result of a call that was not sent."""
+        self._instances.withdraw(self._instance, call)
+        self._instances.free_if_unused(self._instance)
 
 
 def instance_calls(instances: Instances, instance: Instance) -> _Calls:
