@@ -307,8 +307,9 @@ class Instances:
                         call.fail(error)
 
     def free_dropped(self) -> None:
-        """End instances whose last handle is gone, where nothing is left for them to do."""
+        """End instances whose last handle is gone, where nothing is left for them to do, or list them as such."""
         with self._session.lock:
+            self.listing.changed()
             while self.dropped:
                 instance = self._by_id.get(self.dropped.popleft())
                 if instance is not None:
@@ -380,6 +381,7 @@ class Instances:
                     raise MissingInstanceError(id)
                 why = self.why_waiting(self._by_id[id])
                 raise YRTimeoutError(f"{why}, within {timeout} s", CODES["get failed"])
+            self.listing.changed()  # there will be a handle
             return id, self._by_id[id].code
 
     def named(self) -> list[tuple[str, str]]:

@@ -296,7 +296,7 @@ class Session(Backend):
 
     def unreferenced(self, instance: str) -> None:
         """A handle to an instance is gone."""
-        if self.config.free_unreferenced and not self.ended:
+        if not self.ended:
             self.instances.dropped.append(instance)
             self.reactor.look()
 

@@ -88,7 +88,7 @@ class Placing:
             if found.ever and not found.is_affinity
             else ""
         )
-        return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
+        return found.explained + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
         """Have an instance fail that has not got its resources in its time.
@@ -221,7 +221,7 @@ class _Watched:
             return
         found = shortage(self._asked.nodes_then(), self._record.request)
         if not found.ever:
-            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.text)
+            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.explained)
 
     def late(self) -> None:
         """Its time is over."""
