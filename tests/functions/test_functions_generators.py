@@ -211,7 +211,7 @@ def test_a_closed_generator_is_not_run_again(tmp_path):
 
 @pytest.mark.parametrize("wrong", [5, [5], "ref", None, (), {}])
 def test_cancel_refuses_what_is_no_reference(wrong):
-    with pytest.raises(TypeError, match="obj_refs type error, actual: .*, expect: ObjectRef or list of ObjectRef"):
+    with pytest.raises(TypeError, match=r"obj_refs type error, actual: .*, expect: ObjectRef or list of ObjectRef"):
         yr.cancel(wrong)
 
 

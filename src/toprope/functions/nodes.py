@@ -13,6 +13,11 @@ __all__ = ["UNMET_AFFINITY", "Grant", "Node", "Shortage", "advice"]
 
 _VENDORS = ("NPU", "GPU")
 
+_ROOM = (
+    "There is room for it now: its process has not begun in time, or requests that came earlier are served first. "
+    "do: a longer schedule_timeout_ms"
+)
+
 UNMET_AFFINITY = "Affinity can't be Satisfied"
 """The reason of a node that the affinities of a request exclude."""
 
@@ -87,7 +92,9 @@ class Shortage:
 
     @property
     def text(self) -> str:
-        """The reasons as the vendor writes them."""
+        """The reasons as the vendor writes them; where there are none it is no shortage, and that is said."""
+        if not self.reasons:
+            return _ROOM
         lines = [f"\t{count} unit with [{reason}]." for reason, count in self.reasons.items()]
         head = "no available resource that meets the request requirements, The reasons are as follows:"
         return "\n".join((head, *lines))

@@ -85,7 +85,7 @@ class Placing:
         found = shortage(self._view(), request, on)
         held = (
             held_by(each for each in self._backend.ask(Manager.holders) if each.pid)
-            if found.ever and not found.is_affinity
+            if found.reasons and found.ever and not found.is_affinity
             else ""
         )
         return found.explained + held, CODES["resource config" if found.is_affinity else "resource not enough"]
