@@ -119,6 +119,15 @@ def test_what_can_never_be_met_is_said_with_numbers_and_what_to_do(request_, adv
     assert shortage.explained == f"{shortage.text}\n{advice}"
 
 
+def test_where_there_is_room_no_shortage_is_told():
+    """On Ray a process that began slowly was told as a shortage, with no reason behind "The reasons are as follows:"."""
+    shortage = pool(2).shortage(asked(1))
+    assert (shortage.ever, shortage.reasons) == (True, {})
+    assert shortage.explained.startswith("There is room for it now: its process has not begun in time, or requests")
+    assert "do: a longer schedule_timeout_ms" in shortage.explained
+    assert "[" not in shortage.explained  # by which Ray's backend knows a shortage
+
+
 def test_what_may_be_met_later_has_no_advice():
     ledger = pool(2)
     assert granted(ledger, asked(2)) == (0, 1)
