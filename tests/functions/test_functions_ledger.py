@@ -120,7 +120,7 @@ def test_what_can_never_be_met_is_said_with_numbers_and_what_to_do(request_, adv
 
 
 def test_where_there_is_room_no_shortage_is_told():
-    """On Ray a process that began slowly was told as a shortage, with no reason behind "The reasons are as follows:"."""
+    """On Ray a process that began slowly was told as a shortage, with no reason behind "The reasons are"."""
     shortage = pool(2).shortage(asked(1))
     assert (shortage.ever, shortage.reasons) == (True, {})
     assert shortage.explained.startswith("There is room for it now: its process has not begun in time, or requests")

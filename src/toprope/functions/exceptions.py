@@ -228,8 +228,8 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
         return origin
     kind = _both(type(origin))
     # not by the way of the user's class, which may want arguments
-    is_group = isinstance(origin, BaseExceptionGroup)
-    error: YRInvokeError = allocate(kind, *((origin.message, origin.exceptions) if is_group else ()))
+    parts: tuple[Any, ...] = (origin.message, origin.exceptions) if isinstance(origin, BaseExceptionGroup) else ()
+    error: YRInvokeError = allocate(kind, *parts)
     YRInvokeError.__init__(error, origin, traceback_str)
     error.args = origin.args
     for name in built_in_attributes(type(origin)):
@@ -238,8 +238,8 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
                 setattr(error, name, getattr(origin, name))
             except (AttributeError, TypeError):
                 pass
-    if is_group:
-        error.message = origin.message
+    if parts:
+        error.message = parts[0]
     if notes := notes_of(origin):
         error.__notes__ = notes
     error.__cause__, error.__context__ = origin.__cause__, origin.__context__
