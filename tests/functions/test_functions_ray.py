@@ -279,6 +279,22 @@ def test_instances_are_listed_with_and_without_a_handle_and_end_by_their_ids(bac
 
 
 @pytest.mark.slow
+def test_workers_search_for_modules_in_the_order_of_the_program(backend):
+    """Ray puts each folder in front of those before it: site-packages came before the program's own modules."""
+
+    @yr.invoke
+    def folders():
+        return sys.path
+
+    places = {str(Path(yr.__file__).parents[2]), os.path.dirname(os.__file__)}  # others are put in front by Ray
+    ours, theirs = (
+        [each for each in dict.fromkeys(path) if each in places] for path in (sys.path, yr.get(folders.invoke()))
+    )
+    assert len(ours) == 2
+    assert theirs == ours
+
+
+@pytest.mark.slow
 def test_the_port_of_a_node_is_no_ray(backend, cluster):
     """A real server of gRPC that does not know Ray's calls: Ray itself went on trying for minutes."""
     import ray

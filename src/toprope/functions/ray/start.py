@@ -114,7 +114,8 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         "log_to_driver": config.log_to_driver,
         "logging_level": logging.WARNING,
         # what this program can import, its workers can: those on this machine, and others with the same folders
-        "job_config": JobConfig(_py_driver_sys_path=[each for each in sys.path if each]),
+        # a worker puts one after the other in front of its own: the first one last
+        "job_config": JobConfig(_py_driver_sys_path=[each for each in reversed(sys.path) if each]),
     }
     running, is_ours = _running(address)
     if is_ours:
