@@ -178,7 +178,7 @@ class Dispatcher:
             call.owner.withdraw(call)
 
     def _stream_ended(self, process: Process, call: Call) -> None:
-        """A worker that was told to end a generator, maybe too late, need not remember that."""
+        """A worker that was asked to end a generator, maybe too late, need not remember that."""
         if call.stream is not None and call.stream.closed:
             self._tell(process, call, is_unwanted=False)
 
