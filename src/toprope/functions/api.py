@@ -240,7 +240,7 @@ def load_state(timeout: float = 30) -> None:
 
 
 def _wrong_refs(refs: Any) -> str:
-    """Why something is no list of references; "" where it is one."""
+    """Say why something is no list of references; "" where it is one."""
     if isinstance(refs, list) and all(isinstance(each, ObjectRef) for each in refs):
         return ""
     wrong = next((each for each in refs if not isinstance(each, ObjectRef)), refs) if isinstance(refs, list) else refs

@@ -131,7 +131,7 @@ class ResourceGroups(Protocol):
         """
 
     def is_there(self, name: str) -> bool:
-        """Whether there is a group of this name that has all its bundles."""
+        """True if there is a group of this name that has all its bundles."""
 
     def table(self, name: str | None = None) -> dict[str, Any]:
         """State, strategy and bundles of each group by name, or of one.

@@ -106,7 +106,7 @@ class Shortage:
 
 
 def advice(request: Request, nodes: Sequence[Node]) -> str:
-    """What no node has as much of as a request asks for, with numbers, and what to do; "" for nothing."""
+    """Say what no node has as much of as a request asks for, with numbers, and what to do; "" for nothing."""
     return "\n".join((*_missing_names(request, nodes), *_missing_models(request, nodes), *_too_much(request, nodes)))
 
 

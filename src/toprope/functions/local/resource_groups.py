@@ -147,7 +147,7 @@ class ResourceGroups:
 
     @locked
     def is_there(self, name: str) -> bool:
-        """Whether there is a group of this name that has all its bundles."""
+        """True if there is a group of this name that has all its bundles."""
         return name in self._groups and self._groups[name].ready.done
 
     @locked

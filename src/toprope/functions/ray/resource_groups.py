@@ -133,7 +133,7 @@ class ResourceGroups:
         self._groups.pop(name, None)
 
     def is_there(self, name: str) -> bool:
-        """Whether there is a group of this name that has all its bundles."""
+        """True if there is a group of this name that has all its bundles."""
         found = self._find(name)
         if found is None:
             return False

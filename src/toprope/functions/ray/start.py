@@ -193,12 +193,12 @@ def _python_path() -> str:
 
 
 def _load() -> str:
-    """How busy this machine is, in words."""
+    """The load of this machine, in words."""
     return f"{os.getloadavg()[0]:.0f} processes wanted the {len(os.sched_getaffinity(0))} cores of this machine"
 
 
 def _logs() -> str:
-    """Where Ray says why it does not start."""
+    """The folder in which Ray says why it does not start."""
     folder = private_folder() or os.environ.get("RAY_TMPDIR", "")
     return f"; Ray's own reasons are in {os.path.join(folder, 'session_latest', 'logs')}"
 
