@@ -83,6 +83,10 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
+        group = options.resource_group_options.resource_group_name
+        if group and not found.reasons:  # the nodes have room, which says nothing of the group's
+            text = f"resource group {group} has no room for it, or its process has not begun in time. "
+            return f"{text}do: end what uses the group, or a longer schedule_timeout_ms", CODES["resource not enough"]
         held = (
             held_by(each for each in self._backend.ask(Manager.holders) if each.pid)
             if found.reasons and found.ever and not found.is_affinity
