@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from children import facts
+from toprope.sim.npu.history import warn_of_expandable
 
 SIM = "910B3,refuse=off"
 MIB = 2**20
@@ -77,3 +78,30 @@ else:
     text, left = facts(body, sim="910B3")
     assert text.startswith("NPU out of memory. Tried to allocate 60.00 GiB (NPU 0; the host that simulates it has")
     assert left == 0
+
+
+def test_expandable_segments_were_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_expandable.cache_clear()
+    for _ in range(2):
+        torch.npu.memory._set_allocator_settings("expandable_segments:True")
+    assert [record.getMessage().partition(" is not simulated")[0] for record in caplog.records] == [
+        "expandable_segments:True of PYTORCH_NPU_ALLOC_CONF"
+    ]
+    torch.npu.memory._set_allocator_settings("expandable_segments:False")
+    assert len(caplog.records) == 1
+
+
+def test_the_variable_is_warned_of_when_the_card_is_installed() -> None:
+    body = """
+import json, logging
+heard = []
+handler = logging.Handler()
+handler.emit = lambda record: heard.append(record.getMessage())
+logging.getLogger("toprope").addHandler(handler)
+import torch
+torch.ones(1, device="npu")
+print(json.dumps(heard))
+"""
+    (said,) = facts(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF="expandable_segments:True")
+    assert "is not simulated" in said
+    assert facts(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF="pin_memory_expandable_segments:False") == []
