@@ -74,7 +74,7 @@ def _known(module: str, vendor: dict[str, Any]) -> set[str]:
 
 
 def _operator(module: str, name: str) -> str:
-    """Where the real package has an operator, with its schema and page; "" for any other name.
+    """Place, schema and page of an operator in the real package; "" for any other name.
 
     A program may look for it in the wrong one of the places where operators are.
     """
