@@ -179,22 +179,6 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
         import_ray()
 
 
-@pytest.mark.slow
-def test_workers_search_for_modules_in_the_order_of_the_program(backend):
-    """Ray puts each folder in front of those before it: site-packages came before the program's own modules."""
-
-    @yr.invoke
-    def folders():
-        return sys.path
-
-    places = {str(Path(yr.__file__).parents[2]), os.path.dirname(os.__file__)}  # others are put in front by Ray
-    ours, theirs = (
-        [each for each in dict.fromkeys(path) if each in places] for path in (sys.path, yr.get(folders.invoke()))
-    )
-    assert len(ours) == 2
-    assert theirs == ours
-
-
 def test_an_address_that_is_none_is_refused():
     for address in ("rays", "here", "http://a:1", "a:b"):
         with pytest.raises(ValueError, match="invalid server_address"):
@@ -292,6 +276,22 @@ def test_instances_are_listed_with_and_without_a_handle_and_end_by_their_ids(bac
     for each in (named, *four[1:]):
         each.terminate()
     assert comes(lambda: not told())
+
+
+@pytest.mark.slow
+def test_workers_search_for_modules_in_the_order_of_the_program(backend):
+    """Ray puts each folder in front of those before it: site-packages came before the program's own modules."""
+
+    @yr.invoke
+    def folders():
+        return sys.path
+
+    places = {str(Path(yr.__file__).parents[2]), os.path.dirname(os.__file__)}  # others are put in front by Ray
+    ours, theirs = (
+        [each for each in dict.fromkeys(path) if each in places] for path in (sys.path, yr.get(folders.invoke()))
+    )
+    assert len(ours) == 2
+    assert theirs == ours
 
 
 @pytest.mark.slow

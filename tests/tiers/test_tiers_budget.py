@@ -222,6 +222,27 @@ def test_the_least_budget_has_as_many_slots_as_a_module_needs_at_once(build, slo
             assert all(torch.equal(each, want) for each in found)
 
 
+def test_a_thread_whose_weight_another_one_had_just_loaded_was_taken_for_one_that_waits():
+    """Of two threads that take turns in one slot, one got TierBusyError where the other had only to wake up."""
+    torch.manual_seed(0)
+    model = Block(6)
+    x = torch.randn(3, WIDTH)
+    want, found = model(x).detach(), []
+    biases = sum(each.nbytes for each in model.parameters() if each.dim() == 1)
+
+    def work() -> None:
+        found.extend(model(x).detach() for _ in range(30))
+
+    with attach(model, WIDTH * WIDTH * 4 + biases, "10MB", on="cpu", small=1000):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert len(found) == 90
+    assert all(torch.equal(each, want) for each in found)
+
+
 # The budget
 
 

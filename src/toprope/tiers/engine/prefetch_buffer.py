@@ -144,8 +144,8 @@ class Ring:
         self.streams = device.capabilities.separate_memory
         self.units: dict[str, Unit] = {}
         self.lock = threading.RLock()
-        self._waiting: set[int] = set()
-        """Threads that wait for a slot."""
+        self._waiting: dict[int, Unit] = {}
+        """The unit that each thread waits for, by the thread's number."""
         self.waited = 0.0
         self.loads = self.hits = self.unexpected = 0
         self.watch: Callable[[str, Slot, Unit], None] | None = None
@@ -237,12 +237,14 @@ class Ring:
                         return slot
                     loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
                     held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
-                    self._waiting.add(me)
-                    # Threads that hold slots and do not wait for one themselves will release theirs.
-                    running = {getattr(who, "thread", me) for each in held for who in each.held} - self._waiting
+                    self._waiting[me] = unit
+                    # Threads that hold slots and do not wait for one themselves will release theirs. One whose unit
+                    # another thread has loaded in the meantime holds it and has only to notice.
+                    stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
+                    running = {getattr(who, "thread", me) for each in held for who in each.held} - stuck
                     if not running and len(held) == len(self.slots):
                         # One of those that wait for each other ends: to the others it runs, and releases its own.
-                        self._waiting.discard(me)
+                        self._waiting.pop(me, None)
                         raise self._busy(unit)
                 waited = time.perf_counter() - begin
                 if loading and len(held) < len(self.slots):
@@ -257,7 +259,7 @@ class Ring:
                 self.waited += 0.0005
         finally:
             with self.lock:
-                self._waiting.discard(me)
+                self._waiting.pop(me, None)
 
     def _busy(self, unit: Unit) -> TierBusyError:
         told = []
