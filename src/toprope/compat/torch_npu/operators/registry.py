@@ -22,7 +22,7 @@ import torch
 from torch._ops import _OpNamespace
 from torch.utils._python_dispatch import _disable_current_modes
 
-from toprope.compat.missing import note_missing, of_the_real_one
+from toprope.compat.missing import of_the_real_one
 from toprope.support.npu_operators import npu_operators
 
 from .checks import refuse
@@ -141,9 +141,8 @@ class _Namespace(_OpNamespace):
         except AttributeError as error:
             if op_name.startswith("__"):  # Python's and TorchScript's own questions
                 raise
-            full = f"torch.ops.{self.name}.{op_name}"
-            text = f"{error}: {of_the_real_one(full)}"
-            note_missing(full, text)
+            # not noted for the report: programs and toprope itself ask with hasattr which operators there are
+            text = f"{error}: {of_the_real_one(f'torch.ops.{self.name}.{op_name}')}"
             raise AttributeError(text, name=op_name) from error
 
 
