@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.sim.counters import CardCounters, Counters, Lack, LackRecord, Site
-from toprope.sim.rehearsal import Rehearsal, advice, facts_of, schema
+from toprope.sim.rehearsal import Rehearsal, advice, facts_of, place_text, schema
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, SiteSteps, parse
 from toprope.sim.spec import SimSpec
 
@@ -186,3 +186,9 @@ def test_no_batch_is_advised_that_what_every_batch_needs_rules_out(
     assert found
     if weights + gradients + states + later > capacity:
         assert not any(each.startswith(("a batch", "gradient checkpointing", "less fragmentation")) for each in found)
+
+
+def test_a_place_without_a_frame_of_the_program_is_no_line_of_pythons_start() -> None:
+    """Stages of flow copied at "<frozen runpy>:198"."""
+    assert place_text("<frozen runpy>", 198) == "no line of the program"
+    assert place_text("/somewhere/main.py", 3, "/somewhere") == "main.py:3"
