@@ -15,6 +15,7 @@ import pytest
 import vendor_names as script
 from device_stand_ins import run_anew, told
 from toprope.compat import missing
+from toprope.support.npu_operators import npu_operators
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -68,6 +69,61 @@ def test_what_is_missing_says_so(absent):
         abouts = (NAMES[top]["source"], "an operator, ")
         assert any(f"the real {top} has it ({about}" in text for about in abouts), text
         assert text.endswith("toprope does not simulate it") or "No module" in text, text
+
+
+OPERATORS = {space: sorted({full.partition(".")[0] for full in npu_operators()[space]}) for space in ("npu", "atb")}
+LOOK_FOR_OPERATORS = """
+import toprope.compat
+toprope.compat.install(simulated_card=True)
+import torch, torch_npu
+
+def error(place, name):
+    try:
+        getattr(place, name)
+    except AttributeError as error:
+        return str(error)
+
+tell([
+    {name: [error(torch_npu, name), error(getattr(torch.ops, space), name)] for name in names}
+    for space, names in %r.items()
+])
+"""
+
+
+@pytest.mark.slow
+def test_each_missing_operator_says_that_the_vendor_has_it():
+    found = told(LOOK_FOR_OPERATORS % OPERATORS, by=run_anew, TOPROPE_SIM="910B3", TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    table, texts = npu_operators(), {}
+    for names in found:
+        for name, (at_top, in_ops) in names.items():
+            assert (at_top is None) <= (in_ops is None), name  # what torch_npu has is in torch.ops, too
+            texts.update({(name, text): None for text in (at_top, in_ops) if text})
+    assert {name for name, _ in texts} >= {"npu_mla_preprocess", "npu_ifmr", "npu_attention_to_ffn"}
+    for name, text in texts:
+        assert "the real torch_npu has it (an operator" in text, text
+        assert f"{name}(" in text, text
+        assert (
+            f"page {table['pages_at']}/{table['pages'][name]} " if name in table["pages"] else "a page, from"
+        ) in text
+        assert text.endswith("toprope does not simulate it"), text
+
+
+def test_each_operator_of_the_vendor_is_known_wherever_it_is_looked_for():
+    for space, names in OPERATORS.items():
+        for name in names:
+            for place in ("torch_npu", f"torch.ops.{space}"):
+                assert "the real torch_npu has it (an operator" in missing.of_the_real_one(f"{place}.{name}"), name
+    said = missing.of_the_real_one("torch_npu.npu_mla_preprocess")
+    assert "an operator as torch_npu.atb.npu_mla_preprocess, " in said
+    assert "an operator as torch.ops.npu.zeros, " in missing.of_the_real_one("torch_npu.zeros")
+
+
+@pytest.mark.parametrize("place", ["torch_npu", "torch.ops.npu"])
+def test_a_misspelt_operator_gets_the_name_that_may_be_meant(place):
+    said = missing.of_the_real_one(f"{place}.npu_swigloo")
+    assert said.startswith("it is not one of the documented names of the real torch_npu")
+    assert said.endswith(f"; did you mean {place}.npu_swiglu?")
+    assert "did you mean" not in missing.of_the_real_one(f"{place}.quite_another_thing")
 
 
 @pytest.mark.parametrize("package", script.PACKAGES)

@@ -13,7 +13,7 @@ from toprope.sim.rehearsal import Rehearsal, advice, facts_of, place_text, schem
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, SiteSteps, parse
 from toprope.sim.spec import SimSpec
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 USABLE = 62423 * 2**20  # of a 910B3
 NOWHERE = Line("", 0)
 NO_STEPS = dict.fromkeys(STEPS, SiteSteps(0, 0))
@@ -157,6 +157,35 @@ def test_advice_named_a_setting_that_the_program_had(monkeypatch: pytest.MonkeyP
 def test_the_verdict_of_a_program_that_failed_was_that_it_runs() -> None:
     found = dataclasses.replace(facts(), stopped="signal 9")
     assert found.verdict == "ended with signal 9; until then: runs on the card"
+
+
+def test_a_smaller_batch_was_advised_where_weights_gradients_and_states_alone_do_not_fit() -> None:
+    kinds = {"activations": 256 * MIB, "weights": 128 * MIB, "others": 64 * MIB}
+    to_come = {"gradients": 128 * MIB, "optimizer": 256 * MIB}
+    found = advice(kinds, 32 * MIB, 0, 488 * MIB, to_come)
+    assert found[0] == (
+        "no batch is small enough: weights 128.0 MiB, gradients 128.0 MiB and optimizer states 256.0 MiB do not depend "
+        "on it (estimate: 512.0 MiB of 488.0 MiB, 384.0 MiB of it still to come)"
+    )
+    assert not any("a batch of" in each or "less fragmentation" in each for each in found)
+    assert any(
+        each.startswith("optimizer states on the host (toprope.tiers; estimate: 256.0 MiB less") for each in found
+    )
+    assert any(each.startswith("FSDP over 2 cards or more") for each in found)
+    assert advice(kinds, 32 * MIB, 0, 488 * MIB)[1].startswith("a batch of 0.5 times this one")
+
+
+@given(*[st.integers(0, 1000)] * 6, st.integers(1, 1000), st.integers(1, 1000))
+def test_no_batch_is_advised_that_what_every_batch_needs_rules_out(
+    others: int, weights: int, gradients: int, states: int, activations: int, later: int, wanted: int, capacity: int
+) -> None:
+    kinds = {
+        "others": others, "weights": weights, "gradients": gradients, "optimizer": states, "activations": activations
+    }  # fmt: skip
+    found = advice(kinds, wanted, 0, capacity, {"optimizer": later})
+    assert found
+    if weights + gradients + states + later > capacity:
+        assert not any(each.startswith(("a batch", "gradient checkpointing", "less fragmentation")) for each in found)
 
 
 def test_a_place_without_a_frame_of_the_program_is_no_line_of_pythons_start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import sys
 import tomllib
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from opcode import opmap
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from toprope.support.npu_operators import npu_operators
 
@@ -17,6 +18,14 @@ __all__ = ["missing_from", "not_simulated", "note_missing", "of_the_real_one", "
 
 _COMPILED = ("dataflow.data_wrapper", "dataflow.dflow_wrapper", "dataflow.flow_func.flowfunc_wrapper")
 """Modules of facades that stand for the compiled part of the real package."""
+
+_OPERATORS: dict[str, tuple[Literal["npu", "atb"], ...]] = {
+    "torch_npu": ("npu", "atb"),
+    "torch_npu.atb": ("atb",),
+    "torch.ops.npu": ("npu",),
+    "torch.ops.atb": ("atb",),
+}
+"""Places where programs look for operators of torch_npu, and the namespaces of those that are there."""
 
 
 @functools.cache
@@ -39,30 +48,55 @@ def of_the_real_one(name: str) -> str:
     """Say whether the real package has an API that its facade lacks; "" where the real package is not known.
 
     Args:
-        name: of a module, or of a name in a module, with all its parts: "torchair.ge".
+        name: of a module, or of a name in a module, with all its parts: "torchair.ge", "torch.ops.npu.npu_ifmr".
     """
-    top = name.partition(".")[0]
     module, _, last = name.rpartition(".")
+    top = "torch_npu" if module in _OPERATORS else name.partition(".")[0]
     vendor = vendor_names().get(top)
     if vendor is None:
         return ""
+    if about := _operator(module, last):
+        return f"the real {top} has it ({about}), toprope does not simulate it"
     if name in vendor["modules"] or last in vendor["modules"].get(module, ()):
-        about = _operator(last) if module == "torch_npu" else ""
-        return f"the real {top} has it ({about or vendor['source']}), toprope does not simulate it"
+        return f"the real {top} has it ({vendor['source']}), toprope does not simulate it"
     if "._C." in name or module in _COMPILED:
         return f"the names of the compiled part of the real {top} are in no list, so that it may have it"
-    return f"it is not one of the documented names of the real {top} ({vendor['source']})"
+    near = difflib.get_close_matches(last, _known(module, vendor), n=1, cutoff=0.8)
+    meant = f"; did you mean {module}.{near[0]}?" if near else ""
+    return f"it is not one of the documented names of the real {top} ({vendor['source']}){meant}"
 
 
-def _operator(name: str) -> str:
-    """The vendor's page of an operator, and its replacement if it is deprecated; "" for any other name."""
+def _known(module: str, vendor: dict[str, Any]) -> set[str]:
+    """Names that a module of the real package has, its operators and its submodules included."""
+    operators = {full.partition(".")[0] for space in _OPERATORS.get(module, ()) for full in npu_operators()[space]}
+    inside = {name.rpartition(".")[2] for name in vendor["modules"] if name.rpartition(".")[0] == module}
+    return {*vendor["modules"].get(module, ()), *operators, *inside}
+
+
+def _operator(module: str, name: str) -> str:
+    """Place, schema and page of an operator in the real package; "" for any other name.
+
+    A program may look for it in the wrong one of the places where operators are.
+    """
     table = npu_operators()
-    schema = next((table[space][name] for space in ("npu", "atb") if name in table[space]), "")
-    if not schema:
+    for space in _OPERATORS.get(module, ()):
+        schema = table[space].get(name) or next(
+            (text for full, text in table[space].items() if full.partition(".")[0] == name), ""
+        )
+        if schema:
+            break
+    else:
         return ""
-    page = f", page {table['pages_at']}/{table['pages'][name]} of Ascend/op-plugin" if name in table["pages"] else ""
+    at_top = name in vendor_names()["torch_npu"]["modules"]["torch_npu"]
+    places = [f"torch.ops.{space}", *(["torch_npu"] if at_top else []), *(["torch_npu.atb"] if space == "atb" else [])]
+    where = "" if module in places else f" as {places[-1]}.{name}"
+    page = (
+        f"page {table['pages_at']}/{table['pages'][name]} of Ascend/op-plugin"
+        if name in table["pages"]
+        else f"without a page, from {table['source'].partition(':')[0]}"
+    )
     instead = f", deprecated in favour of {table['deprecated'][name]}" if table["deprecated"].get(name) else ""
-    return f"an operator, {name}{schema}{page}{instead}"
+    return f"an operator{where}, {name}{schema}, {page}{instead}"
 
 
 def note_missing(name: str, text: str) -> None:

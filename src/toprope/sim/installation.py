@@ -128,12 +128,14 @@ def _install(spec: SimSpec) -> None:
         run_record.join_run(library)
         _register(torch)
         state.set_installed(spec)
+        from toprope.sim.npu.history import warn_of_expandable
         from toprope.sim.npu.npu_config import tell_units
         from toprope.sim.npu.utils import get_cann_version
 
         tell_units()
         torch.version.cann = get_cann_version() or "not known"  # type: ignore[attr-defined] # as torch_npu's collect_env
         faults.enter_from_environment()
+        warn_of_expandable(os.environ.get("PYTORCH_NPU_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", ""))
         _log.info("the simulated card is installed: %s", spec.format())
 
 

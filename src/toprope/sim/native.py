@@ -62,6 +62,7 @@ class Native:
         self.mark_held = get(core_lib, "ts_mark_held", None, c_void_p, c_int)
         self.note_step = get(core_lib, "ts_note_step", None, c_int)
         self.note_runtime_memory = get(core_lib, "ts_note_runtime_memory", None, c_int, c_int64)
+        self.note_to_come = get(core_lib, "ts_note_to_come", None, c_int, c_uint64, c_uint64)
         self.look_up = get(core_lib, "ts_look_up", c_uint64, c_uint64)
         self.look_up_as_before = get(core_lib, "ts_look_up_as_before", None, c_uint64)
         self.device_count = get(core_lib, "ts_device_count", c_int)

@@ -563,11 +563,13 @@ def _shortage(part: CardMemory, capacity: int) -> Shortage:
     kinds = _by_kind(part.at_shortage)
     return Shortage(
         part.wanted, part.wanted_line, kinds, part.at_shortage[:_MOST_LINES],
-        tuple(advice(kinds, part.wanted, part.runtime, capacity)),
+        tuple(advice(kinds, part.wanted, part.runtime, capacity, part.to_come)),
     )  # fmt: skip
 
 
-def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -> list[str]:
+def advice(
+    kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int, to_come: Mapping[str, int] | None = None
+) -> list[str]:
     """Changes that would make an allocation fit, from what holds the memory: each an estimate.
 
     Args:
@@ -575,21 +577,31 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
         wanted: bytes of the allocation.
         runtime: bytes that the runtime takes.
         capacity: memory that a program gets.
+        to_come: bytes by kind that the step will make whatever the batch: gradients, and states of the optimizer.
     """
     if wanted > capacity:
         return [f"a smaller tensor: {gibibytes(wanted)} at once are more than the card has"]
     held = {kind: kinds.get(kind, 0) for kind in KINDS}
+    later = {kind: (to_come or {}).get(kind, 0) for kind in KINDS}
     total = sum(held.values()) + wanted + runtime
     moving = held["activations"] + (wanted if held["activations"] else 0)
     fixed = total - moving
-    states = held["weights"] + held["gradients"] + held["optimizer"]
+    kept = {kind: held[kind] + later[kind] for kind in ("weights", "gradients", "optimizer")}  # at every batch
+    least = sum(kept.values()) + runtime
     found = []
-    if total <= capacity and "expandable_segments:True" not in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
+    if least > capacity:
+        coming = f", {gibibytes(sum(later.values()))} of it still to come" if any(later.values()) else ""
+        found.append(
+            f"no batch is small enough: weights {gibibytes(kept['weights'])}, gradients {gibibytes(kept['gradients'])} "
+            f"and optimizer states {gibibytes(kept['optimizer'])} do not depend on it (estimate: {gibibytes(least)} of "
+            f"{gibibytes(capacity)}{coming})"
+        )
+    elif total <= capacity and "expandable_segments:True" not in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
         found.append(
             "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, which is not simulated (estimate: "
             f"{gibibytes(total)} of {gibibytes(capacity)} are needed at this point; the rest is cached in pieces)"
         )
-    if moving and moving >= total / 2 and fixed < capacity:
+    if moving and moving >= total / 2 and max(fixed, least) < capacity:
         share = 0.5
         while fixed + share * moving > capacity:
             share /= 2
@@ -603,18 +615,21 @@ def advice(kinds: Mapping[str, int], wanted: int, runtime: int, capacity: int) -
                 "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks "
                 f"and the inside of one are at most {room}; activations are {gibibytes(moving)})"
             )
-    if total > capacity and held["optimizer"] and total - held["optimizer"] <= capacity:
+    need = max(total, least)
+    without_states = max(total - held["optimizer"], least - kept["optimizer"])
+    if need > capacity and kept["optimizer"] and without_states <= capacity:
         found.append(
-            f"optimizer states on the host (toprope.tiers; estimate: {gibibytes(held['optimizer'])} less, "
-            f"{gibibytes(total - held['optimizer'])} at this point)"
+            f"optimizer states on the host (toprope.tiers; estimate: {gibibytes(kept['optimizer'])} less, "
+            f"{gibibytes(without_states)} at this point)"
         )
     if held["weights"] >= total / 2 and total > capacity:
         found.append(
             f"weights of which a part is on the host (toprope.tiers; estimate: {gibibytes(total - capacity)} of "
             f"{gibibytes(held['weights'])} have to be there)"
         )
-    if states > 0 and total - states < capacity < total:
-        cards = ceil(states / (capacity - (total - states)))
+    held_states, states = sum(held[kind] for kind in kept), sum(kept.values())
+    if states > 0 and total - held_states < capacity < need:
+        cards = ceil(max(held_states / (capacity - (total - held_states)), states / (capacity - runtime)))
         if cards > 1:
             found.append(f"FSDP over {cards} cards or more (estimate: weights, gradients and optimizer in equal parts)")
     if not found:

@@ -31,7 +31,7 @@ _SITE = struct.Struct("<9Q")
 _LACKS = struct.Struct(f"<{_MAX_LACKS}Q")
 _NUMBER = struct.Struct("<48sQ")
 _BAD_NUMBERS = ("nan", "overflow")
-_CARD = struct.Struct("<4Q5Q3QqQ")
+_CARD = struct.Struct("<4Q5Q5QqQ")
 _SAMPLE = struct.Struct("<q5Q")
 _KINDS = struct.Struct("<5Q")
 _BY_LINE = _MAX_LINES * _KINDS.size
@@ -43,7 +43,7 @@ _CARDS_AT = _NUMBERS_AT + len(_BAD_NUMBERS) * _NUMBER.size
 SIZE = _CARDS_AT + _MAX_CARDS * _CARD_SIZE
 """Bytes of a record."""
 
-_MAGIC = b"TRREHEA\x01"
+_MAGIC = b"TRREHEA\x02"
 _SMALL, _BEFORE = 0, 1
 
 
@@ -100,6 +100,8 @@ class CardMemory:
         at_shortage: what held the memory when it failed.
         runtime: memory that the runtime takes for itself and the allocator does not see.
         samples: memory in use over time.
+        to_come: gradients of parameters that optimizers have, and states of these optimizers, that did not exist yet
+            when it failed, by kind (`KINDS`).
     """
 
     peak: int
@@ -109,6 +111,7 @@ class CardMemory:
     at_shortage: tuple[Held, ...]
     runtime: int
     samples: tuple[Sample, ...]
+    to_come: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def _site(data: bytes | memoryview, number: int) -> dict[str, SiteSteps]:
 def _card(data: bytes | memoryview, number: int, lines: list[Line]) -> CardMemory | None:
     start = _CARDS_AT + number * _CARD_SIZE
     _, peak, is_rising, _, *rest = _CARD.unpack_from(data, start)
-    wanted, wanted_line, runtime = rest[5:8]
+    wanted, wanted_line, runtime, gradients, states = rest[5:10]
     if not (peak or wanted or runtime):
         return None
     start += _CARD.size
@@ -232,6 +235,7 @@ def _card(data: bytes | memoryview, number: int, lines: list[Line]) -> CardMemor
         peak, live if is_rising else at_peak, wanted, lines[wanted_line] if wanted_line < len(lines) else lines[0],
         at_shortage, runtime,
         tuple(Sample(ns / 1e9, dict(zip(KINDS, sizes, strict=True))) for ns, *sizes in samples if ns),
+        {"gradients": gradients, "optimizer": states},
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import errno
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from toprope.sim.rehearsal import Rehearsal
     from toprope.sim.timing import Timing
 
-__all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test"]
+__all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test", "to_come"]
 
 _log = logging.getLogger("toprope")
 
@@ -258,6 +258,49 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+_COPIES = {
+    "Adadelta": ("square_avg", "acc_delta"),
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+    "Adamax": ("exp_avg", "exp_inf"),
+    "NAdam": ("exp_avg", "exp_avg_sq"),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "RMSprop": ("square_avg",),
+    "Rprop": ("prev", "step_size"),
+}
+"""torch's optimizers that make states of a parameter's size in the first step, and these states."""
+_MORE_COPIES = {"amsgrad": ("Adam", "AdamW"), "momentum": ("SGD", "RMSprop"), "centered": ("RMSprop",)}
+"""Options that add one such state, and the optimizers that have them."""
+
+
+def to_come(optimizers: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """Bytes of gradients and states that the optimizers do not have yet, by card: those that a step will make.
+
+    States of optimizers that are not torch's are not known, and count as nothing.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    seen: set[int] = set()
+    for optimizer in optimizers:
+        # its class, or the one of torch's that it is derived from
+        name = next(
+            (kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim.")), ""
+        )
+        for group in optimizer.param_groups:
+            copies = len(_COPIES.get(name, ()))
+            copies += sum(bool(group.get(option)) for option, names in _MORE_COPIES.items() if name in names)
+            for parameter in group["params"]:
+                tensor = getattr(parameter, "_local_tensor", parameter)
+                if id(parameter) in seen or tensor.device.type != "npu" or not parameter.requires_grad:
+                    continue
+                seen.add(id(parameter))
+                gradients, states = found.get(tensor.device.index, (0, 0))
+                found[tensor.device.index] = (
+                    gradients + (tensor.nbytes if parameter.grad is None else 0),
+                    states + (0 if optimizer.state.get(parameter) else copies * tensor.nbytes),
+                )
+    return found
+
+
 class _Hooks:
     """The hooks of one process in torch, shared by the rehearsals that are recorded there."""
 
@@ -421,6 +464,7 @@ class _Hooks:
         """Look for modules and optimizers among all objects of Python: an allocation is about to fail."""
         import torch
 
+        optimizers = []
         for one in gc.get_objects():
             try:
                 kind = type(one)  # isinstance would ask proxies, which may warn or load what they are for
@@ -428,8 +472,11 @@ class _Hooks:
                     self._mark_weights(one)
                 elif issubclass(kind, torch.optim.Optimizer):
                     self._mark_states(one)
+                    optimizers.append(one)
             except Exception:
                 continue  # an object that is half made, or a proxy whose target is gone
+        for device, (gradients, states) in to_come(optimizers).items():
+            self._library.note_to_come(device, gradients, states)
 
     def _mark(self, tensor: Tensor, kind: int) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, as FSDP2's parameters are

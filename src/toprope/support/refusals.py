@@ -56,7 +56,7 @@ DTYPES = tuple(name for name in VENDOR_NAMES if name != "float4_e2m1fn_x2")
 
 @dataclass(frozen=True)
 class Operand:
-    """An argument of an operator that the vendor checks."""
+    """An argument of an operator that the vendor checks: a tensor, or the dtype of the result."""
 
     position: int
     """Position in torch's schema of the operator, from 0."""
@@ -160,7 +160,8 @@ def refusal(operator: str, dtypes: Sequence[str | Sequence[str] | None], chip: C
     Args:
         operator: torch's name with its overload: "aten::repeat_interleave.self_int".
         dtypes: for each argument of the schema its dtype ("float64" or "torch.float64"), None for what is no tensor on
-            the card (numbers, tensors of the CPU, missing ones), a sequence for a list of tensors. May be shorter.
+            the card (numbers, tensors of the CPU, missing ones), a sequence for a list of tensors. An argument that is
+            the dtype of the result is that dtype. May be shorter.
         chip: the chip, from `toprope.chips`.
     """
     for row in _by_operator(chip.family).get(_key(operator, chip.family), ()):

@@ -1,9 +1,12 @@
 """PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out."""
 
+import json
+
 import pytest
 import torch
 
-from children import facts
+from children import facts, run
+from toprope.sim.npu.history import warn_of_expandable
 
 SIM = "910B3,refuse=off"
 MIB = 2**20
@@ -25,8 +28,9 @@ print(json.dumps([torch.npu.memory_reserved() // 2**20, torch.npu.memory_allocat
     ],
 )
 def test_sizes_follow_the_settings(settings: str, asked: int, reserved: int, allocated: float) -> None:
-    found = facts(RESERVED.format(bytes=asked * MIB), sim="910B3", PYTORCH_NPU_ALLOC_CONF=settings)
-    assert found == [reserved, allocated]
+    done = run(RESERVED.format(bytes=asked * MIB), sim="910B3", PYTORCH_NPU_ALLOC_CONF=settings)
+    assert json.loads(done.stdout.splitlines()[-1]) == [reserved, allocated]
+    assert (done.stderr != "") == ("expandable_segments:True" in settings)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +81,21 @@ else:
     text, left = facts(body, sim="910B3")
     assert text.startswith("NPU out of memory. Tried to allocate 60.00 GiB (NPU 0; the host that simulates it has")
     assert left == 0
+
+
+def test_expandable_segments_were_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_expandable.cache_clear()
+    for _ in range(2):
+        torch.npu.memory._set_allocator_settings("expandable_segments:True")
+    assert [record.getMessage().partition(" is not simulated")[0] for record in caplog.records] == [
+        "expandable_segments:True of PYTORCH_NPU_ALLOC_CONF"
+    ]
+    torch.npu.memory._set_allocator_settings("expandable_segments:False")
+    assert len(caplog.records) == 1
+
+
+def test_the_variable_is_warned_of_when_the_card_is_installed() -> None:
+    body = "import torch; torch.ones(1, device='npu')"
+    said = run(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF="expandable_segments:True").stderr
+    assert said.count("expandable_segments:True of PYTORCH_NPU_ALLOC_CONF is not simulated") == 1
+    assert run(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF="pin_memory_expandable_segments:False").stderr == ""

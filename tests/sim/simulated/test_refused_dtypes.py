@@ -68,3 +68,44 @@ def test_a_compiled_graph_is_refused_where_it_calls_a_kernel_of_the_vendor():
         with pytest.raises(RuntimeError, match=r"mm: NPU function error: call aclnnM.* error code is 161002"):
             compiled(x)
     assert compiled(x.float()).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+FP8 = torch.float8_e4m3fn
+OF_RESULT = {
+    "to": (lambda dtype: torch.ones(4, device="npu").to(dtype), "aclnnCast", FP8),
+    "copy_": (lambda dtype: torch.empty(4, dtype=dtype, device="npu").copy_(torch.ones(4).npu()), "aclnnCast", FP8),
+    "from": (lambda dtype: torch.empty(4, dtype=dtype, device="npu").float(), "aclnnCast", FP8),
+    "zeros": (lambda dtype: torch.zeros(4, dtype=dtype, device="npu"), "aclnnInplaceZero", FP8),
+    "full": (lambda dtype: torch.full((4,), 1, dtype=dtype, device="npu"), "aclnnInplaceFillScalar", FP8),
+    "full_like": (lambda dtype: torch.full_like(torch.ones(4).npu(), 1, dtype=dtype), "aclnnInplaceFill", FP8),
+    "rand": (lambda dtype: torch.rand(4, dtype=dtype, device="npu"), "aclnnInplaceUniform", FP8),
+    "arange": (lambda dtype: torch.arange(4, dtype=dtype, device="npu"), "aclnnArange", torch.int16),
+    "linspace": (lambda dtype: torch.linspace(0, 1, 4, dtype=dtype, device="npu"), "aclnnLinspace", torch.complex64),
+    "eye": (lambda dtype: torch.eye(4, dtype=dtype, device="npu"), "aclnnEye", torch.float64),
+    "sum": (lambda dtype: torch.ones(4, device="npu").sum(dtype=dtype), "aclnnReduceSum", torch.uint16),
+    "sum of a dimension": (lambda dtype: torch.ones(4, device="npu").sum(0, dtype=dtype), "aclnnReduceSum", FP8),
+    "mean": (lambda dtype: torch.ones(4, device="npu").mean(dtype=dtype), "aclnnMean", torch.bool),
+    "cumprod": (lambda dtype: torch.ones(4, device="npu").cumprod(0, dtype=dtype), "aclnnCumprod", torch.complex64),
+    "softmax": (lambda dtype: torch.ones(4, device="npu").softmax(0, dtype=dtype), "aclnnCast", FP8),
+}
+
+
+@pytest.mark.parametrize(("call", "kernel", "dtype"), OF_RESULT.values(), ids=OF_RESULT)
+def test_a_result_of_a_dtype_that_the_kernel_does_not_take_was_made(call, kernel, dtype):
+    with pytest.raises(RuntimeError, match=rf"call {kernel}\w* failed, error code is 161002"):
+        call(dtype)
+    call(torch.float32)
+
+
+def test_a_cast_that_is_refused_names_the_dtype_of_the_result():
+    with pytest.raises(RuntimeError) as error:
+        torch.ones(4, device="npu").to(FP8)
+    text = "EZ1001): The param dtype not implemented for DT_FLOAT8_E4M3FN, should be in dtype support list [DT_FLOAT16,"
+    assert text in str(error.value)
+
+
+def test_memory_and_copies_to_and_from_the_host_take_every_dtype():
+    held = torch.ones(4).to(FP8).npu()
+    assert torch.empty_like(held).dtype == FP8
+    assert held.cpu().float().tolist() == [1.0] * 4
+    assert torch.ones(4).to("npu", FP8).dtype == FP8  # cast on the host

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import toprope.sim
 from toprope.errors import SimulatorError
 from toprope.sim.rehearsal_record import KINDS
+from toprope.sim.rehearsing import to_come
 
 SIM = "910B3"
 
@@ -119,6 +120,52 @@ def test_a_shortage_names_kinds_that_no_forward_pass_has_shown():
     shortage = of_memory(rehearsal.facts).shortage
     assert shortage is not None
     assert shortage.kinds["weights"] == shortage.kinds["gradients"] == block(1024, 1024)
+
+
+def test_what_an_optimizer_has_still_to_make_was_not_counted():
+    with toprope.sim.rehearse() as rehearsal:
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.empty(20 * GIB // 4, device="npu"))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(45 * GIB, dtype=torch.uint8, device="npu")
+    (first, *others) = of_memory(rehearsal.facts).shortage.advice
+    assert first.startswith(
+        "no batch is small enough: weights 20.0 GiB, gradients 20.0 GiB and optimizer states 40.0 GiB do not"
+    )
+    assert "60.0 GiB of it still to come" in first
+    assert not any("a batch of" in each for each in others)
+    assert optimizer.state == {}
+
+
+def test_gradients_and_states_to_come_by_optimizer():
+    model = nn.Linear(64, 64, bias=False, device="npu")
+    size = 64 * 64 * 4
+    (weight,) = model.parameters()
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+    class Derived(torch.optim.Adam):
+        pass
+
+    for make, copies in (
+        (torch.optim.AdamW, 2), (Derived, 2), (lambda params: torch.optim.Adam(params, amsgrad=True), 3),
+        (torch.optim.SGD, 0), (lambda params: torch.optim.SGD(params, momentum=0.9), 1), (Own, 0),
+        (lambda params: torch.optim.RMSprop(params, momentum=0.9, centered=True), 3), (torch.optim.Rprop, 2),
+        (torch.optim.Adagrad, 0),  # makes its states when it is made
+    ):  # fmt: skip
+        assert to_come([make([weight])]) == {0: (size, copies * size)}
+    trained = torch.optim.AdamW([weight])
+    weight.grad = torch.zeros_like(weight)
+    trained.step()
+    assert to_come([trained]) == {0: (0, 0)}
+    assert sum(state.nbytes for state in trained.state[weight].values() if state.dim()) == 2 * size
+    trained.zero_grad()
+    assert to_come([trained, trained]) == {0: (size, 0)}
+    assert to_come([torch.optim.AdamW(nn.Linear(4, 4).parameters())]) == {}
+    assert to_come([torch.optim.AdamW([torch.ones(4, device="npu")])]) == {}
 
 
 def test_recomputed_activations_are_activations_and_forward_temporaries_without_gradients_are_not():

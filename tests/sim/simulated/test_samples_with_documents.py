@@ -58,7 +58,9 @@ met: Counter[str] = Counter()
 
 
 def dtype_of(value: Any) -> Any:
-    """What a kernel of the card sees of an argument: dtypes of tensors on the card."""
+    """What a kernel of the card sees of an argument: dtypes of tensors on the card and of the result."""
+    if isinstance(value, torch.dtype):
+        return str(value)
     if isinstance(value, torch.Tensor):
         return str(value.dtype) if value.device.type == "npu" else None
     if isinstance(value, list | tuple):
@@ -77,7 +79,7 @@ def expected(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> re
     if name == "aten::copy_":
         to, source = given[0], given[1]
         is_cast = to.device.type == source.device.type == "npu" and to.dtype != source.dtype
-        return refusals.refusal(CAST, [str(source.dtype)], CHIP) if is_cast else None
+        return refusals.refusal(CAST, [str(source.dtype), str(to.dtype)], CHIP) if is_cast else None
     return refusals.refusal(f"{name}.{overload}" if overload else name, [dtype_of(value) for value in given], CHIP)
 
 

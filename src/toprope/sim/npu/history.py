@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
+import logging
 import pickle
 import re
 from pathlib import Path
@@ -15,7 +17,14 @@ from toprope.sim.native import native
 from toprope.sim.npu._state import PARAMETER, lazy_init, message
 from toprope.sim.npu.memory_pieces import memory_snapshot
 
-__all__ = ["dump_snapshot", "is_recording", "record_memory_history", "set_allocator_settings", "snapshot"]
+__all__ = [
+    "dump_snapshot",
+    "is_recording",
+    "record_memory_history",
+    "set_allocator_settings",
+    "snapshot",
+    "warn_of_expandable",
+]
 
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot")
 _MOST = 1 << 20
@@ -33,6 +42,7 @@ _SETTINGS = frozenset(
 )  # fmt: skip
 """Keys of PYTORCH_NPU_ALLOC_CONF (NPUAllocatorConfig.cpp of Ascend/pytorch)."""
 
+_log = logging.getLogger("toprope")
 _recording = False
 
 
@@ -136,3 +146,14 @@ def set_allocator_settings(settings: str) -> None:
         if key not in _SETTINGS:
             raise RuntimeError(message(f"Unrecognized CachingAllocator option: {key}", PARAMETER))
     torch._C._accelerator_setAllocatorSettings(settings)
+    warn_of_expandable(settings)
+
+
+@functools.cache
+def warn_of_expandable(settings: str) -> None:
+    """Say once that expandable segments are not simulated, where these settings of the allocator ask for them."""
+    if re.search(r"\bexpandable_segments\s*:\s*True\b", settings):  # not pin_memory_expandable_segments
+        _log.warning(
+            "expandable_segments:True of PYTORCH_NPU_ALLOC_CONF is not simulated: memory is cached in segments as "
+            "without it, so that a program may run out of memory here where the card would not."
+        )

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch._ops import _OpNamespace
 from torch.utils._python_dispatch import _disable_current_modes
 
+from toprope.compat.missing import of_the_real_one
 from toprope.support.npu_operators import npu_operators
 
 from .checks import refuse
@@ -126,6 +128,22 @@ def register() -> None:
         if name not in there:
             torch.library.register_fake(f"npu::{name}", _called(OPERATORS[name]), lib=libraries["npu"])
     _libraries.extend(libraries.values())
+    for namespace in libraries:
+        getattr(torch.ops, namespace).__class__ = _Namespace
+
+
+class _Namespace(_OpNamespace):
+    """`torch.ops.npu` and `torch.ops.atb`: the error of a missing operator says whether the real torch_npu has it."""
+
+    def __getattr__(self, op_name: str) -> Any:
+        try:
+            return super().__getattr__(op_name)
+        except AttributeError as error:
+            if op_name.startswith("__"):  # Python's and TorchScript's own questions
+                raise
+            # not noted for the report: programs and toprope itself ask with hasattr which operators there are
+            text = f"{error}: {of_the_real_one(f'torch.ops.{self.name}.{op_name}')}"
+            raise AttributeError(text, name=op_name) from error
 
 
 def _family() -> str:

@@ -43,6 +43,9 @@ EXPORT int ts_start_rehearsal(int which, uint64_t smallest, const char* path) {
 }
 EXPORT const void* ts_stop_rehearsal(int which) { return stop_rehearsal(static_cast<Recorder>(which)); }
 EXPORT const void* ts_rehearsal(int which) { return rehearsals[which]; }
+EXPORT void ts_note_to_come(int device, uint64_t gradients, uint64_t states) {
+  note_to_come(device, gradients, states);
+}
 EXPORT void ts_mark_held(const void* data, int kind) { mark_held(data, static_cast<Held>(kind)); }
 EXPORT void ts_note_step(int kind) { note_step(static_cast<Step>(kind)); }
 EXPORT void ts_note_runtime_memory(int device, int64_t bytes) { note_runtime_memory(device, bytes); }

@@ -184,6 +184,14 @@ void note_runtime_memory(int device, int64_t bytes) {
   each([&](Rehearsal& one) { one.cards[device].runtime += static_cast<uint64_t>(bytes); });
 }
 
+void note_to_come(int device, uint64_t gradients, uint64_t states) {
+  if (!is_device(device)) return;
+  each([&](Rehearsal& one) {
+    one.cards[device].to_come[0] = gradients;
+    one.cards[device].to_come[1] = states;
+  });
+}
+
 void note_shortage(int device, uint64_t wanted, uint16_t line) {
   if (rehearsing) heap(device).note_shortage(wanted, line);
 }
@@ -223,7 +231,7 @@ int start_rehearsal(Recorder which, uint64_t smallest, const char* path) {
     one->began_ns = now_ns();
     memcpy(one->lines, known_lines, sizeof known_lines);
     one->line_count = line_count;
-    memcpy(one->magic, "TRREHEA\x01", sizeof one->magic);
+    memcpy(one->magic, "TRREHEA\x02", sizeof one->magic);
     // A child that is forked meanwhile does not write into its parent's file.
     [[maybe_unused]] static int once = pthread_atfork(nullptr, nullptr, [] {
       rehearsing = false;

@@ -37,6 +37,7 @@ struct CardMemory {
   uint64_t wanted;       // by the last allocation that failed; 0 for none
   uint64_t wanted_line;
   uint64_t runtime;      // bytes that the runtime takes for itself: buffers of communicators
+  uint64_t to_come[2];   // gradients and states of optimizers that did not exist yet when that allocation failed
   int64_t sample_ns;     // width of a sample
   uint64_t sample_count;
   Sample samples[kSamples];  // each is the largest total in its time
@@ -104,6 +105,7 @@ TOPROPE_API void note_step(Step kind);
 TOPROPE_API void note_step_of(const Site* site);
 TOPROPE_API void note_runtime_memory(int device, int64_t bytes);
 TOPROPE_API void note_shortage(int device, uint64_t wanted, uint16_t line);
+TOPROPE_API void note_to_come(int device, uint64_t gradients, uint64_t states);
 
 // Says what the block at this address is. A block that is no card's, or was not recorded, is passed over.
 TOPROPE_API void mark_held(const void* data, Held kind);

@@ -185,6 +185,16 @@ void Call::leave_card() {
   left_card_ = true;
 }
 
+void Call::of_result(c10::ScalarType dtype) {
+  if (host_ == nullptr || host_->dtypes != 0) check_documented(kind_, rules_, position_, static_cast<int>(dtype));
+}
+
+void check_documented(const sim::Kind* kind, const sim::Rules* rules, int position, int dtype) {
+  if (rules == nullptr || position >= sim::kPositions) return;
+  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  if (rules->refused[position] >> dtype & 1) [[unlikely]] raise_undocumented(kind, *rules, position, dtype);
+}
+
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents) {
   uint64_t bit = uint64_t{1} << dtype;
   if (sim::refused_dtypes[sim::index_of(kind)] & bit) [[unlikely]] raise_refused(kind, dtype);

@@ -79,6 +79,7 @@ class Call {
     written_ = written;
   }
   void on(c10::Device device);  // the card, where no operand says it
+  void of_result(c10::ScalarType dtype);  // the argument is the dtype of the result
 
   // All operands are in: checks that they agree, waits for the card's stream, counts.
   void begin();
@@ -142,6 +143,10 @@ class Call {
 // document mentions.
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents = true);
 
+// Refuses a dtype of an argument as the chip does. Tests and the count of what no document mentions leave it alone: for
+// casts, and for the dtype of a result.
+void check_documented(const sim::Kind* kind, const sim::Rules* rules, int position, int dtype);
+
 // "aten::add" and "Tensor" as "aten::add.Tensor".
 std::string full_name(const char* name, const char* overload);
 
@@ -186,6 +191,14 @@ template <>
 struct In<const std::optional<at::Tensor>&> {
   using type = std::optional<at::Tensor>;
   static type make(Call& call, const std::optional<at::Tensor>& tensor) { return call.in(tensor); }
+};
+template <>
+struct In<std::optional<at::ScalarType>> {
+  using type = std::optional<at::ScalarType>;
+  static type make(Call& call, type dtype) {
+    if (dtype.has_value()) call.of_result(*dtype);
+    return dtype;
+  }
 };
 template <>
 struct In<at::TensorList> {

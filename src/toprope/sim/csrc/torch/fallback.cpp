@@ -25,6 +25,7 @@ struct Operator {
   const sim::Rules* rules = nullptr;
   uint32_t host_arguments = 0;     // may be tensors of the host, as on a real card; bits are positions
   uint32_t written = 0;            // bits are positions
+  uint32_t dtypes = 0;             // of results that have them as an argument; bits are positions
   int host_result = -1;        // a result that stays on the host
   bool waits = false;              // the host learns something from the data: a value, or the size of a result
   HostOperator* on_host = nullptr;  // where it runs on the host on a real card too
@@ -59,6 +60,11 @@ bool rounds_once(const std::string& name) {
 
 bool is_list(const c10::Argument& argument) { return argument.type()->kind() == c10::TypeKind::ListType; }
 
+bool is_dtype(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_dtype(optional->getElementType());
+  return type->kind() == c10::TypeKind::ScalarTypeType;
+}
+
 bool has_mask(const c10::IValue& indices) {
   if (!indices.isOptionalTensorList() && !indices.isTensorList()) return false;
   for (const c10::IValue& index : indices.toList()) {
@@ -92,6 +98,7 @@ Operator describe(const c10::FunctionSchema& schema) {
     const c10::Argument& argument = schema.arguments()[i];
     if (argument.name() == "generator") op.generators.push_back(i);
     if (i < 32 && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) op.written |= 1u << i;
+    if (i < 32 && is_dtype(argument.real_type())) op.dtypes |= 1u << i;
   }
   return op;
 }
@@ -104,8 +111,10 @@ const Operator& known(const c10::FunctionSchema& schema) {
   return op;
 }
 
-void take(Call& call, c10::IValue& value) {
-  if (value.isTensor()) {
+void take(Call& call, c10::IValue& value, bool is_dtype) {
+  if (is_dtype) {
+    if (value.isInt()) call.of_result(value.toScalarType());
+  } else if (value.isTensor()) {
     value = call.in_owned(std::move(value).toTensor());
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> host;
@@ -308,7 +317,7 @@ void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::S
   if (host == c10::DispatchKey::CPU) call.runs_on(op.on_host);
   for (size_t i = 0; i < count; i++) {
     call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
-    take(call, (*stack)[begin + i]);
+    take(call, (*stack)[begin + i], i < 32 && (op.dtypes >> i & 1));
   }
   for (size_t i : op.generators) {
     c10::IValue& value = (*stack)[begin + i];
@@ -362,10 +371,10 @@ void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit
     const Operator& op = known(handle.schema());
     const size_t begin = stack->size() - handle.schema().arguments().size();
     Call call(op.kind, op.rules);
-    for (size_t i = begin; i < stack->size(); i++) {
-      call.argument(static_cast<int>(i - begin), false);
-      c10::IValue copy = (*stack)[i];
-      take(call, copy);
+    for (size_t i = 0; begin + i < stack->size(); i++) {
+      call.argument(static_cast<int>(i), false);
+      c10::IValue copy = (*stack)[begin + i];
+      take(call, copy, i < 32 && (op.dtypes >> i & 1));
     }
   }
   Unchecked unchecked;

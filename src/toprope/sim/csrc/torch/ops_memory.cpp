@@ -242,12 +242,11 @@ class Copy {
 };
 
 // A cast on the card is an operator of the vendor's, with dtypes of its own.
-void check_cast(c10::ScalarType from) {
-  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+void check_cast(c10::ScalarType from, c10::ScalarType to) {
   static sim::Kind* const kind = sim::kind("npu::npu_dtype_cast");
   static const sim::Rules* const rules = sim::rules_of("npu::npu_dtype_cast");
-  int dtype = static_cast<int>(from);
-  if (rules != nullptr && (rules->refused[0] >> dtype & 1)) raise_undocumented(kind, *rules, 0, dtype);
+  check_documented(kind, rules, 0, static_cast<int>(from));
+  check_documented(kind, rules, 1, static_cast<int>(to));
 }
 
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
@@ -258,8 +257,7 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     wait_for_current_stream(tensor->device().index());
   }
   if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) {
-    check_cast(src.scalar_type());
-    if (self.scalar_type() == c10::kBFloat16) check_cast(c10::kBFloat16);  // LLaMA-Factory#4165: the target too
+    check_cast(src.scalar_type(), self.scalar_type());
   }
   check_host_memory((on_npu(self) ? self : src).device().index(), self);
   if (sim::watching(sim::kUnsafe)) [[unlikely]] {
