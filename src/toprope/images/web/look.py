@@ -45,6 +45,15 @@ footer { display: none !important; }
 span[data-testid="block-info"] { white-space: nowrap; }
 input[type=number] { max-width: 3.6rem; }
 #files button[aria-label*="emove"], #packed button[aria-label*="emove"] { display: none; }
+#editor { display: grid !important; grid-template-columns: minmax(0, 8fr) minmax(20rem, 5fr); gap: 0.8rem 1.2rem;
+  grid-template-areas: "view ask" "view settings" "tree settings"; grid-template-rows: auto auto 1fr; }
+#view { grid-area: view; } #ask { grid-area: ask; } #settings { grid-area: settings; } #tree { grid-area: tree; }
+#view, #ask, #settings, #tree { min-width: 0 !important; }
+@media (max-width: 760px) {
+  #editor { grid-template-columns: minmax(0, 1fr); grid-template-areas: "view" "ask" "tree" "settings"; }
+}
+#slider img, #source img { max-height: 70vh; object-fit: contain; }
+#problem .html-container, #note .html-container, #ended .html-container,
 #panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,
 #rows .html-container, #parameters .html-container { padding: 0 !important; }
 #panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }
