@@ -162,8 +162,8 @@ class Page:
 
     def _tree(self) -> None:
         self.gallery = gr.Gallery(
-            label="Steps of this session: choose one to see it and to go on from it", columns=6, height=200,
-            allow_preview=False, visible=False, elem_id="gallery", buttons=[],
+            label="Steps of this session", show_label=False, columns=6, height="auto", allow_preview=False,
+            visible=False, elem_id="gallery", buttons=[],
         )  # fmt: skip
         self.ended = gr.HTML("", elem_id="ended", visible=False)
         self.resume = gr.Button("Run the interrupted edits again", elem_id="resume", size="sm", visible=False)
@@ -282,7 +282,7 @@ class Page:
         try:
             entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
         except TopropeError:
-            return {}
+            return {self.picker: gr.skip()}
         return self._filled(form_of(entry.record, self.studio.loras))
 
     # Edits
@@ -314,6 +314,7 @@ class Page:
         """Tell every step of the session's edits until none is open. It is told by one follower for each tab."""
         tab, mine = str(request.session_hash), object()
         self._following[tab] = mine
+        yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
         try:
             while jobs := self.studio.desk.jobs_of(session):
                 told = self._batch_told if jobs[0].about else self._edit_told

@@ -52,6 +52,11 @@ input[type=number] { max-width: 3.6rem; }
 @media (max-width: 760px) {
   #editor { grid-template-columns: minmax(0, 1fr); grid-template-areas: "view" "ask" "tree" "settings"; }
 }
+#gallery .grid-wrap { height: auto !important; min-height: 0 !important; max-height: 20rem; }
+#gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) !important; gap: 0.4rem; }
+#gallery .thumbnail-lg { aspect-ratio: 1; height: auto; }
+#gallery .thumbnail-lg > img { object-fit: contain; }
+#gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; }
 #slider img, #source img { max-height: 70vh; object-fit: contain; }
 #problem .html-container, #note .html-container, #ended .html-container,
 #panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,

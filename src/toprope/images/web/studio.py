@@ -250,7 +250,8 @@ class Studio:
             ImageError: its files are gone.
         """
         made_from = None if step.parent is None else self.sessions.step(session, step.parent)
-        return self._copies.entry(step.name, step.files["picture"], made_from and made_from.files["picture"])
+        source = None if made_from is None else made_from.files["picture"]
+        return self._copies.entry(step.name, step.files["picture"], source)
 
     def large(self, step: Step) -> Path:
         """The picture of a step, as browsers can show it.
@@ -291,8 +292,9 @@ class Studio:
             UsageError: the form cannot be, there is no picture, or too many edits wait.
         """
         self.sessions.join(session)
-        current = self.sessions.current(session)
-        number = parent if parent is not None else current and current.number
+        number = parent
+        if number is None and (current := self.sessions.current(session)) is not None:
+            number = current.number
         request = self._check(values, None if number is None else "picture")
         assert number is not None
         step = self.sessions.step(session, number)
@@ -302,7 +304,8 @@ class Studio:
             )
         # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
         seed = int(dice()) if request.seed is None else int(request.seed)
-        asked = [{**values, "seed": str((seed + at) % 2**64), "num_images": 1} for at in range(request.num_images)]
+        one = {**values, "num_images": 1, "drawn": request.seed is None}
+        asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
         begun = self.sessions.begin(session, number, *asked)
         return self._submit_steps(session, begun, {**values, "seed": str(seed)})
 
@@ -310,7 +313,7 @@ class Studio:
         """Ask for another edit of what a step was made from; of the step itself where it was brought. See `edit`."""
         self.sessions.join(session)
         step = self.sessions.current(session) if number is None else self.sessions.step(session, number)
-        return self.edit(session, values, step and (step.parent or step.number))
+        return self.edit(session, values, None if step is None else step.parent or step.number)
 
     def again(self, session: str) -> list[Job]:
         """Ask again for the edits of a session that a server did not end.

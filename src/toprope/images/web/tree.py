@@ -59,5 +59,6 @@ def ended(steps: Sequence[Step], most: int = 6) -> list[Step]:
 
 
 def last_request(steps: Sequence[Step]) -> dict[str, object]:
-    """The form of the newest edit; empty before the first."""
-    return next((dict(step.request) for step in reversed(steps) if step.request is not None), {})
+    """The form of the newest edit as it was filled in: a seed that was drawn is left out. Empty before the first."""
+    found = next((dict(step.request) for step in reversed(steps) if step.request is not None), {})
+    return {**found, "seed": ""} if found.get("drawn") else found
