@@ -203,6 +203,11 @@ class Tab:
         """How many steps the tree shows."""
         return self.page.locator("#gallery img").count()
 
+    def file_after(self, before):
+        """The address of the picture that is shown, once it is another one."""
+        changed = "before => { const t = document.querySelector('#files a')?.href; return t && t !== before && t }"
+        return self.page.wait_for_function(changed, arg=before).json_value()
+
     def grows(self, before):
         """The tree has one step more."""
         self.page.wait_for_function(f"document.querySelectorAll('#gallery img').length === {before + 1}")
@@ -365,15 +370,13 @@ def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(serv
     tab.wait("#steps input[type=number]")
     tab.fill(pictures / "dog.png", steps=2)
     assert not tab.page.is_enabled("#undo")
+    shown = [""]
     for words in ("snow", "night"):
         tab.page.fill("#instruction textarea", words)
-        before = tab.steps()
         tab.page.click("#edit")
-        tab.grows(before)
-    tab.see("#files", "dog-")
-    night = tab.page.inner_text("#files")
+        shown.append(tab.file_after(shown[-1]))
     tab.page.click("#undo")
-    tab.page.wait_for_function("name => document.querySelector('#files').innerText !== name", arg=night)
+    assert tab.file_after(shown[-1]) == shown[1]
     tab.page.click("#undo")
     tab.wait("#source img")
     assert not tab.page.is_enabled("#undo")
@@ -384,8 +387,9 @@ def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(serv
     tab.grows(3)
     captions = tab.page.locator("#gallery .caption-label").all_inner_texts()
     assert [caption.partition(" · ")[0] for caption in captions] == ["dog.png", "1. snow", "2. night", "1. rain"]
+    rain = tab.file_after(shown[1])
     tab.page.locator("#gallery button").nth(2).click()
-    tab.see("#files", night.split()[-1])
+    assert tab.file_after(rain) == shown[2]
     assert tab.errors == []
     tab.context.close()
 
