@@ -62,6 +62,7 @@ def draw(page: Page, folder: Path) -> None:
     page.press("#steps input[type=number]", "Tab")
     page.click("#edit")
     page.wait_for_function("+document.querySelector('#progress [data-step]')?.dataset.step > 14")
+    page.click("#facts > button")
     page.wait_for_function("document.querySelector('#panel').innerText.includes('one runs, step')")
     shoot(page, "running")
     page.wait_for_selector("#progress [data-state=done]")

@@ -212,6 +212,11 @@ class Tab:
         """The tree has one step more."""
         self.page.wait_for_function(f"document.querySelectorAll('#gallery img').length === {before + 1}")
 
+    def facts(self):
+        """Unfold the facts about the device."""
+        if not self.page.is_visible("#panel"):
+            self.page.click("#facts > button")
+
     def ready(self, server, path):
         """The model is there, and so is a picture: also where this test is the first of its process."""
         server.load()
@@ -352,6 +357,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_tree(server, tab
     assert "make it snow" in shown  # as it was written
     assert f"steps\t{STEPS}" in shown
     assert "snow at 1" in shown
+    tab.facts()
     tab.see("#panel", "snow")
     tab.form(instruction="something else", seed="1", steps=2)
     tab.page.click("#reuse")
@@ -490,6 +496,7 @@ def test_a_portrait_is_shown_whole_and_a_phone_has_picture_instruction_edit_and_
 def test_cancel_stops_an_edit_and_the_panel_is_live(server, tab, pictures):
     tab.ready(server, pictures / "cat.png")
     tab.form(steps=100)
+    tab.facts()
     with server.held():
         tab.page.click("#edit")
         tab.wait("#progress [data-state=running][data-step]")

@@ -70,7 +70,8 @@ class Page:
                     self._tree()
                 with gr.Column(elem_id="settings"):
                     self._form()
-                    self.panel = gr.HTML(panel_html(studio.facts()), elem_id="panel")
+                    with gr.Accordion("Device, memory and queue", open=False, elem_id="facts"):
+                        self.panel = gr.HTML(panel_html(studio.facts()), elem_id="panel")
             self._wire()
 
     # What is on the page
