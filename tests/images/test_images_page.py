@@ -132,7 +132,7 @@ class Server:
         session = new_session()
         image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
         form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
-        form += [list(loras), 1, 1, 1, 1]
+        form += [list(loras), 1, 1, 1, 1, None, 0, 0, 100, 100]
         told = [self.ask("bring", session, image), self.ask("edit", session, None, *form)]
         called = httpx.post(f"{self.url}/gradio_api/call/follow", json={"data": [session]}, timeout=LONG).json()
         with httpx.stream("GET", f"{self.url}/gradio_api/call/follow/{called['event_id']}", timeout=LONG) as lines:

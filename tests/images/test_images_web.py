@@ -799,6 +799,38 @@ def test_a_seed_that_is_drawn_is_known_before_the_edit_and_kept(make_studio, cat
     assert engine.edits[0].seed == int(step.request["seed"]) == studio.entry(mine, step).seed
 
 
+def test_a_mask_by_rectangle_or_file_is_kept_with_the_edit_and_comes_back(make_studio, cat, tmp_path):
+    from PIL import Image
+
+    engine = StandIn()
+    studio = make_studio(engine)
+    mine = brought(studio, cat)
+    source = studio.sessions.current(mine)
+    assert studio.edit(mine, values(box=[50, 0, 100, 50]), source.number).wait(LONG)
+    with Image.open(engine.edits[0].mask) as made:
+        assert made.size == (40, 30)
+        assert made.getbbox() == (20, 0, 40, 15)
+    step = studio.sessions.current(mine)
+    assert (tmp_path / "out" / step.request["mask"]).is_file()
+    form = studio.form_of(studio.entry(mine, step).record)
+    assert Path(form["mask"]).read_bytes() == (tmp_path / "out" / step.request["mask"]).read_bytes()
+    assert studio.mask_of(step) == Path(form["mask"])
+    assert studio.edit(mine, values(mask=form["mask"], box=[0, 0, 100, 100]), source.number).wait(LONG)
+    assert engine.edits[1].mask == engine.edits[0].mask  # each content is kept once
+    assert studio.edit(mine, values(box=[None] * 4), source.number).wait(LONG)
+    assert engine.edits[2].mask is None
+    found = studio.bring(mine, str(studio.entry(mine, step).picture))
+    assert Path(found.values["mask"]).is_file()
+    assert found.missing == []
+    for change, said in (({"box": [60, 0, 40, 100]}, "no inside"), ({"box": [0, 0, 9, 9], "mask": cat}, "a rectangle"),
+                         ({"mask": __file__}, "test_images_web.py cannot be read")):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            studio.edit(mine, values(**change), source.number)
+    with pytest.raises(UsageError, match="a batch has no mask"):
+        studio.edit_all(mine, values(box=[0, 0, 50, 50]), [cat])
+    assert not list(studio.scratch.glob("mask-*"))
+
+
 def test_failed_and_cancelled_edits_keep_their_reasons(make_studio, cat):
     engine = StandIn(steps=1, held=True)
     studio = make_studio(engine)

@@ -11,7 +11,7 @@ import gradio as gr
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, KNOBS, SIZES
 from toprope.images.web.desk import Job, Problem, State, follow
-from toprope.images.web.entries import form_of, parameters
+from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
 from toprope.images.web.panel import panel_html, problem_html, progress_html, status_html
 from toprope.images.web.sessions import Step, StepState
@@ -23,6 +23,9 @@ __all__ = ["SLOTS", "make_app"]
 
 SLOTS = 4
 """LoRAs that can be picked at once."""
+
+BOX = (0, 0, 100, 100)
+"""The rectangle of a mask that covers all: left, top, right, bottom in percent."""
 
 HIDDEN: dict[str, Any] = {"api_visibility": "undocumented"}
 """For the page alone: its fields have places and no names. Programs use `toprope.images.web.api`."""
@@ -66,6 +69,7 @@ class Page:
                         self._batch()
                 with gr.Column(elem_id="ask"):
                     self._ask()
+                    self._mask()
                 with gr.Column(elem_id="tree"):
                     self._tree()
                 with gr.Column(elem_id="settings"):
@@ -113,6 +117,22 @@ class Page:
         self.refined = gr.Textbox(
             label="Instruction that was used", visible=False, interactive=False, elem_id="refined"
         )
+
+    def _mask(self) -> None:
+        with gr.Accordion("Mask: only a part may change", open=False, elem_id="masking"):
+            with gr.Row():
+                self.box = [
+                    gr.Number(
+                        value, label=f"{side}, %", minimum=0, maximum=100, min_width=70, elem_id=f"box-{side.lower()}"
+                    )
+                    for side, value in zip(("Left", "Top", "Right", "Bottom"), BOX, strict=True)
+                ]
+            self.mask = gr.Image(
+                type="filepath", image_mode=None, label="Or a picture of the same size: white may change",
+                sources=["upload"], height=160, buttons=[], elem_id="mask",
+            )  # fmt: skip
+            self.mask.preprocess = lambda payload: payload.path if payload is not None else None
+            self.clear = gr.Button("Clear the mask", elem_id="clear-mask", size="sm")
 
     def _form(self) -> None:
         fields = self.fields
@@ -178,7 +198,7 @@ class Page:
     # Who calls what
 
     def _wire(self) -> None:
-        inputs = [*(self.fields[name] for name in FIELDS), self.picker, *self.scales]
+        inputs = [*(self.fields[name] for name in FIELDS), self.picker, *self.scales, self.mask, *self.box]
         asked = [self.problem]
         step = [
             self.shown, self.order, self.image, self.source, self.slider, self.undo, self.redo, self.again,
@@ -215,6 +235,7 @@ class Page:
         self.reuse.click(self.on_reuse, [here, self.shown], inputs, **quick)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, here, None, **quick)
+        self.clear.click(lambda: [None, *BOX], None, [self.mask, *self.box], **quick)
         self.dice.click(dice, None, self.fields["seed"], **quick)
         self.picker.change(self.on_pick, self.picker, self.scales, **quick)
         gr.Timer(1.0).tick(self.on_tick, None, [self.status, self.panel], **quick)
@@ -230,14 +251,23 @@ class Page:
         """The form by its fields' names."""
         found = dict(zip(FIELDS, given, strict=False))
         rest = given[len(FIELDS) :]
-        return found | {"loras": rest[0] if rest else [], "scales": list(rest[1:])}
+        scales, mask = rest[1 : 1 + SLOTS], rest[1 + SLOTS :]
+        return found | {
+            "loras": rest[0] if rest else [],
+            "scales": list(scales),
+            "mask": mask[0] if mask else None,
+            "box": list(mask[1:]) or None,
+        }
 
     # The session
 
     def on_open(self, session: str | None) -> dict[Any, Any]:
         """A page was opened: its session as it was left, with the form of its last edit."""
         session = self.studio.join(session)
-        last = last_request(self.studio.sessions.steps(session))
+        steps = self.studio.sessions.steps(session)
+        last = last_request(steps)
+        masks = [self.studio.mask_of(step) for step in steps if step.request is not None][-1:]
+        last |= {"mask": str(masks[0]) if masks and masks[0] else None} if last else {}
         return {self.session: session, **self._step(session), **(self._filled(last) if last else {})}
 
     def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
@@ -246,7 +276,7 @@ class Page:
             brought = self.studio.bring(self.studio.join(session), image)
         except TopropeError as error:
             return {self.image: None, **self._refused(error)}
-        told = {**self._step(session), **self._accepted()}
+        told = {**self._step(session), **self._accepted(), self.mask: None, **dict(zip(self.box, BOX, strict=True))}
         if brought.values is None:
             return {**told, **self._noted("")}
         return {**told, **self._filled(brought.values), **self._noted(brought_html(brought), brought.source or "")}
@@ -284,7 +314,7 @@ class Page:
             entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
         except TopropeError:
             return {self.picker: gr.skip()}
-        return self._filled(form_of(entry.record, self.studio.loras))
+        return self._filled(self.studio.form_of(entry.record))
 
     # Edits
 
@@ -413,7 +443,8 @@ class Page:
             else gr.update(visible=False)
             for at, slider in enumerate(self.scales)
         }
-        return {**told, self.picker: [name for name, _ in loras], **scales}
+        masked = {self.mask: values.get("mask"), **dict(zip(self.box, BOX, strict=True))}
+        return {**told, self.picker: [name for name, _ in loras], **scales, **masked}
 
     def _step(self, session: str | None) -> dict[Any, Any]:
         """The session's current step, and the tree."""

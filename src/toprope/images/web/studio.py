@@ -10,18 +10,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EditCancelled, ImageError, UsageError
-from toprope.images.picture.files import open_picture, record_in
+from toprope.images.picture.files import open_picture, record_in, save_picture
+from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.request import EditRequest
 from toprope.images.runs.output import Output
 from toprope.images.web.copies import Copies, pack, save
 from toprope.images.web.desk import Desk, Job, Problem, State
 from toprope.images.web.entries import Entry, form_of, settings_missing
-from toprope.images.web.form import FIELDS, dice, picked_loras, read_form, read_seed
+from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
 from toprope.images.web.loading import Loader
 from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 
@@ -220,10 +221,12 @@ class Studio:
         if record is None:
             return Brought(step)
         source = str((record.get("source") or {}).get("sha256") or "")
+        values = self.form_of(record)
+        missing = settings_missing(record, self.loras, list(self.options() or FIELDS))
         return Brought(
             step,
-            form_of(record, self.loras),
-            settings_missing(record, self.loras, list(self.options() or FIELDS)),
+            values,
+            [each for each in missing if not (values["mask"] and each.startswith("mask "))],
             source if self._output.kept(source) is not None else None,
         )
 
@@ -285,7 +288,8 @@ class Studio:
 
         Args:
             session: from `join`.
-            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker.
+            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
+                file, or "box", a rectangle in percent, for the part that may change.
             parent: the number of the step; None for the current one.
 
         Raises:
@@ -304,6 +308,8 @@ class Studio:
             )
         # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
         seed = int(dice()) if request.seed is None else int(request.seed)
+        mask = self._mask(values, self._file(step)) if step.state.has_picture else None
+        values = {name: value for name, value in values.items() if name not in ("mask", "box")} | {"mask": mask}
         one = {**values, "num_images": 1, "drawn": request.seed is None}
         asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
         begun = self.sessions.begin(session, number, *asked)
@@ -380,6 +386,10 @@ class Studio:
                 do="give fewer at once, or use toprope edit --jobs",
             )
         self._check(values, images[0] if images else None)
+        if values.get("mask") or read_box(values.get("box")) is not None:
+            raise UsageError(
+                "a batch has no mask: its pictures differ.", do="clear the mask, or edit one picture at a time"
+            )
         self.sessions.join(session)
 
         def work(job: Job) -> Outcome:
@@ -438,6 +448,42 @@ class Studio:
             for step in steps:
                 self.sessions.end(session, step.number, refused, vars(Problem.of(error)))
             raise
+
+    def _mask(self, values: Mapping[str, Any], picture: Path) -> str | None:
+        """Keep the mask that a form asks for; its path from the folder with results, None for none."""
+        box, given = read_box(values.get("box")), values.get("mask")
+        if box is not None and given:
+            raise UsageError("there are a rectangle and a mask.", do="clear one of them")
+        if box is None and not given:
+            return None
+        with _by_name(given or picture):
+            size = open_picture(picture).picture.size
+            if box is not None:
+                made = self.scratch / f"mask-{new_session()}.png"
+                save_picture(rectangle(size, box), made)
+                given = made
+            open_mask(given, size)
+        try:
+            return self._output.keep(str(given))
+        finally:
+            if box is not None:
+                Path(str(given)).unlink()
+
+    def form_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a form that ask for a picture again; see `toprope.images.web.entries.form_of`.
+
+        "mask" is the path of a copy of its mask, where that is kept.
+        """
+        kept = self._output.kept(str((record.get("mask") or {}).get("sha256") or ""))
+        return form_of(record, self.loras) | {"mask": None if kept is None else str(self._copies.file(kept))}
+
+    def mask_of(self, step: Step) -> Path | None:
+        """A copy of the mask of an edit; None where it has none, or it is gone."""
+        mask = (step.request or {}).get("mask")
+        try:
+            return None if not mask else self._copies.file(str(mask))
+        except ImageError:
+            return None
 
     def _file(self, step: Step) -> Path:
         return self._output.folder / step.files["picture"]
@@ -519,7 +565,8 @@ class Studio:
         """What makes a form into a request once the model is there, and the LoRAs that it picks."""
 
         def request(engine: Engine) -> EditRequest:
-            return read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+            asked = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+            return replace(asked, mask=str(self._output.folder / values["mask"])) if values.get("mask") else asked
 
         return request, picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
 
