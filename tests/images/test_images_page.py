@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from PIL import Image
 
 from images_tiny import picture
 from toprope.images.runs.output import SOURCES
@@ -393,7 +394,7 @@ def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(serv
     tab.grows(3)
     captions = tab.page.locator("#gallery .caption-label").all_inner_texts()
     assert [caption.partition(" · ")[0] for caption in captions] == ["dog.png", "1. snow", "2. night", "1. rain"]
-    rain = tab.file_after(shown[1])
+    rain = tab.file_after(shown[1])  # and it is shown
     tab.page.locator("#gallery button").nth(2).click()
     assert tab.file_after(rain) == shown[2]
     assert tab.errors == []
@@ -414,7 +415,7 @@ def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(
         tab.page.reload()
         tab.wait("#progress [data-state=running][data-step]")
         tab.wait("#source img")
-        assert tab.page.input_value("#instruction textarea") == "make it rain"
+        tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it rain'")
         assert tab.page.input_value("#steps input[type=number]") == "7"
         assert tab.page.input_value("#seed :is(input, textarea)") == ""  # it was left to chance
     tab.wait("#progress [data-state=done]")
@@ -461,6 +462,31 @@ def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(ser
     with tab.page.expect_download() as found:
         tab.page.locator("#files a").first.click()
     assert Path(found.value.path()).read_bytes() == made
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_outside_the_rectangle_of_a_mask_the_picture_stays_as_it_is(server, browser, pictures):
+    server.load()
+    tab = Tab(browser, server)
+    tab.wait("#steps input[type=number]")
+    tab.fill(pictures / "cat.png", steps=2)
+    tab.page.click("#masking > button")
+    tab.page.fill("#box-right input", "50")
+    tab.page.press("#box-right input", "Tab")
+    tab.page.click("#edit")
+    tab.file_after("")
+    with tab.page.expect_download() as found:
+        tab.page.locator("#files a").first.click()
+    with Image.open(found.value.path()) as made, Image.open(pictures / "cat.png") as source:
+        whole, half = made.convert("RGB"), (32, 0, 64, 48)
+        assert whole.crop(half).tobytes() == source.convert("RGB").crop(half).tobytes()
+        assert whole.tobytes() != source.convert("RGB").tobytes()
+    tab.page.reload()
+    tab.wait("#mask img")  # the form of the last edit has its mask
+    tab.page.click("#clear-mask")
+    tab.page.wait_for_selector("#mask img", state="detached")
     tab.context.close()
 
 

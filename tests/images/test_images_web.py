@@ -784,10 +784,14 @@ def test_a_result_is_edited_further_and_a_branch_begins_at_its_parent(make_studi
     # a result that is edited further takes no space twice
     assert (tmp_path / "out" / "cat-0001.png").stat().st_nlink == 2
     assert studio.branch(mine, values(instruction="fog"), night.number).wait(LONG)
+    assert studio.sessions.current(mine).request["instruction"] == "fog"  # it was not shown: its parent was not
     assert studio.branch(mine, values(instruction="rain"), source.number).wait(LONG)
     found = [(each.step.request or {}).get("instruction") for each in nodes(studio.sessions.steps(mine))]
     assert found == [None, "snow", "night", "fog", "rain"]
-    assert studio.sessions.current(mine) == night  # nobody looked at the parent of the others
+    assert studio.sessions.current(mine).request["instruction"] == "rain"
+    with pytest.raises(UsageError):
+        studio.branch(mine, values(instruction=""), night.number)
+    assert studio.sessions.current(mine).request["instruction"] == "rain"  # what is refused moves nothing
 
 
 def test_a_seed_that_is_drawn_is_known_before_the_edit_and_kept(make_studio, cat):

@@ -220,7 +220,7 @@ class Page:
             "follow",
         )
         follow_up(self.fields["instruction"].submit(self.on_edit, [here, self.shown, *inputs], asked, **quick))
-        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], asked, **quick))
+        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], [*asked, *step], **quick))
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
         follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
         self.image.upload(
@@ -324,7 +324,7 @@ class Page:
 
     async def on_again(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
         """Ask for an edit of the step before, with the form as it is: a branch."""
-        return await self._asked(self.studio.branch, session, self.values(given), shown)
+        return {**await self._asked(self.studio.branch, session, self.values(given), shown), **self._step(session)}
 
     async def on_edit_all(self, session: str, images: list[str] | None, *given: Any) -> dict[Any, Any]:
         """Ask for an edit of several pictures."""

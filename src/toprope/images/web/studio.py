@@ -283,7 +283,7 @@ class Studio:
 
     # Edits
 
-    def edit(self, session: str, values: Mapping[str, Any], parent: int | None = None) -> Job:
+    def edit(self, session: str, values: Mapping[str, Any], parent: int | None = None, *, show: bool = False) -> Job:
         """Ask for an edit of the picture of a step. The job's result is an `Outcome`.
 
         Args:
@@ -291,6 +291,7 @@ class Studio:
             values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
                 file, or "box", a rectangle in percent, for the part that may change.
             parent: the number of the step; None for the current one.
+            show: make that step the current one, so that the result is shown when it is there.
 
         Raises:
             UsageError: the form cannot be, there is no picture, or too many edits wait.
@@ -313,13 +314,18 @@ class Studio:
         one = {**values, "num_images": 1, "drawn": request.seed is None}
         asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
         begun = self.sessions.begin(session, number, *asked)
+        if show:
+            self.sessions.show(session, number)
         return self._submit_steps(session, begun, {**values, "seed": str(seed)})
 
     def branch(self, session: str, values: Mapping[str, Any], number: int | None) -> Job:
-        """Ask for another edit of what a step was made from; of the step itself where it was brought. See `edit`."""
+        """Ask for another edit of what a step was made from, which is shown; of the step itself where it was brought.
+
+        Arguments and errors are those of `edit`.
+        """
         self.sessions.join(session)
         step = self.sessions.current(session) if number is None else self.sessions.step(session, number)
-        return self.edit(session, values, None if step is None else step.parent or step.number)
+        return self.edit(session, values, None if step is None else step.parent or step.number, show=True)
 
     def again(self, session: str) -> list[Job]:
         """Ask again for the edits of a session that a server did not end.
